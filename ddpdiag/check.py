@@ -1,0 +1,320 @@
+"""What a check is made of: a documented question, a plan, a measurement, a judgement.
+
+`plan` and `judge` are pure functions of what was seen: no clock, no environment, no randomness. `measure` alone touches
+the world, inside a worker that may die.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct, structs
+
+from ddpdiag.codec import decode
+from ddpdiag.model import (
+    Arrival,
+    Depth,
+    Finding,
+    Kind,
+    Options,
+    Outcome,
+    Place,
+    Recording,
+    Scalar,
+    Severity,
+    Status,
+    Trial,
+    Verdict,
+)
+
+D = TypeVar("D")
+E = TypeVar("E")
+
+
+class Stage(Enum):
+    """The stages, in the order in which they run."""
+
+    LAUNCH = "launch"
+    HOST = "host"
+    GPU = "gpu"
+    RENDEZVOUS = "rendezvous"
+    COLLECTIVE = "collective"
+    P2P = "p2p"
+    FABRIC = "fabric"
+    TRAINING = "training"
+    RUN = "run"  # not run by itself: what happened to our own run
+
+
+class Scope(Enum):
+    """Who takes part: every rank alone, one rank of each host alone, or all ranks together."""
+
+    RANK = "rank"
+    NODE = "node"
+    WORLD = "world"
+
+
+class Opening(NamedTuple):
+    """What a gate hands out: where the group's first rank can be reached, and what it offered."""
+
+    host: str
+    offer: str
+
+
+class Context(Protocol):
+    """What a measurement may know and do. `group` lists the ranks taking part with this one, itself included."""
+
+    place: Place
+    trial: Trial
+    options: Options
+    group: tuple[int, ...]
+    scratch: str  # a private directory on this host; removed at the end of the run
+
+    @property
+    def group_rank(self) -> int:
+        """This rank's position in its group."""
+
+    def step(self, label: str) -> None:
+        """Announce the next step; the supervisor reads it from shared memory when this process hangs."""
+
+    def gate(self, offer: str = "") -> Opening:
+        """Wait for all ranks of the group; what the first one offers reaches all of them."""
+
+    def timed(self, name: str, seconds: float) -> None:
+        """Add `seconds` to one of the trial's own timings (context, group, measure)."""
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """The processes of a run, as far as they came."""
+
+    size: int
+    launcher: str
+    options: Options
+    arrivals: dict[int, Arrival]
+    out: frozenset[int] = frozenset()  # ranks that can take no further part
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Place of every rank that came."""
+        return {rank: arrival.place for rank, arrival in self.arrivals.items()}
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that can take part in a trial."""
+        return tuple(rank for rank in self.arrivals if rank not in self.out)
+
+    @property
+    def hosts(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """Ranks that came, by (host name, boot id): two hosts may share a name, never a boot id."""
+        hosts: dict[tuple[str, str], tuple[int, ...]] = {}
+        for rank, arrival in self.arrivals.items():
+            key = (arrival.place.node, arrival.host_id)
+            hosts[key] = (*hosts.get(key, ()), rank)
+        return hosts
+
+    def node_of(self, rank: int) -> str:
+        """Host name of a rank, or "?" if it never came."""
+        arrival = self.arrivals.get(rank)
+        return arrival.place.node if arrival else "?"
+
+    def nodes_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Host names of some ranks, each once, in order."""
+        return tuple(dict.fromkeys(self.node_of(rank) for rank in ranks if rank in self.arrivals))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the ranks that came may use, counted once a host."""
+        return sum(max(self.arrivals[rank].gpus for rank in ranks) for ranks in self.hosts.values())
+
+    @property
+    def backend(self) -> str:
+        """The backend that a job would take here: the one asked for, else nccl where every rank has a GPU, else gloo."""
+        if self.options.backend != "auto":
+            return self.options.backend
+        return "nccl" if self.arrivals and all(a.gpus for a in self.arrivals.values()) else "gloo"
+
+
+class Row(NamedTuple, Generic[D]):
+    """One rank's answer in one trial."""
+
+    place: Place
+    data: D
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Seen(Generic[D]):
+    """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'."""
+
+    world: World
+    check: "Check[D]"
+    recording: Recording
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """This check's trials so far, in order."""
+        return tuple(trial for trial in self.recording.trials if trial.code == self.check.code)
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """This check's outcomes so far, by trial and rank."""
+        return tuple(outcome for outcome in self.recording.outcomes if outcome.code == self.check.code)
+
+    @cached_property
+    def rows(self) -> tuple[Row[D], ...]:
+        """Answers of the ranks on which a trial was done."""
+        trials = {trial.number: trial for trial in self.trials}
+        places = self.world.places
+        return tuple(
+            Row(places[o.rank], decode(o.data, self.check.data), trials[o.trial])
+            for o in self.outcomes
+            if o.status is Status.DONE and o.rank in places and o.trial in trials
+        )
+
+    @cached_property
+    def by_rank(self) -> dict[int, D]:
+        """Each rank's last answer."""
+        return {row.place.rank: row.data for row in self.rows}
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.world.options
+
+    def of(self, other: "Check[E]") -> "Seen[E]":
+        """The same run as another check sees it."""
+        return Seen(self.world, other, self.recording)
+
+    def went_well(self, trial: Trial) -> bool:
+        """Was this trial done on every rank that took part?"""
+        return all(o.status is Status.DONE for o in self.outcomes if o.trial == trial.number) and any(
+            o.trial == trial.number for o in self.outcomes
+        )
+
+    def number(self, name: str, default: float) -> float:
+        """The threshold `name` of this check: `--set CODE.name=value`, or its default."""
+        return float(self.options.settings.get(f"{self.check.code}.{name}", default))
+
+    def finding(
+        self,
+        word: str,
+        severity: Severity,
+        title: str,
+        message: str,
+        *,
+        ranks: Sequence[int] = (),
+        nodes: Sequence[str] | None = None,
+        gpus: Sequence[str] = (),
+        links: Sequence[str] = (),
+        evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
+        remedy: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> Finding:
+        """A finding of this check, `CODE.word`; `nodes` are those of the ranks unless given."""
+        return Finding(
+            code=f"{self.check.code}.{word}",
+            severity=severity,
+            title=title,
+            message=message,
+            ranks=tuple(ranks),
+            nodes=tuple(nodes) if nodes is not None else self.world.nodes_of(ranks),
+            gpus=tuple(gpus),
+            links=tuple(links),
+            evidence=dict(evidence or {}),
+            remedy=remedy,
+            env=dict(env or {}),
+        )
+
+
+def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
+    """The groups in which the living ranks take part in a trial of that scope."""
+    living = world.living
+    match scope:
+        case Scope.WORLD:
+            return (living,) if living else ()
+        case Scope.RANK:
+            return tuple((rank,) for rank in living)
+        case Scope.NODE:
+            alive = set(living)
+            leaders = (next((r for r in ranks if r in alive), None) for ranks in world.hosts.values())
+            return tuple((rank,) for rank in leaders if rank is not None)
+
+
+def once(seen: Seen[D]) -> Sequence[Trial]:
+    """The plan of most checks: one trial, everybody in scope."""
+    return () if seen.trials else (new_trial(seen),)
+
+
+def new_trial(
+    seen: Seen[D],
+    *,
+    groups: tuple[tuple[int, ...], ...] | None = None,
+    params: Mapping[str, str | int | float | bool] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    fresh: bool | None = None,
+    attempt: int | None = None,
+) -> Trial:
+    """A trial of this check; the coordinator gives it its number."""
+    check = seen.check
+    return Trial(
+        code=check.code,
+        groups=scope_groups(check.scope, seen.world) if groups is None else groups,
+        kind=check.kind,
+        deadline_seconds=check.deadline,
+        attempt=len(seen.trials) if attempt is None else attempt,
+        params=dict(params or {}),
+        env=dict(env or {}),
+        fresh=check.fresh if fresh is None else fresh,
+    )
+
+
+def nothing_planned(seen: Seen[D]) -> Sequence[Trial]:
+    """The plan of a check that only judges what others measured."""
+    return ()
+
+
+def has_ground(world: World) -> str | None:
+    """The ground of checks that always make sense."""
+    return None
+
+
+@dataclass(frozen=True)
+class Check(Generic[D]):
+    """One documented question.
+
+    `ground` says why the check makes no sense here (no GPU, one rank), or None. `needs` lists checks whose trials must
+    have gone well, else this one cannot run. `effect` is the verdict that an error finding leads to.
+    `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names.
+    A check without `measure` judges what others saw.
+    """
+
+    code: str
+    name: str
+    stage: Stage
+    scope: Scope
+    _: KW_ONLY
+    manual: str
+    judge: Callable[[Seen[D]], Iterator[Finding]]
+    data: type[D]
+    measure: Callable[[Context], D] | None = None
+    plan: Callable[[Seen[D]], Sequence[Trial]] = once
+    ground: Callable[[World], str | None] = has_ground
+    columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
+    figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
+    needs: tuple[str, ...] = ()
+    kind: Kind = Kind.PLAIN
+    deadline: float = 5.0
+    fresh: bool = False
+    effect: Verdict = Verdict.UNFIT
+    depth: Depth = Depth.QUICK
+
+    @property
+    def title(self) -> str:
+        """First line of the manual page."""
+        return self.manual.strip().splitlines()[0].rstrip(".")
+
+
+def with_number(trial: Trial, number: int, deadline_seconds: float) -> Trial:
+    """The trial as it is handed out: numbered, and within what is left of the budget."""
+    return structs.replace(trial, number=number, deadline_seconds=deadline_seconds)

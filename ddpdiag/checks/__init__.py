@@ -1,0 +1,47 @@
+"""The list of checks, in the order in which they run and are judged."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ddpdiag.check import Check
+from ddpdiag.errors import UsageError
+
+_MODULES = (
+    "lch001",
+    "lch002",
+    "lch003",
+    "hst001",
+    "hst002",
+    "hst003",
+    "hst004",
+    "gpu001",
+    "gpu002",
+    "rdz001",
+    "rdz002",
+    "col001",
+    "trn001",
+    "run001",
+    "run002",
+    "run003",
+    "run004",
+)
+
+
+def all_checks() -> tuple[Check[Any], ...]:
+    """Every check."""
+    return tuple(_load(module) for module in _MODULES)
+
+
+def by_code(code: str) -> Check[Any]:
+    """The check of that code; UsageError if there is none. Imports that one file only."""
+    module = code.split(".")[0].lower()
+    if module not in _MODULES:
+        raise UsageError(f"no check has the code {code!r}; `ddpdiag checks` lists them")
+    return _load(module)
+
+
+@cache
+def _load(module: str) -> Check[Any]:
+    check: Check[Any] = import_module(f"ddpdiag.checks.{module}").CHECK
+    return check

@@ -1,0 +1,141 @@
+"""All-reduce: right values, latency and bandwidth on every rank.
+
+The collective that DDP spends its time in. Every rank contributes integers that depend on its number, so that the sum is known exactly: a wrong one means
+corrupted data (seen with P2P behind an IOMMU) or a rank that was counted twice. Then a small message is timed for the latency and
+a large one for the bandwidth, with each rank's own clock.
+
+busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of ranks.
+With more ranks than cores the numbers say nothing about the machine and are not judged.
+
+Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the interface in use.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, World, new_trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.stats import Samples, odd_ones_out, samples
+
+SMALL_BYTES = 4
+LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
+
+
+class Data(Struct, frozen=True):
+    """This rank's seconds for one call of each size (bytes per rank), and the elements that were wrong."""
+
+    backend: str
+    ranks: int
+    small_bytes: int
+    small_seconds: Samples
+    large_bytes: int
+    large_seconds: Samples
+    wrong: int
+
+
+def measure(ctx: Context) -> Data:
+    """Check and time both sizes."""
+    from ddpdiag.workloads.collectives import time_all_reduce
+    from ddpdiag.workloads.group import process_group
+
+    backend = str(ctx.trial.params["backend"])
+    with process_group(ctx, backend) as device:
+        small = time_all_reduce(ctx, SMALL_BYTES, device, warmup=5, iterations=30)
+        large = time_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device, warmup=2, iterations=8)
+    return Data(
+        backend,
+        len(ctx.group),
+        small.bytes,
+        samples(small.seconds),
+        large.bytes,
+        samples(large.seconds),
+        small.wrong + large.wrong,
+    )
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """gloo first, since it needs least; then the job's own backend."""
+    backends = tuple(dict.fromkeys(("gloo", seen.world.backend)))
+    done = len(seen.trials)
+    return (new_trial(seen, params={"backend": backends[done]}),) if done < len(backends) else ()
+
+
+def ground(world: World) -> str | None:
+    """One rank sends nothing."""
+    return "one rank alone communicates with nobody" if world.size == 1 else None
+
+
+def busbw(bytes_: int, seconds: float, ranks: int) -> float:
+    """Bus bandwidth of an all-reduce in bytes per second (nccl-tests, doc/PERFORMANCE.md: algbw x 2(n-1)/n)."""
+    return bytes_ / seconds * 2 * (ranks - 1) / ranks
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Wrong values."""
+    for trial in seen.trials:
+        rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
+        if any(data.wrong for data in rows.values()):
+            yield _wrong(seen, str(trial.params["backend"]), {rank: data.wrong for rank, data in rows.items()})
+
+
+def _wrong(seen: Seen[Data], backend: str, wrong: Mapping[int, int]) -> Finding:
+    got = sorted(rank for rank, count in wrong.items() if count)
+    odd = odd_ones_out({rank: bool(count) for rank, count in wrong.items()})
+    blamed = got if odd is not None and set(odd.ranks) == set(got) else []
+    whose = (
+        "every rank" if len(got) == len(wrong) else f"{len(got)} of {len(wrong)} ranks ({', '.join(map(str, got[:8]))})"
+    )
+    return seen.finding(
+        "wrong",
+        Severity.ERROR,
+        f"wrong values from {backend}",
+        f"The all-reduce over {backend} gave wrong values on {whose}: {max(wrong.values())} elements differ from the exact sum.",
+        ranks=blamed,
+        evidence={"wrong_elements": max(wrong.values()), "ranks": list(got[:64])},
+        remedy="Do not train on this allocation. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU settings.",
+    )
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """Each rank's numbers over the backend that the job would use (the last one tried)."""
+    return {
+        rank: {
+            "busbw_bytes_per_s": busbw(data.large_bytes, data.large_seconds.median, data.ranks),
+            "latency_seconds": data.small_seconds.median,
+        }
+        for rank, data in seen.by_rank.items()
+        if data.ranks > 1
+    }
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """Per backend, the slowest rank's numbers: an all-reduce is as fast as the last of them."""
+    out: dict[str, Scalar] = {}
+    for backend in dict.fromkeys(row.data.backend for row in seen.rows):
+        rows = [row.data for row in seen.rows if row.data.backend == backend and row.data.ranks > 1]
+        if rows:
+            slowest = max(rows, key=lambda data: data.large_seconds.median)
+            name = f"all_reduce.{backend}"
+            out[f"{name}.bytes"] = slowest.large_bytes
+            out[f"{name}.busbw_bytes_per_s"] = busbw(slowest.large_bytes, slowest.large_seconds.median, slowest.ranks)
+            out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
+    return out
+
+
+CHECK = Check(
+    "COL001",
+    "all-reduce",
+    Stage.COLLECTIVE,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=ground,
+    columns=columns,
+    figures=figures,
+    kind=Kind.TORCH,
+    deadline=15,
+)

@@ -1,0 +1,287 @@
+"""GPUs that should be there, and are.
+
+The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
+only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
+one; `--expect-gpus 0` says that CPUs are meant.
+A difference that a promise explains (a job that was given 2 of 8 GPUs) is none.
+
+Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
+GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
+compare `nvidia-smi -L` with `lspci -d 10de:`. Memory in use before the job starts belongs to somebody else's process.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from ddpdiag.check import Check, Context, Scope, Seen, Stage
+from ddpdiag.checks.hosts import MIB, Host, answers_by_host
+from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpus import promised_gpus, visible_gpus
+from ddpdiag.probes.nvml import Enumeration, Gpu, Trouble, enumerate_gpus
+from ddpdiag.probes.procfs import nvidia_gpus, proc_root
+from ddpdiag.probes.sysfs import PciFunction, nvidia_functions, sys_root
+from ddpdiag.stats import odd_ones_out
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What a rank finds by NVML, on the PCI bus (None: not readable), in /proc (None: no driver), in its variables.
+
+    `visible` counts what CUDA would show to this rank, `promised` what launcher or container name (None: nothing).
+    """
+
+    nvml: Enumeration
+    functions: tuple[PciFunction, ...] | None = ()
+    proc_gpus: int | None = None
+    visible: int = 0
+    promised: int | None = None
+
+
+def measure(ctx: Context) -> Data:
+    # Cheap facts first: NVML may hang, and its step then says so.
+    listed = nvidia_gpus(proc_root(os.environ))
+    functions = nvidia_functions(sys_root(os.environ))
+    ctx.step("NVML")
+    return Data(
+        nvml=enumerate_gpus(),
+        functions=functions,
+        proc_gpus=None if listed is None else len(listed),
+        visible=visible_gpus(os.environ, proc_root(os.environ)),
+        promised=promised_gpus(os.environ),
+    )
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """One host, from the answers of its ranks: with GPUs bound to ranks, each of these may see a part only."""
+
+    host: Host
+    gpus: tuple[Gpu, ...]
+    lost: tuple[Gpu, ...]
+    trouble: Trouble | None
+    error: str
+    functions: tuple[PciFunction, ...] | None
+    promised: int | None
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    views = [_view(host, rows) for host, rows in answers_by_host(seen)]
+    most = max(views, key=lambda view: len(view.gpus), default=None)
+    for view in views:
+        yield from _lost(seen, view)
+        yield from _absent(seen, view, most)
+        yield from _mixed(seen, view)
+        yield from _in_use(seen, view)
+    yield from _unlike_hosts(seen, views)
+
+
+def _view(host: Host, rows: Mapping[int, Data]) -> View:
+    every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
+    opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
+    lost = {gpu.index: gpu for gpu in every if gpu.error is not None}
+    troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
+    promises = [row.promised for row in rows.values() if row.promised is not None]
+    return View(
+        host=host,
+        gpus=tuple(opened.values()),
+        lost=tuple(lost.values()),
+        trouble=troubled.trouble,
+        error=troubled.error,
+        functions=next((row.functions for row in rows.values() if row.functions is not None), None),
+        # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
+        promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
+    )
+
+
+def _is_met(seen: Seen[Data], view: View) -> bool:
+    """Does the host have what was named? Then whatever else the bus or other hosts show is not this job's."""
+    named = view.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
+    return named is not None and len(view.gpus) >= named
+
+
+def _lost(seen: Seen[Data], view: View) -> Iterator[Finding]:
+    for gpu in view.lost:
+        where = ", ".join(_missing_functions(view))
+        yield seen.finding(
+            "lost",
+            Severity.ERROR,
+            "a GPU cannot be opened",
+            f"GPU {gpu.index} on {view.host.name}{f' (PCI {where})' if where else ''}: NVML says {gpu.error!r}.",
+            ranks=view.host.ranks,
+            evidence={"index": gpu.index, "error": gpu.error, "pci": where},
+            remedy=f"Look for Xid lines in `dmesg` on {view.host.name}; drain the host, reset the GPU or reboot.",
+        )
+
+
+def _missing_functions(view: View) -> tuple[str, ...]:
+    known = {gpu.pci for gpu in view.gpus}
+    return tuple(function.address for function in view.functions or () if function.address not in known)
+
+
+def _absent(seen: Seen[Data], view: View, most: View | None) -> Iterator[Finding]:
+    if view.functions is None and not _is_met(seen, view):
+        yield _unreadable(seen, view)
+    # A GPU that was named as lost is not missed a second time.
+    reasons = _reasons(seen, view, most, len(view.gpus) + len(view.lost))
+    if view.trouble is Trouble.MISMATCH:
+        yield _mismatch(seen, view)
+    elif reasons:
+        yield _fewer(seen, view, reasons)
+    elif view.trouble is Trouble.OTHER:
+        yield seen.finding(
+            "nvml",
+            Severity.WARNING,
+            "NVML does not work",
+            f"{view.host.name}: NVML says {view.error!r}; UNKNOWN whether there are GPUs.",
+            ranks=view.host.ranks,
+            remedy=f"Run `nvidia-smi` on {view.host.name} and follow what it says.",
+        )
+
+
+def _reasons(seen: Seen[Data], view: View, most: View | None, count: int) -> list[str]:
+    """Why more than `count` GPUs were to be expected."""
+    reasons = []
+    expected, promised = seen.options.expect_gpus, view.promised
+    if expected is not None and count < expected:
+        reasons.append(f"--expect-gpus says {expected}")
+    if promised is not None and count < promised:
+        reasons.append(f"launcher or CUDA_VISIBLE_DEVICES name {promised}")
+    if _is_met(seen, view):
+        return reasons
+    if view.functions and count < len(view.functions):
+        reasons.append(f"the PCI bus shows {len(view.functions)} ({_spelled(view)})")
+    if most is not None and count < len(most.gpus):
+        reasons.append(f"{most.host.name} has {len(most.gpus)}")
+    return reasons
+
+
+def _spelled(view: View) -> str:
+    missing = _missing_functions(view)
+    drivers = {function.address: function.driver or "no driver" for function in view.functions or ()}
+    shown = [f"{address}: {drivers[address]}" for address in missing[:4]]
+    return "; ".join(["not usable: " + ", ".join(shown), *([f"{len(missing) - 4} more"] if len(missing) > 4 else [])])
+
+
+def _fewer(seen: Seen[Data], view: View, reasons: list[str]) -> Finding:
+    name, trouble = view.host.name, f" (NVML: {view.error})" if view.trouble else ""
+    return seen.finding(
+        "fewer",
+        Severity.ERROR,
+        "GPUs are missing" if view.gpus else "no usable GPU",
+        f"{name}: {len(view.gpus)} GPUs{trouble}, but {' and '.join(reasons)}.",
+        ranks=view.host.ranks,
+        evidence={
+            "gpus": len(view.gpus),
+            "pci_gpus": None if view.functions is None else len(view.functions),
+            "pci": list(_missing_functions(view)),
+            "promised": view.promised,
+            "expected": seen.options.expect_gpus,
+            "nvml": view.trouble.value if view.trouble else None,
+        },
+        remedy=_remedy(view),
+    )
+
+
+def _remedy(view: View) -> str:
+    name, missing = view.host.name, set(_missing_functions(view))
+    drivers = {function.driver for function in view.functions or () if function.address in missing}
+    cpus = "or say --expect-gpus 0 if CPUs are meant"
+    if not missing:
+        return f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {name} out of the job."
+    if drivers <= {"nvidia"}:
+        return f"Look for Xid lines in `dmesg` on {name}; give the job its GPUs; reset the GPU or reboot; {cpus}."
+    return f"Load the NVIDIA driver on {name} (`modprobe nvidia`; `dmesg` says why it did not bind), {cpus}."
+
+
+def _mismatch(seen: Seen[Data], view: View) -> Finding:
+    return seen.finding(
+        "mismatch",
+        Severity.ERROR,
+        "NVIDIA driver and library differ",
+        f"{view.host.name}: the loaded kernel driver and libnvidia-ml have different versions ({view.error}); "
+        "new CUDA processes fail.",
+        ranks=view.host.ranks,
+        evidence={"pci": list(_missing_functions(view))},
+        remedy=f"Reboot {view.host.name}, or reload the nvidia modules; keep the driver packages at one version.",
+    )
+
+
+def _unreadable(seen: Seen[Data], view: View) -> Finding:
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        "the PCI bus cannot be read",
+        f"{view.host.name}: NVML shows {len(view.gpus)} GPUs, but /sys/bus/pci/devices cannot be read: UNKNOWN "
+        "whether the host has more.",
+        ranks=view.host.ranks,
+        remedy="Mount /sys into the container, or say with --expect-gpus how many GPUs each host has.",
+    )
+
+
+def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
+    odd = odd_ones_out({gpu.index: gpu.name for gpu in view.gpus if gpu.name})
+    if odd:
+        said = ", ".join(f"{name} (GPU {', '.join(map(str, indices))})" for name, indices in odd.groups.items())
+        yield seen.finding(
+            "mixed",
+            Severity.WARNING,
+            "different GPU models on one host",
+            f"{view.host.name}: {said}; one model is expected, the slowest sets the pace.",
+            ranks=view.host.ranks,
+            gpus=tuple(gpu.uuid for gpu in view.gpus if gpu.index in odd.ranks and gpu.uuid),
+            remedy="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+            "because CUDA counts the fastest first.",
+            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        )
+
+
+def _in_use(seen: Seen[Data], view: View) -> Iterator[Finding]:
+    # GCM's limit: an idle driver holds a few MiB.
+    most = seen.number("used_mib", 15)
+    for gpu in view.gpus:
+        if gpu.used_bytes is not None and gpu.used_bytes > most * MIB:
+            holders = f"pid {', '.join(map(str, gpu.pids))}" if gpu.pids else "no process that is visible here"
+            yield seen.finding(
+                "in-use",
+                Severity.WARNING,
+                "GPU memory is in use already",
+                f"GPU {gpu.index} on {view.host.name} ({gpu.uuid or gpu.pci}): {gpu.used_bytes / MIB:.0f} MiB used by "
+                f"{holders} before this job touched it; at most {most:g} MiB expected.",
+                ranks=view.host.ranks,
+                gpus=(gpu.uuid,) if gpu.uuid else (),
+                evidence={"used_bytes": gpu.used_bytes, "pids": list(gpu.pids or ())},
+                remedy=f"End the other process on {view.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
+            )
+
+
+def _unlike_hosts(seen: Seen[Data], views: list[View]) -> Iterator[Finding]:
+    models = {
+        view.host.ranks[0]: ", ".join(sorted({gpu.name for gpu in view.gpus if gpu.name}))
+        for view in views
+        if view.gpus
+    }
+    odd = odd_ones_out(models)
+    if odd:
+        said = "; ".join(f"{names} on {', '.join(seen.world.nodes_of(of)[:4])}" for names, of in odd.groups.items())
+        yield seen.finding(
+            "unlike-hosts",
+            Severity.WARNING,
+            "hosts have different GPU models",
+            f"GPU models differ between hosts: {said}; one model is expected, the slowest sets the pace.",
+            ranks=tuple(rank for view in views if view.host.ranks[0] in odd.ranks for rank in view.host.ranks),
+            remedy="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
+        )
+
+
+CHECK = Check(
+    "GPU001",
+    "enumeration",
+    Stage.GPU,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    # Without persistence mode the driver starts every GPU for the first NVML client, about a second each.
+    deadline=20.0,
+)

@@ -1,0 +1,59 @@
+"""What several checks share: the answers of each host's ranks, and ranks in words."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from ddpdiag.check import Seen
+from ddpdiag.stats import Odd
+
+D = TypeVar("D")
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Host(NamedTuple):
+    """A host: its name, every rank that came from it, and how many GPUs one of these may use."""
+
+    name: str
+    ranks: tuple[int, ...]
+    gpus: int
+
+
+def hosts_of(seen: Seen[D]) -> Iterator[Host]:
+    """The hosts of the run, in order of their first rank."""
+    arrivals = seen.world.arrivals
+    for (name, _), ranks in seen.world.hosts.items():
+        yield Host(name, ranks, max(arrivals[rank].gpus for rank in ranks))
+
+
+def answers_by_host(seen: Seen[D]) -> Iterator[tuple[Host, dict[int, D]]]:
+    """Each host with its ranks' last answers; hosts without an answer are left out."""
+    answers = seen.by_rank
+    for host in hosts_of(seen):
+        if own := {rank: answers[rank] for rank in host.ranks if rank in answers}:
+            yield host, own
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Such as "rank 3" or "ranks 0-3, 7"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    spans = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    shown = ", ".join(spans[:8]) + (f" and {len(spans) - 8} more" if len(spans) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def odd_text(odd: Odd, missing: str) -> str:
+    """Who has which value, the usual one last: "'a' on rank 3, 'b' on ranks 0-2". `missing` stands for None."""
+    groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
+    parts = [f"{missing if value is None else _short(str(value))} on {ranks_text(ranks)}" for value, ranks in groups]
+    return ", ".join(parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:])
+
+
+def _short(text: str, most: int = 120) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"

@@ -1,0 +1,125 @@
+"""Cores for every rank.
+
+A rank needs at least one core of its own: its main thread feeds the GPU, and gloo, NCCL's proxy and the data loader
+have threads besides. Where ranks share one core, or start many more threads than there are cores, every collective
+waits for whoever is not scheduled.
+
+Causes: Slurm's --cpus-per-task that srun does not inherit (since 22.05), a binding to one core, a container's quota,
+OMP_NUM_THREADS unset, so that every rank starts as many threads as the host has cores. Fix: set OMP_NUM_THREADS to
+cores per rank; `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`; widen the binding.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from ddpdiag.check import Check, Context, Scope, Seen, Stage
+from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.cgroup import cgroup
+from ddpdiag.probes.limits import affinity, cores
+from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.sysfs import sys_root
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """Cores of the host, those on which this rank may run, its quota in cores, and OMP_NUM_THREADS (None: unset)."""
+
+    cores: int | None
+    affinity: tuple[int, ...]
+    quota: float | None = None
+    omp_threads: int | None = None
+
+
+def measure(ctx: Context) -> Data:
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return Data(
+        cores=cores(),
+        affinity=affinity(),
+        quota=cgroup(proc_root(os.environ), sys_root(os.environ)).cpus,
+        omp_threads=int(threads) if threads.isdecimal() else None,
+    )
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    for host, rows in answers_by_host(seen):
+        usable = _usable(rows)
+        if len(rows) > 1 and usable.cores == 1 and (rows[host.ranks[0]].cores or 1) > 1:
+            yield _pinned(seen, host, rows)
+            continue
+        if len(rows) > usable.cores:
+            yield _scarce(seen, host, rows, usable)
+        threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
+        if threads > seen.number("threads_per_core", 2) * usable.cores:
+            yield _oversubscribed(seen, host, rows, usable, threads)
+
+
+class Usable(Struct, frozen=True):
+    """Cores that a host's ranks may use together, and what limits them."""
+
+    cores: float
+    why: str
+
+
+def _usable(rows: Mapping[int, Data]) -> Usable:
+    bound = len({core for row in rows.values() for core in row.affinity})
+    quota = min((row.quota for row in rows.values() if row.quota is not None), default=None)
+    if quota is not None and quota < bound:
+        return Usable(quota, f"{quota:g} cores (quota of the control group)")
+    return Usable(bound, f"{bound} core{'s' if bound != 1 else ''}")
+
+
+def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
+    core = next(iter(rows.values())).affinity[:1]
+    return seen.finding(
+        "one-core",
+        Severity.WARNING,
+        "all ranks of a host share one core",
+        f"{host.name}: {ranks_text(tuple(rows))} may run on core {', '.join(map(str, core))} only; "
+        f"a core for each of {len(rows)} ranks is expected.",
+        ranks=tuple(rows),
+        evidence={"ranks": len(rows), "cores": 1},
+        remedy="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
+        "and export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.",
+    )
+
+
+def _scarce(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Finding:
+    return seen.finding(
+        "scarce",
+        Severity.INFO,
+        "more ranks than cores",
+        f"{host.name}: {len(rows)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
+        ranks=tuple(rows),
+        evidence={"ranks": len(rows), "cores": usable.cores},
+        remedy="Start fewer ranks on this host, or ask for more cores.",
+    )
+
+
+def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable, threads: int) -> Finding:
+    fitting = max(1, int(usable.cores) // len(rows))
+    unset = all(row.omp_threads is None for row in rows.values())
+    return seen.finding(
+        "oversubscribed",
+        Severity.WARNING,
+        "more threads than cores",
+        f"{host.name}: {len(rows)} ranks start {threads} compute threads on {usable.why}"
+        f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
+        ranks=tuple(rows),
+        evidence={"ranks": len(rows), "threads": threads, "cores": usable.cores},
+        remedy=f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
+        env={"OMP_NUM_THREADS": str(fitting)},
+    )
+
+
+CHECK = Check(
+    "HST001",
+    "cores",
+    Stage.HOST,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+)

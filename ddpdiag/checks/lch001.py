@@ -1,0 +1,156 @@
+"""Ranks, as the launcher gave them out.
+
+A job needs each rank from 0 to world size - 1 once, one world size on every rank, and one GPU for each rank. Where a
+rank is there twice, the processes overwrite each other's rendezvous keys and hang. Where hosts start different numbers
+of processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
+
+Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
+older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import Host, hosts_of, ranks_text
+from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.stats import odd_ones_out
+
+
+class Data(Struct, frozen=True):
+    """Nothing is measured: ranks are judged by how they arrived."""
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    yield from _duplicates(seen)
+    yield from _world_sizes(seen)
+    yield from _process_counts(seen)
+    for host in hosts_of(seen):
+        yield from _local_ranks(seen, host)
+        yield from _gpus(seen, host)
+
+
+def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
+    for event in seen.recording.events:
+        if event.kind is EventKind.DUPLICATE and event.rank is not None:
+            first, second = seen.world.node_of(event.rank), event.node or "?"
+            yield seen.finding(
+                "duplicate",
+                Severity.ERROR,
+                "a rank came twice",
+                f"rank {event.rank} came from {first} and again from {second}; each rank must be there once.",
+                ranks=(event.rank,),
+                nodes=tuple(dict.fromkeys((first, second))),
+                evidence={"detail": event.detail},
+                remedy="Start one launcher per host (with torchrun under srun: --ntasks-per-node=1), "
+                "and unset RANK and WORLD_SIZE left over from another job.",
+            )
+
+
+def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
+    """World sizes that arrivals state, and those (in the event's detail) of ranks that were turned away for theirs."""
+    stated = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
+    nodes = {rank: place.node for rank, place in seen.world.places.items()}
+    for event in seen.recording.events:
+        if event.kind is EventKind.MISMATCH and event.rank is not None:
+            stated[event.rank] = event.detail or "another"
+            nodes[event.rank] = event.node or nodes.get(event.rank, "?")
+    if odd := odd_ones_out(stated):
+        said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in odd.groups.items())
+        yield seen.finding(
+            "world-size",
+            Severity.ERROR,
+            "ranks state different world sizes",
+            f"world size must be one number on every rank, but {said}"
+            + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+            ranks=odd.ranks,
+            nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
+            remedy="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
+        )
+
+
+def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
+    if not _complete(seen):
+        return
+    hosts = {host.ranks[0]: host for host in hosts_of(seen)}
+    if odd := odd_ones_out({first: len(host.ranks) for first, host in hosts.items()}):
+        counts = ", ".join(f"{len(host.ranks)} on {host.name}" for host in list(hosts.values())[:8])
+        yield seen.finding(
+            "uneven",
+            Severity.WARNING,
+            "hosts run different numbers of ranks",
+            f"process counts differ between hosts: {counts}; one count on every host is expected.",
+            ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
+            nodes=tuple(hosts[first].name for first in odd.ranks),
+            remedy="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
+        )
+
+
+def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank in host.ranks:
+        local_rank = seen.world.places[rank].local_rank
+        if local_rank is not None:
+            holders[local_rank].append(rank)
+    # torchrun --virtual-local-rank gives everyone 0 and one GPU; GPU002 sees then whether these GPUs are distinct.
+    isolated = all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
+    for local_rank, ranks in holders.items():
+        if len(ranks) > 1 and not isolated:
+            yield seen.finding(
+                "local-rank",
+                Severity.ERROR,
+                "a local rank is there twice",
+                f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they take the same GPU; "
+                "local ranks must be distinct on a host.",
+                ranks=ranks,
+                remedy="Let the launcher set LOCAL_RANK; do not export it in the job script.",
+            )
+
+
+def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+    ranks, gpus = len(host.ranks), host.gpus
+    if gpus == 0 or ranks == gpus:
+        return
+    if ranks > gpus:
+        # One visible GPU each on a host with enough of them: the launcher binds GPUs to ranks. GPU002 compares UUIDs.
+        present = max((seen.world.arrivals[rank].pci_gpus or 0 for rank in host.ranks), default=0)
+        if gpus == 1 and present >= ranks:
+            return
+        yield seen.finding(
+            "fewer-gpus",
+            Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
+            "more ranks than GPUs",
+            f"{host.name}: {ranks} ranks, {gpus} visible GPUs; each rank needs a GPU of its own.",
+            ranks=host.ranks,
+            evidence={"ranks": ranks, "gpus": gpus},
+            remedy=f"Start {gpus} processes on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
+        )
+    elif _complete(seen):
+        yield seen.finding(
+            "idle-gpus",
+            Severity.WARNING,
+            "GPUs without a rank",
+            f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
+            ranks=host.ranks,
+            evidence={"ranks": ranks, "gpus": gpus},
+            remedy=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}), or hide the others.",
+        )
+
+
+def _complete(seen: Seen[Data]) -> bool:
+    """Did everybody come? Otherwise counts are echoes of the absent, which RUN001 names."""
+    return len(seen.world.arrivals) == seen.world.size
+
+
+CHECK = Check(
+    "LCH001",
+    "ranks",
+    Stage.LAUNCH,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    plan=nothing_planned,
+)

@@ -1,0 +1,157 @@
+"""Every trial ended by itself.
+
+A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was heard, then to those whose process
+died, then to those that failed by themselves, then to those hung short of the step that most ranks had reached: the others
+only wait for them. "Connection closed by peer" is an echo of somebody else's end and blames nobody.
+
+The finding shows the last step, the state of the process (T is stopped, D is stuck in the kernel or a driver, R is running) and where in the
+code it stood.
+
+Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ddpdiag.blame import Blame, blamed, front
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
+
+_VERBS = {
+    Status.UNHEARD: "sent no result",
+    Status.DIED: "died",
+    Status.RAISED: "failed",
+    Status.HUNG: "hung",
+}
+_STATES = {
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "D": "stuck in the kernel or a driver",
+    "R": "running",
+    "S": "sleeping",
+}
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each way in which the same ranks failed, with the trials in which they did."""
+    lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST}
+    told: dict[tuple[Status, tuple[int, ...]], list[str]] = {}
+    for trial in seen.recording.trials:
+        for group in trial.groups:
+            outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number and o.rank in group]
+            blame = blamed(outcomes)
+            if blame is None or (blame.ranks and lost.issuperset(blame.ranks)):
+                continue  # RUN002 names the lost
+            codes = told.setdefault((blame.status, blame.ranks), [])
+            codes.append(trial.code)
+            if len(codes) == 1:
+                yield _finding(seen, trial, blame, outcomes)
+
+
+def _finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+    what = f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
+    if not blame.ranks:
+        return _undecided(seen, trial, blame, outcomes, what)
+    guilty = [o for o in outcomes if o.rank in blame.ranks]
+    first = guilty[0]
+    who = _who(seen, blame.ranks)
+    verb = _VERBS[blame.status]
+    return seen.finding(
+        blame.status.value,
+        Severity.ERROR,
+        f"{who} {verb} in {what}",
+        f"{who} {verb} in {what}: {_story(first, blame, outcomes)}",
+        ranks=blame.ranks,
+        evidence=_evidence(first, trial, outcomes),
+        remedy=_remedy(first, seen.world.node_of(first.rank)),
+    )
+
+
+def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], what: str) -> Finding:
+    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+    verb = _VERBS[blame.status]
+    return seen.finding(
+        blame.status.value,
+        Severity.ERROR,
+        f"{what} {verb}, and nobody can be blamed",
+        f"{what} {verb} on {len(trial.ranks)} ranks, and the evidence names nobody: {blame.why}. {_own_words(first)}".strip(),
+        evidence=_evidence(first, trial, outcomes),
+        remedy="Look at what the ranks share: the network between their hosts, its firewall, the interface in use.",
+    )
+
+
+def _who(seen: Seen[Nothing], ranks: Sequence[int]) -> str:
+    nodes = seen.world.nodes_of(ranks)
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, ranks))} on {', '.join(nodes) or '?'}"
+
+
+def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
+    at = f" at '{outcome.at}'" if outcome.at else ""
+    match outcome.status:
+        case Status.HUNG:
+            others = [o for o in outcomes if o.rank not in blame.ranks]
+            waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
+            beyond = f"; the others stand at '{waiting}'" if waiting and waiting != outcome.at else ""
+            return f"{blame.why}{at}{beyond}{_state(outcome)}."
+        case Status.UNHEARD:
+            return f"{blame.why}: {outcome.error or 'no outcome'}."
+        case _:
+            return f"{_own_words(outcome)}{at and f' (last step{at[3:]})'}"
+
+
+def _state(outcome: Outcome) -> str:
+    process = outcome.process
+    if process is None:
+        return ""
+    state = f"; pid {process.pid} is {_STATES.get(process.state or '', 'in state ' + str(process.state))}"
+    if process.survived:
+        state += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
+    return state + (f", in {process.stack[0]}" if process.stack else "")
+
+
+def _own_words(outcome: Outcome) -> str:
+    return outcome.error.splitlines()[0] if outcome.error else ""
+
+
+def _evidence(outcome: Outcome, trial: Trial, outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+    evidence: dict[str, Scalar | list[Scalar]] = {
+        "trial": trial.number,
+        "deadline_seconds": round(trial.deadline_seconds, 1),
+        "last_step": outcome.at,
+        "statuses": [f"{o.rank}: {o.status.value}" for o in outcomes[:16]],
+    }
+    if outcome.process is not None:
+        evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
+        evidence["stack"] = list(outcome.process.stack[:8])
+    if outcome.detail:
+        evidence["output"] = outcome.detail[-600:]
+    return evidence
+
+
+def _remedy(outcome: Outcome, node: str) -> str:
+    if outcome.process is not None and outcome.process.survived:
+        return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: the process cannot be killed."
+    match outcome.status, outcome.process.state if outcome.process else None:
+        case Status.HUNG, "T":
+            return f"Find out who stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."
+        case Status.HUNG, "D":
+            return f"Look at the kernel log of {node}: a driver or file system does not answer."
+        case Status.DIED, _:
+            return f"Look at the kernel log of {node} (out of memory, segfault) and at the output above."
+        case Status.RAISED, _:
+            return f"Mend the cause that rank {outcome.rank} gives on {node}; the others only waited for it."
+        case _:
+            return f"Look at rank {outcome.rank} on {node} first; the others only waited for it."
+
+
+CHECK = Check(
+    "RUN003",
+    "trials",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+)

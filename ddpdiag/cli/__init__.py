@@ -1,0 +1,11 @@
+"""The command line: parses, calls, renders, exits."""
+
+import sys
+
+
+def main() -> None:
+    """Entry of the console script; leaves with the exit code of the contract."""
+    from ddpdiag.cli.app import app
+    from ddpdiag.cli.edge import guarded
+
+    sys.exit(guarded(app))

@@ -1,0 +1,234 @@
+"""The commands and their options. Bodies import what they need, so that `--help` is there at once."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+# People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
+_SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="ddpdiag",
+    help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, how fast, and if not, "
+    "which rank, GPU, host or link is to blame.",
+    epilog="Try: ddpdiag check  |  torchrun --nproc-per-node 8 -m ddpdiag check  |  srun ddpdiag check",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings=_SETTINGS,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_LAUNCH, _WHAT, _OUT = "Launch", "What is checked", "Output"
+
+
+@app.callback()
+def ddpdiag(
+    context: typer.Context,
+    local_rank: Annotated[
+        int | None, typer.Option("--local-rank", hidden=True, help="Passed by torch.distributed.launch.")
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Options before the command."""
+    context.obj = local_rank
+    if version:
+        from ddpdiag import __version__
+
+        typer.echo(f"ddpdiag {__version__}")
+        raise typer.Exit
+
+
+@app.command(
+    epilog="Examples: ddpdiag check --nproc-per-node 4  |  ddpdiag check --stage rendezvous --stage collective  |  "
+    "ddpdiag check --json report.json --record run.jsonl  |  "
+    "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)"
+)
+def check(
+    context: typer.Context,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(help="Ranks to start on this host (default: its GPUs, else 2).", rich_help_panel=_LAUNCH),
+    ] = None,
+    nnodes: Annotated[
+        int | None, typer.Option(help="Hosts, when started once on each by hand.", rich_help_panel=_LAUNCH)
+    ] = None,
+    node_rank: Annotated[int | None, typer.Option(help="This host's number, from 0.", rich_help_panel=_LAUNCH)] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="This process's rank, when started by hand.", rich_help_panel=_LAUNCH)
+    ] = None,
+    world_size: Annotated[int | None, typer.Option(help="Number of ranks in all.", rich_help_panel=_LAUNCH)] = None,
+    local_rank: Annotated[
+        int | None, typer.Option(help="This process's rank on its host.", rich_help_panel=_LAUNCH)
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Host name or address of rank 0.", rich_help_panel=_LAUNCH)
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option(help="Port that the job would use.", rich_help_panel=_LAUNCH)
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Name of this run, the same on all ranks.", rich_help_panel=_LAUNCH)
+    ] = None,
+    board_wait: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="How long ranks wait for each other.", rich_help_panel=_LAUNCH),
+    ] = 15.0,
+    board_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the control channel.", rich_help_panel=_LAUNCH)
+    ] = None,
+    port_range: Annotated[
+        str | None,
+        typer.Option(metavar="LOW-HIGH", help="Ports that the firewall lets through.", rich_help_panel=_LAUNCH),
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this stage (repeatable).", rich_help_panel=_WHAT)
+    ] = None,
+    skip_stage: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Not this stage (repeatable).", rich_help_panel=_WHAT)
+    ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Only checks with this code or prefix (repeatable).", rich_help_panel=_WHAT),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE", help="Not the checks with this code or prefix (repeatable).", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="auto, nccl, gloo or any that torch knows.", rich_help_panel=_WHAT)
+    ] = "auto",
+    expect_gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs that every host must show.", rich_help_panel=_WHAT)
+    ] = None,
+    depth: Annotated[
+        str, typer.Option(metavar="quick|standard|deep", help="How much is measured.", rich_help_panel=_WHAT)
+    ] = "quick",
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="SECONDS",
+            help="The run ends within this time (default: 60 on one host, 120 on several).",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="MNIST files of your own (IDX, plain or .gz) instead of those shipped.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    shared_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="A directory that all hosts share, for file://.", rich_help_panel=_WHAT),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="CODE.NAME=VALUE", help="A threshold of a check (repeatable).", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=_OUT),
+    ] = None,
+    record: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=_OUT)
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=_OUT)
+    ] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show every check and shorten nothing.", rich_help_panel=_OUT)
+    ] = False,
+) -> None:
+    """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or hand.
+
+    Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
+    """
+    from ddpdiag.cli import check as command
+    from ddpdiag.runtime.launchers import Asked
+
+    asked = Asked(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank if local_rank is not None else context.obj,
+        nproc_per_node=nproc_per_node,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=run_id,
+    )
+    wishes = command.Wishes(
+        stages=tuple(stage or ()),
+        skip_stages=tuple(skip_stage or ()),
+        select=tuple(select or ()),
+        ignore=tuple(ignore or ()),
+        backend=backend,
+        expect_gpus=expect_gpus,
+        depth=depth,
+        budget=budget,
+        data_dir=data_dir,
+        shared_dir=shared_dir,
+        settings=tuple(set_ or ()),
+        strict=strict,
+        board_wait=board_wait,
+        board_port=board_port,
+        port_range=port_range,
+    )
+    outputs = command.Outputs(json=json, record=record, details=details)
+    raise typer.Exit(command.run(asked, wishes, outputs))
+
+
+@app.command(epilog="Examples: ddpdiag judge run.jsonl  |  ddpdiag judge rank-*.jsonl --json -")
+def judge(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
+    ],
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).")
+    ] = None,
+    record: Annotated[str | None, typer.Option(metavar="FILE", help="Write the parts as one recording.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors in the exit code.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.")] = False,
+) -> None:
+    """Judge a recording again, on any machine, without torch and without a GPU."""
+    from ddpdiag.cli import judge as command
+    from ddpdiag.cli.outputs import Outputs
+
+    raise typer.Exit(command.run(files, Outputs(json=json, record=record, details=details), strict=strict))
+
+
+@app.command(epilog="Examples: ddpdiag explain COL001  |  ddpdiag explain TRN001.diverged")
+def explain(code: Annotated[str, typer.Argument(help="A check's code, or a finding's.")]) -> None:
+    """Print the manual page of a check."""
+    from ddpdiag.checks import by_code
+    from ddpdiag.render.manual import explain as page
+
+    check = by_code(code)
+    width, color = _terminal()
+    typer.echo(page(check.code, check.name, check.stage.value, check.manual, width=width, color=color), nl=False)
+
+
+@app.command()
+def checks() -> None:
+    """List all checks."""
+    from ddpdiag.checks import all_checks
+    from ddpdiag.render.manual import CheckRow, checks_table
+
+    rows = [CheckRow(check.code, check.name, check.stage.value, check.title) for check in all_checks()]
+    width, color = _terminal()
+    typer.echo(checks_table(rows, width=width, color=color), nl=False)
+
+
+def _terminal() -> tuple[int, bool]:
+    from ddpdiag.cli.outputs import terminal
+
+    return terminal(sys.stdout)

@@ -1,0 +1,24 @@
+"""`ddpdiag judge`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from ddpdiag.checks import all_checks
+from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.codec import disassemble, read_recording
+from ddpdiag.judgement import judge
+
+
+def run(files: Sequence[str], outputs: Outputs, *, strict: bool) -> int:
+    """Judge the recording in `files`; its verdict's exit code."""
+    outputs.check()
+    recording = read_recording([Path(file) for file in files])
+    if strict:
+        options = structs.replace(recording.header.options, strict=True)
+        recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
+    report = judge(recording, all_checks())
+    publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
+    return report.exit_code

@@ -1,0 +1,73 @@
+"""Where a report goes: the terminal, and the files that were asked for."""
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from ddpdiag.codec import encode_line
+from ddpdiag.errors import UsageError
+from ddpdiag.model import Report
+from ddpdiag.model.recording import Line
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write ('-' is standard output), and how much the terminal shows."""
+
+    json: str | None = None
+    record: str | None = None
+    details: bool = False
+
+    def check(self) -> None:
+        """UsageError now rather than after a minute of measuring."""
+        from ddpdiag.render.files import check_writable
+
+        paths = [path for path in (self.json, self.record) if path is not None]
+        if len(set(paths)) < len(paths):
+            raise UsageError(f"--json and --record both name {paths[0]}; give each its own file")
+        for path in paths:
+            check_writable(path)
+
+    @property
+    def takes_stdout(self) -> bool:
+        """Does a file format go to standard output? Then the report for people goes to standard error."""
+        return "-" in (self.json, self.record)
+
+
+def terminal(stream: TextIO) -> tuple[int, bool]:
+    """Columns of the terminal (80 where there is none), and whether to use colour (https://no-color.org)."""
+    tty = stream.isatty()
+    color = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (shutil.get_terminal_size().columns if tty else 80), color
+
+
+def publish(report: Report, lines: Iterable[Line], outputs: Outputs, stdout: TextIO, stderr: TextIO) -> None:
+    """Write the files first, then show the report; a file that cannot be written does not keep the report back."""
+    from ddpdiag.render import terminal as text
+
+    failed = _write_files(report, lines, outputs)
+    stream = stderr if outputs.takes_stdout else stdout
+    width, color = terminal(stream)
+    stream.write(text.render(report, color=color, width=width, details=outputs.details))
+    stream.flush()
+    if failed:
+        raise UsageError("; ".join(failed))
+
+
+def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> Sequence[str]:
+    from ddpdiag.render import files, json
+
+    texts = []
+    if outputs.json is not None:
+        texts.append((outputs.json, json.render(report)))
+    if outputs.record is not None:
+        texts.append((outputs.record, b"".join(map(encode_line, lines)).decode()))
+    failed = []
+    for path, content in texts:
+        try:
+            files.write(path, content)
+        except UsageError as error:
+            failed.append(str(error))
+    return failed

@@ -1,0 +1,154 @@
+"""Bytes in, bytes out: JSON without pickle, without silent loss, and with a limit on size.
+
+JSON has no NaN and msgspec writes it as null, which would read as "the device does not say". So a non-finite float is
+written as the string "nan", "inf" or "-inf" and read back as the float that it was.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ddpdiag.errors import UsageError
+from ddpdiag.model import End, Event, Header, Outcome, Recording, Skip, Trial
+from ddpdiag.model.place import Arrival
+from ddpdiag.model.recording import SCHEMA, Line
+
+T = TypeVar("T")
+
+# A line above this is not one of ours; the largest honest record (a rank's hang bundle) is some 100 kB.
+MAX_LINE_BYTES = 4 << 20
+
+
+def _spell(value: Any) -> Any:
+    """The same tree with every non-finite float spelled out."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {key: _spell(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_spell(item) for item in value]
+        case _:
+            return value
+
+
+def encode(value: Any) -> bytes:
+    """`value` (a Struct or plain data) as one line of JSON, without a newline."""
+    return msgspec.json.encode(_spell(msgspec.to_builtins(value)))
+
+
+def decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else."""
+    # strict=False is what reads "nan" back into a float.
+    return msgspec.json.decode(data, type=kind, strict=False)
+
+
+def encode_line(line: Line) -> bytes:
+    """One record of a recording, with its newline. Its `Raw` data must come from `encode`."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+_line_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def read_recording(paths: Iterable[Path]) -> Recording:
+    """One run from one file, or from the files that its ranks left behind.
+
+    A line that is cut off or unreadable ends the reading of its file, and a note says so.
+    Raises UsageError for a file that cannot be read, is no recording, or belongs to another run.
+    """
+    lines: list[Line] = []
+    notes: list[str] = []
+    for path in paths:
+        lines += _read_file(path, notes)
+    return assemble(lines, notes)
+
+
+def _read_file(path: Path, notes: list[str]) -> list[Line]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read recording {path}: {error.strerror or error}") from error
+    lines: list[Line] = []
+    rows = data.split(b"\n")
+    for number, row in enumerate(rows, 1):
+        if not row:
+            continue
+        try:
+            if len(row) > MAX_LINE_BYTES:
+                raise msgspec.DecodeError(f"line of {len(row)} bytes, at most {MAX_LINE_BYTES} expected")
+            lines.append(_line_decoder.decode(row))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if not lines:
+                raise UsageError(f"{path} is no ddpdiag recording: line {number}: {error}") from error
+            cut = number == len(rows)
+            notes.append(
+                f"{path.name} is cut off in line {number}; what comes before it was judged"
+                if cut
+                else f"{path.name} is unreadable from line {number} on ({error}); what comes before it was judged"
+            )
+            break
+    if not lines or not isinstance(lines[0], Header):
+        raise UsageError(f"{path} is no ddpdiag recording: its first line is not a header")
+    if lines[0].schema != SCHEMA:
+        raise UsageError(f"{path} has schema {lines[0].schema!r}; this ddpdiag reads {SCHEMA!r}")
+    return lines
+
+
+def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
+    """A recording from its lines; the same record from two files counts once.
+
+    The header of the lowest rank is taken. UsageError when the lines belong to different runs, or there are none.
+    """
+    headers: list[Header] = []
+    arrivals: dict[int, Arrival] = {}
+    trials: dict[int, Trial] = {}
+    outcomes: dict[tuple[int, int], Outcome] = {}
+    events: dict[Event, None] = {}
+    skips: dict[str, Skip] = {}
+    end: End | None = None
+    for line in lines:
+        match line:
+            case Header():
+                headers.append(line)
+            case Arrival():
+                arrivals.setdefault(line.place.rank, line)
+            case Trial():
+                trials.setdefault(line.number, line)
+            case Outcome():
+                outcomes.setdefault((line.trial, line.rank), line)
+            case Event():
+                events[line] = None
+            case Skip():
+                skips.setdefault(line.code, line)
+            case End():
+                end = line
+    if not headers:
+        raise UsageError("no recording given")
+    if len(runs := {header.run_id for header in headers}) > 1:
+        raise UsageError(f"the files belong to different runs: {', '.join(sorted(runs))}; give the files of one run")
+    return Recording(
+        header=min(headers, key=lambda header: header.writer),
+        arrivals=dict(sorted(arrivals.items())),
+        trials=tuple(trials[number] for number in sorted(trials)),
+        outcomes=tuple(outcomes[key] for key in sorted(outcomes)),
+        events=tuple(events),
+        skips=tuple(skips.values()),
+        end=end,
+        notes=tuple(notes),
+    )
+
+
+def disassemble(recording: Recording) -> Iterator[Line]:
+    """The lines of a recording, in an order that `assemble` reads."""
+    yield recording.header
+    yield from recording.arrivals.values()
+    yield from recording.trials
+    yield from recording.outcomes
+    yield from recording.events
+    yield from recording.skips
+    if recording.end is not None:
+        yield recording.end

@@ -1,0 +1,40 @@
+"""The errors that ddpdiag explains, and the exit code of each.
+
+    Explained            base: one sentence for the user, no traceback
+    +-- UsageError       2: wrong option, variable or file; nothing was run
+    +-- RunLost          3: this rank could not take part, or lost rank 0, so nothing is known
+
+Everything else that reaches the CLI edge is our own bug and ends with 4.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What scripts rely on; torchrun turns any non-zero one into 1, `exit_code` in the JSON report does not."""
+
+    FIT = 0
+    UNFIT = 1
+    USAGE = 2
+    UNKNOWN = 3
+    BUG = 4
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Explained(Exception):
+    """A failure that one sentence explains; `str()` of it is that sentence."""
+
+    exit_code: int = ExitCode.USAGE
+
+
+class UsageError(Explained):
+    """Bad input: the sentence names what, where, and what was expected."""
+
+
+class RunLost(Explained):
+    """The run went on without this rank, or ended without rank 0; `exit_code` says how this rank leaves."""
+
+    def __init__(self, sentence: str, exit_code: int = ExitCode.UNKNOWN) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code

@@ -1,0 +1,152 @@
+"""A recording, judged: every check's findings, the verdict, and the one sentence."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ddpdiag.check import Check, Seen, Stage, World
+from ddpdiag.judgement.selection import selected
+from ddpdiag.judgement.verdict import Judged, conclude
+from ddpdiag.model import (
+    CheckLine,
+    EventKind,
+    Recording,
+    Report,
+    Scalar,
+    Severity,
+    StageLine,
+    Status,
+    WorldLine,
+)
+
+AnyCheck = Check[Any]
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+_GONE = (EventKind.LOST, EventKind.LEAVING)
+
+
+def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
+    """The report of a run. It depends on nothing but the recording and this version's checks."""
+    world = world_of(recording)
+    chosen = [check for check in checks if check.stage is Stage.RUN or selected(check, recording.header.options)]
+    notes = list(recording.notes)
+    if recording.end is None:
+        notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
+    judged = [_judge_check(Seen(world, check, recording), notes) for check in chosen]
+    conclusion = conclude(world, recording, judged)
+    findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
+    return Report(
+        verdict=conclusion.verdict,
+        sentence=conclusion.sentence,
+        exit_code=conclusion.exit_code,
+        seconds=recording.end.seconds if recording.end else _last_second(recording),
+        budget_seconds=recording.header.options.budget_seconds,
+        run_id=recording.header.run_id,
+        world=WorldLine(
+            size=world.size,
+            nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
+            launcher=world.launcher,
+            backend=world.backend,
+        ),
+        ranks=_rank_rows(world, judged),
+        stages=_stages(recording, judged),
+        checks=tuple(_check_line(j, recording) for j in judged),
+        findings=tuple(findings),
+        measurements={name: value for j in judged for name, value in j.figures.items()},
+        notes=tuple(notes),
+    )
+
+
+def world_of(recording: Recording) -> World:
+    """The world as it was at the end."""
+    return World(
+        size=recording.header.world_size,
+        launcher=recording.header.launcher,
+        options=recording.header.options,
+        arrivals=recording.arrivals,
+        out=frozenset(e.rank for e in recording.events if e.kind in _GONE and e.rank is not None),
+    )
+
+
+def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
+    check = seen.check
+    skip = next((skip for skip in seen.recording.skips if skip.code == check.code), None)
+    try:
+        findings = tuple(check.judge(seen))
+        columns = dict(check.columns(seen)) if check.columns else {}
+        figures = dict(check.figures(seen)) if check.figures else {}
+    except msgspec.ValidationError as error:
+        notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
+        return Judged(check=check, readable=False)
+    return Judged(check=check, findings=findings, columns=columns, figures=figures, skip=skip)
+
+
+def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar], ...]:
+    rows: list[dict[str, Scalar]] = []
+    for rank, place in sorted(world.places.items()):
+        row: dict[str, Scalar] = {
+            "rank": rank,
+            "local_rank": place.local_rank,
+            "node": place.node,
+            "gpu_uuid": None,
+        }
+        for own in judged:
+            row.update(own.columns.get(rank, {}))
+        rows.append(row)
+    return tuple(rows)
+
+
+def _statuses(check: AnyCheck, recording: Recording) -> dict[str, int]:
+    return dict(Counter(o.status.value for o in recording.outcomes if o.code == check.code))
+
+
+def _check_line(judged: Judged, recording: Recording) -> CheckLine:
+    check = judged.check
+    return CheckLine(
+        code=check.code,
+        name=check.name,
+        stage=check.stage.value,
+        statuses=_statuses(check, recording),
+        skipped_because=judged.skip.reason if judged.skip else None,
+    )
+
+
+def _stages(recording: Recording, judged: Sequence[Judged]) -> tuple[StageLine, ...]:
+    lines = []
+    for stage in Stage:
+        own = [j for j in judged if j.check.stage is stage and j.check.measure is not None]
+        if own:
+            codes = {j.check.code for j in own}
+            lines.append(
+                StageLine(name=stage.value, status=_stage_status(own, recording), seconds=_spent(codes, recording))
+            )
+    return tuple(lines)
+
+
+def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
+    """The worst of the stage: error or warning findings, else what hindered its trials, else done."""
+    severities = {f.severity for j in judged for f in j.findings}
+    if Severity.ERROR in severities:
+        return "error"
+    codes = {j.check.code for j in judged}
+    statuses = {o.status for o in recording.outcomes if o.code in codes}
+    for status in (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED):
+        if status in statuses:
+            return status.value
+    if Severity.WARNING in severities:
+        return "warning"
+    return "done" if Status.DONE in statuses else "skipped"
+
+
+def _spent(codes: set[str], recording: Recording) -> float:
+    """Seconds of a stage's trials, each as long as its slowest rank took."""
+    slowest: dict[int, float] = {}
+    for outcome in recording.outcomes:
+        if outcome.code in codes:
+            slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
+    return sum(slowest.values())
+
+
+def _last_second(recording: Recording) -> float:
+    return max((event.seconds for event in recording.events), default=0.0)

@@ -1,0 +1,107 @@
+"""The verdict, and the sentence that says it. Absence of evidence is never FIT."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from ddpdiag.check import Check, Stage, World
+from ddpdiag.errors import ExitCode
+from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Verdict
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """One check, judged. `readable` is False when its recorded data does not fit this version."""
+
+    check: Check[Any]
+    findings: tuple[Finding, ...] = ()
+    columns: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
+    figures: Mapping[str, Scalar] = field(default_factory=dict)
+    skip: Skip | None = None
+    readable: bool = True
+
+
+class Conclusion(Struct, frozen=True):
+    """What the run comes to."""
+
+    verdict: Verdict
+    exit_code: int
+    sentence: str
+
+
+def conclude(world: World, recording: Recording, judged: Sequence[Judged]) -> Conclusion:
+    """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT."""
+    errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
+    fatal = [finding for check, finding in errors if check.effect is Verdict.UNFIT]
+    if fatal:
+        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal))
+    unknown = _unknown(recording, judged, [finding for _, finding in errors])
+    if unknown:
+        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), f"{_who(world)}: not known, {unknown}.")
+    warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
+    code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
+    return Conclusion(Verdict.FIT, code, _fit(world, recording, judged, warnings))
+
+
+def _code(recording: Recording, code: ExitCode) -> int:
+    """A run that a signal ended says so, unless it found an error; Ctrl-C always does."""
+    told = [e.detail for e in recording.events if e.kind in (EventKind.SIGNAL, EventKind.LEAVING)]
+    if str(int(signal.SIGINT)) in told:
+        return ExitCode.INTERRUPTED
+    return ExitCode.TERMINATED if told and code is ExitCode.UNKNOWN else code
+
+
+def _unknown(recording: Recording, judged: Sequence[Judged], errors: Sequence[Finding]) -> str:
+    """Why nothing can be said, or nothing."""
+    if errors:
+        return errors[0].title
+    for own in judged:
+        if own.skip is not None and not own.skip.grounds:
+            return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}"
+        if not own.readable:
+            return f"what {own.check.code} recorded cannot be read by this version"
+        for finding in own.findings:
+            if finding.code.endswith(".unreadable"):
+                return finding.title
+    if recording.end is None:
+        return "the recording is cut off"
+    if not any(own.check.stage is not Stage.RUN and own.skip is None for own in judged):
+        return "no check could be run"
+    return ""
+
+
+def _who(world: World) -> str:
+    hosts = len(world.hosts)
+    return f"{world.size} {'rank' if world.size == 1 else 'ranks'} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+
+
+def _unfit(world: World, fatal: Sequence[Finding]) -> str:
+    """The finding that names somebody comes first; of those, the earliest."""
+    first = next((f for f in fatal if f.ranks or f.nodes), fatal[0])
+    more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
+    return f"{_who(world)} cannot train: {first.title}{more}."
+
+
+def _fit(world: World, recording: Recording, judged: Sequence[Judged], warnings: int) -> str:
+    figures = {name: value for own in judged for name, value in own.figures.items()}
+    trained = figures.get("training.samples_per_second")
+    options = recording.header.options
+    limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
+    if trained is None:
+        tested = ", ".join(
+            dict.fromkeys(j.check.stage.value for j in judged if j.skip is None and j.check.stage is not Stage.RUN)
+        )
+        text = f"{_who(world)}: nothing speaks against training, as far as it was tested ({tested})"
+    else:
+        speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
+        busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s")
+        bus = f", all-reduce {busbw / 1e9:.2f} GB/s" if isinstance(busbw, int | float) else ""
+        text = f"{_who(world)} can train with DDP over {world.backend}{speed}{bus}"
+        if limited:
+            text += ", as far as it was tested"
+    if world.size == 1:
+        text += "; one rank alone, so nothing is known about communication"
+    if warnings:
+        text += f"; {warnings} {'warning' if warnings == 1 else 'warnings'}"
+    return text + "."

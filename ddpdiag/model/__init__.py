@@ -1,0 +1,33 @@
+"""The nouns: frozen data that every room above shares. Nothing here reads the world."""
+
+from ddpdiag.model.options import Depth, Options
+from ddpdiag.model.place import Arrival, Place
+from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip
+from ddpdiag.model.report import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.model.trial import Kind, Outcome, ProcessState, Status, Trial
+
+__all__ = [
+    "Arrival",
+    "CheckLine",
+    "Depth",
+    "End",
+    "Event",
+    "EventKind",
+    "Finding",
+    "Header",
+    "Kind",
+    "Options",
+    "Outcome",
+    "Place",
+    "ProcessState",
+    "Recording",
+    "Report",
+    "Scalar",
+    "Severity",
+    "Skip",
+    "StageLine",
+    "Status",
+    "Trial",
+    "Verdict",
+    "WorldLine",
+]

@@ -1,0 +1,34 @@
+"""What the user asked for; recorded, because judgement depends on it."""
+
+from enum import Enum
+
+from msgspec import Struct, field
+
+
+class Depth(Enum):
+    """How much is measured: seconds, about a minute, or as long as the budget allows."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    DEEP = "deep"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of a run that decide what is planned and how it is judged.
+
+    `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
+    `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
+    """
+
+    depth: Depth = Depth.QUICK
+    stages: tuple[str, ...] = ()
+    skip_stages: tuple[str, ...] = ()
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    backend: str = "auto"
+    expect_gpus: int | None = None
+    budget_seconds: float = 60.0
+    data_dir: str | None = None
+    shared_dir: str | None = None
+    strict: bool = False
+    settings: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,36 @@
+"""Who a process is, and what it said of itself when it arrived."""
+
+from msgspec import Struct
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A process in the world. `None` means that the launcher did not say; ranks are never guessed."""
+
+    rank: int
+    world_size: int
+    node: str
+    launcher: str
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+
+
+class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
+    """What one supervisor told rank 0 when it came.
+
+    `host_id` is the kernel's boot id, so that two hosts with one name are told apart; `address` is the
+    source address of its connection to rank 0; `seconds` counts from the start of the run at rank 0.
+    `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
+    `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
+    agent serves the store which env:// uses.
+    """
+
+    place: Place
+    host_id: str
+    pid: int
+    address: str
+    seconds: float = 0.0
+    gpus: int = 0
+    pci_gpus: int | None = None
+    coordinator: str = ""
+    agent_store: bool = False

@@ -1,0 +1,80 @@
+"""A run as it happened: the only input of judgement."""
+
+from enum import Enum
+
+from msgspec import Struct, field
+
+from ddpdiag.model.options import Options
+from ddpdiag.model.place import Arrival
+from ddpdiag.model.trial import Outcome, Trial
+
+# History: 1 = first.
+SCHEMA = "ddpdiag.recording/1"
+
+
+class Header(Struct, frozen=True, kw_only=True, tag="header"):
+    """First line of every recording. `created` is UTC in ISO 8601; `writer` is the rank that wrote it."""
+
+    run_id: str
+    world_size: int
+    launcher: str
+    options: Options
+    created: str
+    version: str
+    writer: int = 0
+    schema: str = SCHEMA
+
+
+class EventKind(Enum):
+    """What can happen to a rank, or to the run, outside a trial."""
+
+    ABSENT = "absent"  # never came
+    DUPLICATE = "duplicate"  # a second process with the same rank
+    LEAVING = "leaving"  # said that it was told to leave (SIGTERM, SIGINT)
+    LOST = "lost"  # came, then fell silent
+    MISMATCH = "mismatch"  # came with another world size
+    SIGNAL = "signal"  # rank 0 itself was told to leave
+    BUDGET = "budget"  # the budget was spent before all was done
+
+
+class Event(Struct, frozen=True, kw_only=True, tag="event"):
+    """Something that happened at `seconds` after the start; `rank` is `None` when it concerns the run."""
+
+    kind: EventKind
+    rank: int | None = None
+    seconds: float = 0.0
+    detail: str = ""
+    node: str = ""
+
+
+class Skip(Struct, frozen=True, kw_only=True, tag="skip"):
+    """A check that was not run, and why.
+
+    `grounds` says that it had nothing to look at here (no GPU, one rank); otherwise it should have run and could not.
+    """
+
+    code: str
+    reason: str
+    grounds: bool
+
+
+class End(Struct, frozen=True, kw_only=True, tag="end"):
+    """Last line of a whole recording."""
+
+    seconds: float
+
+
+Line = Header | Arrival | Trial | Outcome | Event | Skip | End
+
+
+class Recording(Struct, frozen=True, kw_only=True):
+    """All lines of a run, sorted by kind. `notes` says what was wrong with the files (cut off, unreadable lines)."""
+
+    header: Header
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    events: tuple[Event, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    end: End | None = None
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,94 @@
+"""What is said in the end: findings, and the report that the JSON contract fixes."""
+
+from enum import Enum
+
+from msgspec import Struct, field
+
+Scalar = str | int | float | bool | None
+
+SCHEMA = "ddpdiag.report/1"
+
+
+class Severity(Enum):
+    """What a finding means for the job: it will fail, it may suffer, or it is good to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Verdict(Enum):
+    """Can this allocation train? UNKNOWN is an answer: something that matters could not be looked at."""
+
+    FIT = "fit"
+    UNFIT = "unfit"
+    UNKNOWN = "unknown"
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One judgement: who is concerned, the numbers, and what to do.
+
+    `code` is "<check code>.<word>". `ranks`, `nodes`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
+    all are empty when the evidence cannot decide. `env` holds variables that help.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    message: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    evidence: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
+    remedy: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class WorldLine(Struct, frozen=True, kw_only=True):
+    """The world in the report."""
+
+    size: int
+    nodes: tuple[str, ...]
+    launcher: str
+    backend: str
+
+
+class StageLine(Struct, frozen=True, kw_only=True):
+    """One stage in the report; `status` is the worst of its checks."""
+
+    name: str
+    status: str
+    seconds: float
+
+
+class CheckLine(Struct, frozen=True, kw_only=True):
+    """One check in the report; `statuses` counts its outcomes by status."""
+
+    code: str
+    name: str
+    stage: str
+    statuses: dict[str, int]
+    skipped_because: str | None = None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The JSON report: additions allowed, renames not.
+
+    Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the name.
+    """
+
+    schema: str = SCHEMA
+    verdict: Verdict
+    sentence: str
+    exit_code: int
+    seconds: float
+    budget_seconds: float
+    run_id: str
+    world: WorldLine
+    ranks: tuple[dict[str, Scalar], ...]
+    stages: tuple[StageLine, ...]
+    checks: tuple[CheckLine, ...]
+    findings: tuple[Finding, ...]
+    measurements: dict[str, Scalar] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,70 @@
+"""What /proc shows: this boot, other processes, memory, and the NVIDIA driver."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.files import read_pairs, read_text
+
+PROC = Path("/proc")
+
+
+class ProcGpu(Struct, frozen=True):
+    """A GPU that the loaded driver drives. `uuid` is None while the driver has not asked the card."""
+
+    pci: str
+    model: str | None
+    uuid: str | None
+
+
+class Memory(Struct, frozen=True):
+    """Memory of the whole host in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def proc_root(env: Mapping[str, str]) -> Path:
+    """Where procfs lies: $DDPDIAG_PROCFS (a host's tree mounted into a container, or a test's fake), else /proc."""
+    return Path(env.get("DDPDIAG_PROCFS") or PROC)
+
+
+def boot_id(root: Path = PROC) -> str:
+    """The kernel's boot id, alike for every process and container of one host; "" if the kernel does not say."""
+    return read_text(root / "sys" / "kernel" / "random" / "boot_id") or ""
+
+
+def process_state(pid: int, root: Path = PROC) -> tuple[str | None, str | None]:
+    """State letter of proc(5) and the kernel function in which a process waits; None for what is not shown."""
+    content = read_text(root / str(pid) / "stat")
+    # The name stands in parentheses and may hold any character, a parenthesis and a blank included.
+    fields = content.rpartition(")")[2].split() if content else []
+    wchan = read_text(root / str(pid) / "wchan")
+    return fields[0] if fields else None, wchan if wchan not in (None, "", "0") else None
+
+
+def nvidia_gpus(root: Path) -> tuple[ProcGpu, ...] | None:
+    """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself."""
+    try:
+        entries = sorted((root / "driver" / "nvidia" / "gpus").iterdir())
+    except OSError:
+        return None
+    return tuple(_proc_gpu(entry) for entry in entries)
+
+
+def _proc_gpu(entry: Path) -> ProcGpu:
+    facts = read_pairs(entry / "information", ":")
+    uuid = facts.get("GPU UUID", "")
+    # A card that was never opened says "GPU-????????-????-...".
+    return ProcGpu(entry.name, facts.get("Model"), uuid if uuid and "?" not in uuid else None)
+
+
+def memory(root: Path) -> Memory | None:
+    """Memory of the host, or None if /proc/meminfo does not say."""
+    facts = read_pairs(root / "meminfo", ":")
+    try:
+        total, available = (int(facts[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    except (KeyError, ValueError, IndexError):
+        return None
+    return Memory(total, available)

@@ -1,0 +1,120 @@
+"""Where a text goes: to a file, whole or not at all, or to standard output.
+
+A file is written under another name in the same folder and then moved, so that who reads it never sees half of it, and
+a full disk leaves the old one. A pipe or a device is written to directly: it must not be replaced.
+"""
+
+import errno
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+from ddpdiag.errors import UsageError
+
+STANDARD_OUTPUT = "-"
+
+
+def write(path: str, text: str) -> None:
+    """Write `text` to `path` ("-" is standard output); UsageError, with the reason, if that cannot be done."""
+    try:
+        if path == STANDARD_OUTPUT:
+            _print(text)
+        elif _is_special(path):
+            _pour(path, _bytes(text))
+        else:
+            _replace(_target(path), _bytes(text))
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def check_writable(path: str) -> None:
+    """UsageError if `write` could not write to `path`; neither leaves a file behind nor changes one."""
+    if path == STANDARD_OUTPUT:
+        return
+    try:
+        if _is_special(path):
+            _check_special(path)
+            return
+        target = _target(path)
+        temporary, descriptor = _open_beside(target)
+        os.close(descriptor)
+        temporary.unlink()
+        _check_replaceable(target)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
+    name = "standard output" if path == STANDARD_OUTPUT else path
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return UsageError(f"cannot write {name}: {reason}")
+
+
+def _print(text: str) -> None:
+    # A log's encoding may be ASCII; a report with an escaped letter is better than none.
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _target(path: str) -> Path:
+    """The file that `path` means: a link stays a link, and what it points to is replaced."""
+    return Path(os.path.realpath(path))
+
+
+def _is_special(path: str) -> bool:
+    """Does something exist there that is no plain file?"""
+    if not path:
+        raise ValueError("the name is empty")
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _check_special(path: str) -> None:
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _pour(path: str, data: bytes) -> None:
+    # Opening a named pipe that nobody reads would wait for ever; this way it fails.
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _check_replaceable(target: Path) -> None:
+    """In a folder like /tmp everybody may make files, but only its owner may replace one."""
+    if not target.exists():
+        return
+    folder, user = target.parent.stat(), os.geteuid()
+    if folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
+        raise PermissionError(
+            errno.EPERM, f"it belongs to somebody else, and {target.parent} lets only its owner replace it"
+        )
+
+
+def _open_beside(target: Path) -> tuple[Path, int]:
+    """A new file in the folder of `target`; not by tempfile, whose files nobody else may read."""
+    temporary = target.parent / f".ddpdiag-{secrets.token_hex(8)}"
+    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary, descriptor = _open_beside(target)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""The manual pages of checks, and the list of them; nothing heavy is imported, since a page must be there at once."""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from inspect import cleandoc
+from typing import NamedTuple
+
+_LEAST_WIDTH = 40
+
+
+class CheckRow(NamedTuple):
+    """One line of `ddpdiag checks`."""
+
+    code: str
+    name: str
+    stage: str
+    title: str
+
+
+def explain(code: str, name: str, stage: str, manual: str, *, width: int, color: bool) -> str:
+    """The manual page of a check, from its docstring: title, then paragraphs. What is indented stays as it is."""
+    first, _, rest = cleandoc(manual).partition("\n")
+    head = f"{code} {name} (stage: {stage})"
+    body = "\n".join(_filled(rest, max(width, _LEAST_WIDTH)))
+    lines = [_bold(head, color=color), "", _bold(first, color=color)]
+    return "\n".join([*lines, "", body] if body else lines) + "\n"
+
+
+def _filled(text: str, width: int) -> Iterator[str]:
+    """Paragraphs filled to `width`, with an empty line between them."""
+    paragraphs = [part.strip("\n") for part in text.split("\n\n") if part.strip()]
+    for number, paragraph in enumerate(paragraphs):
+        if number:
+            yield ""
+        if _is_block(paragraph):
+            yield paragraph
+        else:
+            yield textwrap.fill(" ".join(paragraph.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _is_block(paragraph: str) -> bool:
+    """Lists, tables and examples are written line by line; a paragraph has every line at the left edge."""
+    return any(line.startswith((" ", "- ", "* ", "|", "$ ")) for line in paragraph.split("\n"))
+
+
+def checks_table(rows: Iterable[CheckRow], *, width: int, color: bool) -> str:
+    """The list of checks: a table for people, or one line a check for `grep`."""
+    every = list(rows)
+    return _drawn(every, width) if color else _aligned(every)
+
+
+def _aligned(rows: list[CheckRow]) -> str:
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return "".join(
+        f"{row.code:<{widths[0]}}  {row.name:<{widths[1]}}  {row.stage:<{widths[2]}}  {row.title}".rstrip() + "\n"
+        for row in rows
+    )
+
+
+def _drawn(rows: list[CheckRow], width: int) -> str:
+    # Only here, and only for a terminal: rich costs 50 ms.
+    from rich.table import Table
+    from rich.text import Text
+
+    from ddpdiag.render.page import Page
+
+    page = Page(color=True, width=width)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in CheckRow._fields[:-1]:
+        table.add_column(header, no_wrap=True)
+    table.add_column("title", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row.code, "bold"), Text(row.name), Text(row.stage, "dim"), Text(row.title))
+    page.table(table)
+    return page.text()
+
+
+def _bold(text: str, *, color: bool) -> str:
+    # The two escape codes are older than any terminal in use; rich would cost a third of the time that a page may take.
+    return f"\x1b[1m{text}\x1b[0m" if color else text

@@ -1,0 +1,290 @@
+"""The supervisor's children, seen from the supervisor: nursery and worker handles. Nothing here waits without a time-out."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import IO
+
+import msgspec
+
+from ddpdiag.model import Kind, ProcessState
+from ddpdiag.probes.procfs import process_state
+from ddpdiag.runtime.messages import (
+    MAX_MESSAGE_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    Imported,
+    WorkerOrder,
+    WorkerWord,
+    decode_nursery_word,
+    decode_worker_word,
+)
+from ddpdiag.runtime.page import StepPage
+from ddpdiag.runtime.tether import DUMP_SIGNAL
+
+_SOCKET_BUFFER = 1 << 20
+_DUMP_SECONDS = 0.5
+_KILL_SECONDS = 2.0
+
+
+class Log:
+    """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        os.set_inheritable(self._file.fileno(), True)
+
+    def fileno(self) -> int:
+        """Descriptor for the child."""
+        return self._file.fileno()
+
+    def tail(self, size: int = 4000, since: int = 0) -> str:
+        """Its last `size` bytes written after offset `since`, as text."""
+        descriptor = self._file.fileno()
+        end = os.fstat(descriptor).st_size
+        start = max(since, end - size)
+        return os.pread(descriptor, max(0, end - start), start).decode(errors="replace").strip()
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    return ours, theirs
+
+
+def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
+    """Start `python -m module` with these descriptors; returns its pid at once."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log.fileno(),
+        stderr=log.fileno(),
+        pass_fds=passed,
+        env=dict(env),
+    )
+    process.returncode = 0  # we reap it ourselves, by pid
+    return process.pid
+
+
+def reap(pid: int) -> int | None:
+    """Exit code of our own child if it ended, negative for a signal; None while it lives."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def signal_process(pid: int, signum: int) -> None:
+    """Send a signal; a process that is gone is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def is_alive(pid: int) -> bool:
+    """Is there such a process that is not a zombie?"""
+    state, _ = process_state(pid)
+    return state is not None and state not in "ZX"
+
+
+class Worker:
+    """One worker: a link to talk, a page to read its steps, a file for its stack."""
+
+    def __init__(self, kind: Kind, overrides: Mapping[str, str | None], log: Log) -> None:
+        self.kind = kind
+        self.overrides = dict(overrides)
+        self.log = log
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.forked = False
+        self.link, self._theirs = _pair()
+        self.page = StepPage.create()
+        self._stack: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+
+    def descriptors(self) -> tuple[int, int, int]:
+        """What the worker needs: its end of the link, the page, the stack file."""
+        return self._theirs.fileno(), self.page.descriptor, self._stack.fileno()
+
+    def started(self, pid: int | None) -> None:
+        """The other end of the link belongs to the worker now."""
+        self.pid = pid
+        self._theirs.close()
+
+    def start_by_exec(self, env: Mapping[str, str]) -> None:
+        """Start as a new interpreter, with its environment in place before anything is imported."""
+        passed = self.descriptors()
+        arguments = [str(os.getpid()), *map(str, passed)]
+        self.started(start_python("ddpdiag.runtime.worker", arguments, passed, env, self.log))
+
+    def send(self, order: WorkerOrder) -> bool:
+        """Send without waiting; False if the worker is gone or reads nothing."""
+        try:
+            self.link.send(msgspec.json.encode(order), socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> WorkerWord | None:
+        """Its next word, or None when it closed the link. Call only when the link is readable."""
+        try:
+            data = self.link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        return decode_worker_word.decode(data) if data else None
+
+    def poll_exit(self) -> int | None:
+        """Its exit code once known; a forked worker's comes from the nursery."""
+        if self.exit_code is None and self.pid is not None and not self.forked:
+            self.exit_code = reap(self.pid)
+        return self.exit_code
+
+    def look(self) -> ProcessState:
+        """How the process stands right now; touches nothing."""
+        state, wchan = process_state(self.pid) if self.pid else (None, None)
+        return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
+
+    def stack(self) -> tuple[str, ...]:
+        """Frames of its main thread, innermost first, from a dump; waits at most 0.5 s for it.
+
+        It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed before.
+        """
+        if self.pid is None:
+            return ()
+        signal_process(self.pid, DUMP_SIGNAL)
+        signal_process(self.pid, signal.SIGCONT)
+        return main_thread(_settled(self._stack.fileno(), 0, _DUMP_SECONDS))
+
+    def end(self) -> bool:
+        """Kill it; True if it is gone within 2 s."""
+        self.link.close()
+        if self.pid is None:
+            return True
+        signal_process(self.pid, signal.SIGKILL)
+        end = time.monotonic() + _KILL_SECONDS
+        while time.monotonic() < end:
+            self.poll_exit()
+            if not is_alive(self.pid):
+                return True
+            time.sleep(0.005)
+        return False
+
+    def close(self) -> None:
+        """Give back the descriptors."""
+        self.link.close()
+        self._theirs.close()
+        self.page.close()
+        self._stack.close()
+
+
+def _settled(descriptor: int, start: int, seconds: float) -> str:
+    """What is written to a file after `start`, once it stops growing; waits at most `seconds`."""
+    end = time.monotonic() + seconds
+    text = before = b""
+    while time.monotonic() < end and not (text and text == before):
+        time.sleep(0.02)
+        before, text = text, os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
+    return text.decode(errors="replace")
+
+
+def main_thread(dump: str) -> tuple[str, ...]:
+    """Frames of the main thread in faulthandler's dump (it lists the oldest thread last), innermost first."""
+    frames: list[str] = []
+    for line in dump.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            frames = []
+        elif line.startswith("  File ") and ", line " in line:
+            path, _, rest = line.removeprefix('  File "').partition('", line ')
+            number, _, function = rest.partition(" in ")
+            frames.append(f"{function} ({os.path.basename(path)}:{number})")
+    return tuple(frames)
+
+
+class Nursery:
+    """The process that holds torch and forks workers."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.log = Log()
+        self.import_seconds: float | None = None
+        self.exit_code: int | None = None
+        self.closed = False
+        self._asked: list[Worker] = []  # in the order in which their pids will come
+        self._workers: list[Worker] = []
+        self.link, theirs = _pair()
+        arguments = [str(os.getpid()), str(theirs.fileno())]
+        self.pid = start_python("ddpdiag.runtime.nursery", arguments, (theirs.fileno(),), env, self.log)
+        theirs.close()
+
+    def fork(self, overrides: Mapping[str, str | None]) -> Worker:
+        """Ask for a worker; it starts as soon as the nursery is free, and can be sent its task before that."""
+        worker = Worker(Kind.TORCH, overrides, self.log)
+        worker.forked = True
+        try:
+            socket.send_fds(self.link, [msgspec.json.encode(Fork())], list(worker.descriptors()), socket.MSG_DONTWAIT)
+        except OSError:
+            self.closed = True  # seen as a dead nursery by whoever waits for the worker
+        self._asked.append(worker)
+        worker.started(None)
+        return worker
+
+    def receive(self) -> None:
+        """Take in what the nursery says. Call only when the link is readable."""
+        try:
+            data = self.link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            data = b""
+        if not data:
+            self.closed = True
+            return
+        match decode_nursery_word.decode(data):
+            case Imported(seconds):
+                self.import_seconds = seconds
+            case Forked(pid):
+                worker = self._asked.pop(0)
+                worker.pid = pid
+                self._workers.append(worker)
+            case Exited(pid, code):
+                for worker in self._workers:
+                    if worker.pid == pid:
+                        worker.exit_code = code
+
+    def poll_exit(self) -> int | None:
+        """Its exit code once it ended."""
+        if self.exit_code is None:
+            self.exit_code = reap(self.pid)
+        return self.exit_code
+
+    def look(self) -> ProcessState:
+        """How the process stands right now."""
+        state, wchan = process_state(self.pid)
+        return ProcessState(pid=self.pid, state=state, wchan=wchan)
+
+    def stack(self) -> tuple[str, ...]:
+        """Frames of its main thread, innermost first: where an import hangs."""
+        start = self.log.size()
+        signal_process(self.pid, DUMP_SIGNAL)
+        signal_process(self.pid, signal.SIGCONT)
+        return main_thread(_settled(self.log.fileno(), start, _DUMP_SECONDS))
+
+    def end(self) -> bool:
+        """Kill it; its workers go with it. True if it is gone within 2 s."""
+        self.link.close()
+        signal_process(self.pid, signal.SIGKILL)
+        end = time.monotonic() + _KILL_SECONDS
+        while time.monotonic() < end:
+            self.poll_exit()
+            if not is_alive(self.pid):
+                return True
+            time.sleep(0.005)
+        return False

@@ -1,0 +1,57 @@
+"""Who is here: what rank 0 makes of the hellos, before the first trial. Pure."""
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from ddpdiag.model import Arrival, Event, EventKind, Place
+
+
+def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
+    """The arrivals by rank, with what launchers left open filled in.
+
+    A local rank that no launcher gave is the order of ranks on one host (host name and boot id).
+    """
+    hosts: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(arrivals):
+        hosts.setdefault((arrivals[rank].place.node, arrivals[rank].host_id), []).append(rank)
+    settled: dict[int, Arrival] = {}
+    for number, ranks in enumerate(hosts.values()):
+        for local, rank in enumerate(ranks):
+            place = _filled(arrivals[rank].place, local, len(ranks), number)
+            settled[rank] = structs.replace(arrivals[rank], place=place)
+    return dict(sorted(settled.items()))
+
+
+def _filled(place: Place, local: int, here: int, node: int) -> Place:
+    return structs.replace(
+        place,
+        local_rank=local if place.local_rank is None else place.local_rank,
+        local_world_size=here if place.local_world_size is None else place.local_world_size,
+        node_rank=node if place.node_rank is None else place.node_rank,
+    )
+
+
+def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
+    """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
+    place = new.place
+    who = f"{place.node} (pid {new.pid})"
+    if known is not None:
+        first = f"{known.place.node} (pid {known.pid})"
+        event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, node=who)
+        return event, f"rank {place.rank} came twice, from {first} and from {who}; each process needs its own rank"
+    if place.rank >= world_size:
+        event = Event(
+            kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=str(place.world_size), node=place.node
+        )
+        return event, (
+            f"rank {place.rank} on {who} expects {place.world_size} ranks, rank 0 expects {world_size}; "
+            "start all ranks with one world size"
+        )
+    return None
+
+
+def absent(arrivals: Mapping[int, Arrival], world_size: int, seconds: float) -> list[Event]:
+    """An event for every rank that never came."""
+    missing = [rank for rank in range(world_size) if rank not in arrivals]
+    return [Event(kind=EventKind.ABSENT, rank=rank, seconds=seconds) for rank in missing]

@@ -1,0 +1,243 @@
+"""From a launch to an exit code: one rank's part in a run, and the start of all ranks on this host."""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import ddpdiag
+from ddpdiag.check import Check
+from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.model import Arrival, Header, Options, Place, Report
+from ddpdiag.model.recording import Line
+from ddpdiag.probes.elastic import write_error_file
+from ddpdiag.probes.gpus import pci_gpus, visible_gpus
+from ddpdiag.probes.procfs import boot_id, proc_root
+from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.runtime.board import Desk, Hub, board_ports, join
+from ddpdiag.runtime.coordinator import Coordinator, Listener
+from ddpdiag.runtime.environment import places, worker_variables
+from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.messages import Farewell, Seal
+from ddpdiag.runtime.record import Record, run_folder
+from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.supervisor import Supervisor
+from ddpdiag.runtime.tether import die_with_parent
+
+LOOPBACK = "127.0.0.1"
+# Ranks leave within a second of each other; who stays longer is stopped, and is ended.
+_STRAGGLER_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run needs to know, the same in every process of it.
+
+    `publish` judges the lines of rank 0, writes and prints, and returns the report; `listener` is made in rank 0 only.
+    """
+
+    launch: Launch
+    options: Options
+    checks: Sequence[Check[Any]]
+    desk: Desk
+    port: int
+    publish: Callable[[Sequence[Line]], Report]
+    listener: Callable[[], Listener]
+
+    @property
+    def alone(self) -> bool:
+        """Is the whole world on this host, started by this process?"""
+        return len(self.launch.ranks) == self.launch.place.world_size
+
+    def header(self, writer: int) -> Header:
+        """First line of a recording."""
+        place = self.launch.place
+        return Header(
+            run_id=self.launch.run_id,
+            world_size=place.world_size,
+            launcher=place.launcher,
+            options=self.options,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=ddpdiag.__version__,
+            writer=writer,
+        )
+
+
+def prepare(
+    launch: Launch,
+    options: Options,
+    checks: Sequence[Check[Any]],
+    *,
+    board_wait: float,
+    board_port: int | None,
+    publish: Callable[[Sequence[Line]], Report],
+    listener: Callable[[], Listener],
+) -> Run:
+    """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
+    whole = len(launch.ranks) == launch.place.world_size
+    if whole:
+        ports = (board_port if board_port is not None else free_port(LOOPBACK),)
+    else:
+        ports = board_ports(launch.run_id, launch.port, board_port)
+    host = LOOPBACK if whole else launch.coordinator
+    return Run(
+        launch=launch,
+        options=options,
+        checks=checks,
+        desk=Desk(host, ports, board_wait),
+        port=launch.port if launch.port is not None else free_port(LOOPBACK),
+        publish=publish,
+        listener=listener,
+    )
+
+
+# One rank ------------------------------------------------------------------------------------------------------------
+
+
+def run_rank(run: Run, place: Place) -> int:
+    """This process's part in the run; the exit code. RunLost when the run goes on, or ends, without us."""
+    signals = Signals()
+    seal = Seal(run.launch.run_id, os.environ.get("DDPDIAG_TOKEN", ""))
+    record = Record(run_folder(run.launch.run_id), place.rank, run.header(place.rank))
+    try:
+        farewell = _take_part(run, place, seal, record, signals)
+    except RunLost as lost:
+        raise _with_record(lost, record) from lost
+    if farewell.exit_code != ExitCode.FIT:
+        # torchrun's own summary then shows the sentence instead of "error_file: <N/A>".
+        write_error_file(os.environ, farewell.sentence)
+    record.remove(farewell.lost)
+    return farewell.exit_code
+
+
+def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Signals) -> Farewell:
+    arrival = _arrival(run, place)
+    # The Board comes first: a second rank 0 must not start anything.
+    hub = Hub(run.desk.ports, seal, arrival, local_only=run.alone) if place.rank == 0 else None
+    supervisor = Supervisor(
+        place,
+        lambda own: worker_variables(run.launch, own, run.port),
+        record,
+        signals=signals if hub is None else None,
+    )
+    try:
+        record.write(arrival)
+        if hub is None:
+            return supervisor.run(join(run.desk, seal, arrival, lambda: signals.told))
+        return _lead(run, hub, supervisor, seal, arrival, signals)
+    finally:
+        supervisor.end_children()
+
+
+def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arrival, signals: Signals) -> Farewell:
+    """Rank 0: the coordinator in the main thread, its own supervisor beside it."""
+    desk = Desk(LOOPBACK, (hub.port,), run.desk.wait_seconds)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="supervisor")
+    served: Future[Farewell] = thread.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
+    coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told)
+    coordinator.conduct(run.desk.wait_seconds)
+    report = run.publish(coordinator.lines())
+    coordinator.farewell(report.exit_code, report.sentence)
+    farewell = served.result(timeout=_STRAGGLER_SECONDS)
+    thread.shutdown(wait=False)
+    return farewell
+
+
+def _arrival(run: Run, place: Place) -> Arrival:
+    return Arrival(
+        place=place,
+        host_id=boot_id(),
+        pid=os.getpid(),
+        address="",
+        gpus=visible_gpus(os.environ, proc_root(os.environ)),
+        pci_gpus=pci_gpus(sys_root(os.environ)),
+        coordinator=run.launch.coordinator,
+        agent_store=run.launch.agent_store,
+    )
+
+
+def _with_record(lost: RunLost, record: Record) -> RunLost:
+    """Rank 0 will not tell what we saw, so our record stays; one that holds no outcome says nothing and goes."""
+    if record.outcomes == 0:
+        record.remove()
+        return lost
+    record.keep()
+    return RunLost(f"{lost}; its record is kept in {record.path}", lost.exit_code)
+
+
+# All ranks on this host ----------------------------------------------------------------------------------------------
+
+
+def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
+    """Fork one supervisor for each of the launch's ranks and wait for them; rank 0's exit code, or the worst.
+
+    A fork without exec: nothing here has threads yet, and an interpreter's start is saved for each rank.
+    """
+    if len(run.launch.ranks) > 1:
+        # As torchrun does: else every rank starts a thread per core, and they fight for the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signals = Signals(children=True)
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children: dict[int, int] = {}
+    for place in places(run.launch):
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent, signal.SIGTERM)
+            os._exit(run_one(place))
+        children[pid] = place.rank
+    codes = _wait_for(children, signals, run.options.budget_seconds + run.desk.wait_seconds + 30.0)
+    return _combined(codes)
+
+
+def _wait_for(children: dict[int, int], signals: Signals, seconds: float) -> dict[int, int]:
+    """Exit code by rank. When some have left, the others get a few seconds more; nobody outlives `seconds`."""
+    codes: dict[int, int] = {}
+    waiting = dict(children)
+    end = time.monotonic() + seconds
+    forwarded = False
+    while waiting:
+        select.select([signals.woken], [], [], 0.5)
+        signals.drain()
+        if signals.told is not None and not forwarded:
+            forwarded = True
+            for pid in waiting:
+                os.kill(pid, signals.told)
+        for pid in [pid for pid, rank in waiting.items() if _exited(pid, rank, codes)]:
+            del waiting[pid]
+            end = min(end, _end_after(children, waiting, end))
+        if waiting and time.monotonic() > end:
+            for pid in waiting:
+                os.kill(pid, signal.SIGKILL)
+    return codes
+
+
+def _end_after(children: dict[int, int], waiting: dict[int, int], end: float) -> float:
+    """Rank 0 leaves last; so whoever is left when it is gone, or it alone when all others are, is stuck."""
+    ranks = set(waiting.values())
+    rank_0_here = 0 in children.values()
+    if (rank_0_here and 0 not in ranks) or ranks == {0}:
+        return time.monotonic() + _STRAGGLER_SECONDS
+    return end
+
+
+def _exited(pid: int, rank: int, codes: dict[int, int]) -> bool:
+    done, status = os.waitpid(pid, os.WNOHANG)
+    if done:
+        codes[rank] = os.waitstatus_to_exitcode(status)
+    return bool(done)
+
+
+def _combined(codes: dict[int, int]) -> int:
+    """Rank 0 knows the verdict; where it is not here, or was killed, the worst of the others counts, and a killed one is UNKNOWN."""
+    if codes.get(0, -1) >= 0:
+        return codes[0]
+    return max((code for code in codes.values() if code > 0), default=ExitCode.UNKNOWN)

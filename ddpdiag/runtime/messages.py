@@ -1,0 +1,226 @@
+"""What supervisors, rank 0, nurseries and workers say to each other: typed structs, never pickle."""
+
+import hashlib
+import hmac
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from ddpdiag.model import Arrival, Options, Outcome, Place, Status, Trial
+
+# The largest honest message is an outcome with a stack dump, some 100 kB.
+MAX_MESSAGE_BYTES = 4 << 20
+
+
+# Supervisor to rank 0 ------------------------------------------------------------------------------------------------
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """I am here."""
+
+    arrival: Arrival
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """My worker stands at the gate of this trial; `offer` counts if I am the first of my group."""
+
+    trial: int
+    offer: str
+
+
+class Result(Struct, frozen=True, tag="result"):
+    """What the trial gave on my rank; already written to my own file."""
+
+    outcome: Outcome
+
+
+class Leaving(Struct, frozen=True, tag="leaving"):
+    """I was told to leave by this signal: I am a bystander."""
+
+    signal: int
+
+
+class Alive(Struct, frozen=True, tag="alive"):
+    """Nothing to say, but here."""
+
+
+# Rank 0 to supervisor ------------------------------------------------------------------------------------------------
+
+
+class Seated(Struct, frozen=True, tag="seated"):
+    """Your hello was heard; this proves the run id."""
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """You cannot take part; the sentence says why, and `exit_code` how to leave."""
+
+    sentence: str
+    exit_code: int
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """All came, or their time is over: this is your place, with the local rank settled."""
+
+    place: Place
+    options: Options
+
+
+class Order(Struct, frozen=True, tag="order"):
+    """Run this trial."""
+
+    trial: Trial
+
+
+class Open(Struct, frozen=True, tag="open"):
+    """The gate of this trial opens; the first rank of your group is at `host` and offers `offer`."""
+
+    trial: int
+    host: str
+    offer: str
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """Your part in this trial is over, because of somebody else."""
+
+    trial: int
+
+
+class RollCall(Struct, frozen=True, tag="rollcall"):
+    """Answer at once, whatever you do. Also rank 0's heartbeat."""
+
+
+class Farewell(Struct, frozen=True, tag="farewell"):
+    """The files are written; leave with this code. Everything of yours is acknowledged.
+
+    `lost` are ranks that cannot tidy up themselves: who shares their host removes their files.
+    """
+
+    exit_code: int
+    sentence: str
+    lost: tuple[int, ...]
+
+
+Upward = Hello | Ready | Result | Leaving | Alive
+Downward = Seated | Refused | Welcome | Order | Open | Stop | RollCall | Farewell
+
+# Supervisor to worker, and back --------------------------------------------------------------------------------------
+
+
+class Task(Struct, frozen=True, tag="task"):
+    """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host."""
+
+    place: Place
+    trial: Trial
+    options: Options
+    scratch: str
+    env: dict[str, str | None]
+
+
+class AtGate(Struct, frozen=True, tag="atgate"):
+    """The worker waits for its group."""
+
+    offer: str
+
+
+class Answer(Struct, frozen=True, tag="answer"):
+    """The trial ended by itself: `data` (DONE) or `error` and a short traceback in `detail` (RAISED)."""
+
+    status: Status
+    data: msgspec.Raw = msgspec.Raw()
+    error: str = ""
+    detail: str = ""
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+WorkerWord = AtGate | Answer
+WorkerOrder = Task | Open
+
+# Supervisor to nursery, and back -------------------------------------------------------------------------------------
+
+
+class Fork(Struct, frozen=True, tag="fork"):
+    """Fork a worker; its socket, step page and stack file travel beside this message as descriptors."""
+
+
+class Imported(Struct, frozen=True, tag="imported"):
+    """torch is there, after so many seconds."""
+
+    seconds: float
+
+
+class Forked(Struct, frozen=True, tag="forked"):
+    """The worker asked for runs as `pid`."""
+
+    pid: int
+
+
+class Exited(Struct, frozen=True, tag="exited"):
+    """A worker ended; `code` is negative for a signal, as in subprocess."""
+
+    pid: int
+    code: int
+
+
+NurseryWord = Imported | Forked | Exited
+
+_up: msgspec.json.Decoder[Upward] = msgspec.json.Decoder(Upward)
+_down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
+decode_worker_word: msgspec.json.Decoder[WorkerWord] = msgspec.json.Decoder(WorkerWord)
+decode_worker_order: msgspec.json.Decoder[WorkerOrder] = msgspec.json.Decoder(WorkerOrder)
+decode_nursery_word: msgspec.json.Decoder[NurseryWord] = msgspec.json.Decoder(NurseryWord)
+
+
+class _Sealed(Struct, frozen=True):
+    run_id: str
+    body: msgspec.Raw
+    mac: str = ""
+
+
+_sealed: msgspec.json.Decoder[_Sealed] = msgspec.json.Decoder(_Sealed)
+
+
+class Seal:
+    """Stamps messages with the run id and, when `token` (DDPDIAG_TOKEN) is set, with an HMAC-SHA256 over id and body."""
+
+    def __init__(self, run_id: str, token: str = "") -> None:
+        self._run_id = run_id
+        self._token = token.encode()
+
+    def close(self, message: Upward | Downward) -> bytes:
+        """The message as bytes for the wire."""
+        body = msgspec.json.encode(message)
+        return msgspec.json.encode(_Sealed(self._run_id, msgspec.Raw(body), self._mac(body)))
+
+    def open_upward(self, data: bytes) -> Upward | None:
+        """A supervisor's message, or None if it is not of this run."""
+        body = self._verified(data)
+        return None if body is None else _decode(_up, body)
+
+    def open_downward(self, data: bytes) -> Downward | None:
+        """Rank 0's message, or None if it is not of this run."""
+        body = self._verified(data)
+        return None if body is None else _decode(_down, body)
+
+    def _verified(self, data: bytes) -> bytes | None:
+        sealed = _decode(_sealed, data) if len(data) <= MAX_MESSAGE_BYTES else None
+        if sealed is None or sealed.run_id != self._run_id:
+            return None
+        body = bytes(sealed.body)
+        return body if hmac.compare_digest(sealed.mac, self._mac(body)) else None
+
+    def _mac(self, body: bytes) -> str:
+        if not self._token:
+            return ""
+        return hmac.new(self._token, self._run_id.encode() + b"\0" + body, hashlib.sha256).hexdigest()
+
+
+T = TypeVar("T")
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
+    """The message, or None for noise: a port scanner must not end a run."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,126 @@
+"""The nursery: imports torch once, then forks workers on request.
+
+A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is: import
+torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP loads lazily,
+beside the first trials. Nothing here may touch CUDA: a context does not survive a fork.
+"""
+
+import array
+import faulthandler
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import msgspec
+
+from ddpdiag.runtime.messages import Exited, Forked, Imported, NurseryWord
+from ddpdiag.runtime.page import StepPage
+from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
+
+# DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock of training.
+LAZY_IMPORTS = ("torch._dynamo",)
+DESCRIPTORS = 3  # the worker's link, step page and stack file
+
+
+def main(arguments: list[str]) -> None:
+    """Entry: PARENT_PID SOCKET."""
+    parent, descriptor = (int(argument) for argument in arguments)
+    die_with_parent(parent)
+    leave_terminal()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    link = socket.socket(fileno=descriptor)
+    gc.disable()  # a tenth of the import's time goes into collecting what nobody drops
+    seconds = _import_torch()
+    _say(link, Imported(seconds))
+    _serve(link)
+
+
+def _import_torch() -> float:
+    begin = time.monotonic()
+    # is_available() would create a CUDA context here if an imported module asked; through NVML it does not.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    importlib.import_module("torch")
+    importlib.import_module("ddpdiag.checks")
+    seconds = time.monotonic() - begin
+    os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
+    return seconds
+
+
+def _say(link: socket.socket, word: NurseryWord) -> None:
+    link.send(msgspec.json.encode(word))
+
+
+def _serve(link: socket.socket) -> None:
+    """Fork on request, report the dead, import in idle moments; ends when the supervisor closes the socket."""
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+    waiting = list(LAZY_IMPORTS)
+    while True:
+        ready, _, _ = select.select([link, woken], [], [], 0 if waiting else None)
+        if woken in ready:
+            woken.recv(4096)
+            _reap(link)
+        if link in ready:
+            _fork(link, (link, woken, waker))
+        if not ready and waiting:
+            importlib.import_module(waiting.pop(0))
+            gc.freeze()  # forks then share these pages instead of copying them
+
+
+def _reap(link: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _say(link, Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _fork(link: socket.socket, own: tuple[socket.socket, ...]) -> None:
+    data, ancillary, _, _ = link.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
+    if not data:
+        os._exit(0)
+    descriptors = array.array("i")
+    for _level, _kind, payload in ancillary:
+        descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(parent, own, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _say(link, Forked(pid))
+
+
+def _become_worker(parent: int, own: tuple[socket.socket, ...], descriptors: "array.array[int]") -> None:
+    from ddpdiag.runtime.worker import serve
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    die_with_parent(parent)
+    leave_terminal()
+    for connection in own:
+        connection.close()
+    gc.enable()
+    link, page, stack_file = descriptors
+    try:
+        serve(socket.socket(fileno=link), StepPage(page), stack_file)
+    finally:
+        # Never back into the nursery's loop: whatever ended this worker is told in its log and by its exit code.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(70)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""The step page: where a worker writes how far it came, and its supervisor reads it even when the worker cannot speak.
+
+Shared memory, because a process that holds the GIL, is stopped or is stuck in a driver answers no message.
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+
+_STEP = struct.Struct("<q")
+_LABEL_BYTES = 120
+_SIZE = mmap.PAGESIZE
+
+
+class StepPage:
+    """A step number and its name. One writer; a torn label is possible and harmless."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, _SIZE)
+
+    @classmethod
+    def create(cls) -> "StepPage":
+        """A fresh page in an unlinked file, whose descriptor can be handed to a worker."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(_SIZE)
+            return cls(os.dup(file.fileno()))
+
+    def write(self, step: int, label: str) -> None:
+        """Announce a step."""
+        text = label.encode(errors="replace")[:_LABEL_BYTES]
+        self._map[: _STEP.size + _LABEL_BYTES] = _STEP.pack(step) + text.ljust(_LABEL_BYTES, b"\0")
+
+    def read(self) -> tuple[int, str]:
+        """The last step announced, and its label."""
+        (step,) = _STEP.unpack(self._map[: _STEP.size])
+        label = self._map[_STEP.size : _STEP.size + _LABEL_BYTES].rstrip(b"\0")
+        return step, label.decode(errors="replace")
+
+    def close(self) -> None:
+        """Unmap and close."""
+        self._map.close()
+        os.close(self.descriptor)

@@ -1,0 +1,69 @@
+"""Each supervisor's own record: written before anything is sent, so that it outlives rank 0."""
+
+import contextlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from ddpdiag.codec import encode_line
+from ddpdiag.model import Header, Outcome
+from ddpdiag.model.recording import Line
+
+
+def run_folder(run_id: str) -> Path:
+    """The run's folder on this host, `$TMPDIR/ddpdiag-<run id>`, made for this user alone.
+
+    If somebody else owns one of that name, a folder with a random suffix is made.
+    """
+    name = "ddpdiag-" + re.sub(r"[^A-Za-z0-9_.-]", "_", run_id)[:80]
+    folder = Path(tempfile.gettempdir()) / name
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid == os.getuid() and not folder.is_symlink():
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix=name + "-"))
+
+
+class Record:
+    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder beside it."""
+
+    def __init__(self, folder: Path, rank: int, header: Header) -> None:
+        self.folder = folder
+        self.path = folder / f"rank-{rank}.jsonl"
+        self.scratch = folder / f"scratch-{rank}"
+        self.scratch.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+        self._descriptor = os.open(self.path, flags, 0o600)
+        self.outcomes = 0
+        self.write(header)
+
+    def write(self, line: Line) -> None:
+        """Append a record. A full disk loses the copy, not the run."""
+        self.outcomes += isinstance(line, Outcome)
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, encode_line(line))
+
+    def keep(self) -> None:
+        """Leave the record on disk, and nothing else."""
+        _remove_folder(self.scratch)
+
+    def remove(self, others: tuple[int, ...] = ()) -> None:
+        """Remove this rank's files, those of `others` that cannot do it themselves, and the folder when it is empty."""
+        for rank in (*others, int(self.path.stem.removeprefix("rank-"))):
+            with contextlib.suppress(OSError):
+                (self.folder / f"rank-{rank}.jsonl").unlink()
+            _remove_folder(self.folder / f"scratch-{rank}")
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a flat folder of ours."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,89 @@
+"""A trial on one rank, from order to outcome. Only words and numbers: no waiting, no killing."""
+
+import signal
+
+from msgspec import structs
+
+from ddpdiag.model import Outcome, ProcessState, Status, Trial
+from ddpdiag.runtime.children import Worker
+from ddpdiag.runtime.messages import Answer
+
+IMPORT_STEP = "import torch"
+
+
+class Running:
+    """What the supervisor knows of the trial in progress; times are of the monotonic clock."""
+
+    def __init__(self, trial: Trial, rank: int, worker: Worker, now: float) -> None:
+        self.trial = trial
+        self.worker = worker
+        self.begin = now
+        self.deadline = now + trial.deadline_seconds
+        self.log_start = worker.log.size()
+        self.opened = False
+        self._rank = rank
+        self._gate: float | None = None
+
+    def reached_gate(self, now: float) -> None:
+        """The worker waits for its group."""
+        self._gate = now - self.begin
+
+    def answered(self, answer: Answer, now: float) -> Outcome:
+        """The worker ended the trial by itself."""
+        return structs.replace(
+            self._outcome(answer.status, now),
+            data=answer.data,
+            error=answer.error,
+            detail=answer.detail,
+            timings={**self._timings(), **answer.timings},
+        )
+
+    def hung(self, process: ProcessState, now: float, *, importing: bool, told: bool) -> Outcome:
+        """The deadline has passed, or rank 0 ended our part."""
+        outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
+        return structs.replace(outcome, step=0, at=IMPORT_STEP) if importing else outcome
+
+    def died(self, code: int | None, log: str, now: float) -> Outcome:
+        """The worker's process ended without an answer."""
+        return structs.replace(self._outcome(Status.DIED, now), error=how_it_ended(code), detail=log)
+
+    def without_torch(self, code: int | None, log: str, now: float) -> Outcome:
+        """The nursery ended: torch cannot be imported here."""
+        last = log.splitlines()[-1] if log else ""
+        status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, how_it_ended(code))
+        return structs.replace(self._outcome(status, now), step=0, at=IMPORT_STEP, error=error, detail=log)
+
+    def _outcome(self, status: Status, now: float) -> Outcome:
+        step, at = self.worker.page.read()
+        return Outcome(
+            trial=self.trial.number,
+            code=self.trial.code,
+            rank=self._rank,
+            status=status,
+            step=step,
+            at=at,
+            seconds=now - self.begin,
+            timings=self._timings(),
+        )
+
+    def _timings(self) -> dict[str, float]:
+        return {} if self._gate is None else {"arrive": self._gate}
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit code in words."""
+    match code:
+        case None:
+            return "the process vanished; its exit code is unknown"
+        case int() if code < 0:
+            return f"killed by {signal_name(-code)}"
+        case _:
+            return f"left with exit code {code} before it answered"
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,256 @@
+"""The supervisor: one per rank, started by the launcher. It owns deadlines, and outlives whatever its worker does.
+
+It never imports torch, and waits only on local descriptors with a time-out.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+import zmq
+from msgspec import structs
+
+from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.model import Kind, Options, Outcome, Place, Status, Trial
+from ddpdiag.runtime.board import Link
+from ddpdiag.runtime.children import Nursery, Worker
+from ddpdiag.runtime.messages import (
+    Alive,
+    Answer,
+    AtGate,
+    Farewell,
+    Leaving,
+    Open,
+    Order,
+    Ready,
+    Refused,
+    Result,
+    RollCall,
+    Seated,
+    Stop,
+    Task,
+    Welcome,
+)
+from ddpdiag.runtime.record import Record
+from ddpdiag.runtime.running import Running
+from ddpdiag.runtime.signals import Signals
+
+# Rank 0 beats every second; on an overloaded machine a healthy one was seen silent for 3 s.
+LOST_AFTER_SECONDS = 8.0
+_LEAVE_SECONDS = 2.0
+# Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
+_EXEC_TIME = ("OMP_", "MKL_", "LD_", "KMP_", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "PYTHON")
+
+
+class Supervisor:
+    """Serves rank 0's orders until its farewell.
+
+    `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
+    process was told to leave (None where the main thread takes care of that).
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        variables: Callable[[Place], Mapping[str, str]],
+        record: Record,
+        *,
+        signals: Signals | None = None,
+    ) -> None:
+        self.place = place
+        self._variables = variables
+        self._record = record
+        self._signals = signals
+        self._options = Options()
+        env = {**os.environ, **variables(place)}
+        self._nursery = Nursery(env)
+        self._workers: dict[Kind, Worker] = {Kind.PLAIN: self._exec_worker(Kind.PLAIN, {})}
+        self._workers[Kind.TORCH] = self._nursery.fork({})
+        self._running: Running | None = None
+        self._farewell: Farewell | None = None
+        self._told_to_leave: tuple[int, float] | None = None
+
+    def run(self, link: Link) -> Farewell:
+        """Serve until the farewell; RunLost when rank 0 falls silent."""
+        self._link = link
+        link.heard = time.monotonic()
+        if self._signals is not None and self._signals.told is not None:
+            self._leave(self._signals.told)
+        while self._farewell is None:
+            self._wait()
+            for message in link.receive():
+                self._obey(message)
+            self._watch_running()
+            self._watch_rank_0()
+        self.end_children()
+        link.send(Alive())
+        link.close()
+        return self._farewell
+
+    def _leave(self, signum: int) -> None:
+        """The launcher told this process to leave: say so first, so that nobody blames us."""
+        if self._told_to_leave is None:
+            self._told_to_leave = (signum, time.monotonic())
+            self._link.send(Leaving(signum))
+
+    def end_children(self) -> None:
+        """Kill worker and nursery."""
+        for worker in self._workers.values():
+            worker.end()
+            worker.close()
+        self._workers.clear()
+        self._nursery.end()
+
+    # What comes in ---------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._link.socket, zmq.POLLIN)
+        if not self._nursery.closed:
+            poller.register(self._nursery.link, zmq.POLLIN)
+        if self._signals is not None:
+            poller.register(self._signals.woken, zmq.POLLIN)
+        if self._running is not None:
+            poller.register(self._running.worker.link, zmq.POLLIN)
+        ready = dict(poller.poll(self._patience_ms()))
+        if not self._nursery.closed and self._nursery.link.fileno() in ready:
+            self._nursery.receive()
+        if self._signals is not None and self._signals.woken.fileno() in ready:
+            self._signals.drain()
+            if self._signals.told is not None:
+                self._leave(self._signals.told)
+        if self._running is not None and self._running.worker.link.fileno() in ready:
+            self._hear(self._running)
+
+    def _patience_ms(self) -> int:
+        if self._running is None:
+            return 500
+        return round(1000 * min(0.5, max(0.0, self._running.deadline - time.monotonic()) + 0.001))
+
+    def _obey(self, message: object) -> None:
+        match message:
+            case Welcome(place, options):
+                self.place, self._options = place, options
+            case Order(trial):
+                self._start(trial)
+            case Open(trial=number) as opening:
+                if self._running is not None and self._running.trial.number == number:
+                    self._running.opened = self._running.worker.send(opening)
+            case Stop(number):
+                if self._running is not None and self._running.trial.number == number:
+                    self._expire(self._running, told=True)
+            case RollCall():
+                self._link.send(Alive())
+            case Farewell():
+                self._farewell = message
+            case Refused(sentence, code):
+                raise RunLost(sentence, code)
+            case Seated() | _:
+                pass
+
+    def _hear(self, running: Running) -> None:
+        match running.worker.receive():
+            case AtGate(offer):
+                running.reached_gate(time.monotonic())
+                self._link.send(Ready(running.trial.number, offer))
+            case Answer() as answer:
+                self._finish(running, running.answered(answer, time.monotonic()))
+            case None:
+                self._finish(running, self._dead(running))
+
+    # Trials ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, trial: Trial) -> None:
+        self._record.write(trial)
+        worker = self._worker_for(trial)
+        running = Running(trial, self.place.rank, worker, time.monotonic())
+        self._running = running
+        env: dict[str, str | None] = {"TORCHELASTIC_USE_AGENT_STORE": None, **self._variables(self.place), **trial.env}
+        worker.send(Task(self.place, trial, self._options, str(self._record.scratch), env))
+
+    def _worker_for(self, trial: Trial) -> Worker:
+        """The worker of the trials before, unless this one needs another."""
+        worker = self._workers.get(trial.kind)
+        if worker is not None and worker.overrides == trial.env and not trial.fresh:
+            return worker
+        if worker is not None:
+            worker.end()
+            worker.close()
+        if trial.kind is Kind.PLAIN or any(name.startswith(_EXEC_TIME) for name in trial.env):
+            self._workers[trial.kind] = self._exec_worker(trial.kind, trial.env)
+        else:
+            self._workers[trial.kind] = self._nursery.fork(trial.env)
+        return self._workers[trial.kind]
+
+    def _exec_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> Worker:
+        worker = Worker(kind, overrides, self._nursery.log)
+        env: dict[str, str | None] = {**os.environ, **self._variables(self.place), **overrides}
+        worker.start_by_exec({name: value for name, value in env.items() if value is not None})
+        return worker
+
+    def _watch_running(self) -> None:
+        running = self._running
+        if running is None:
+            return
+        if running.worker.forked and running.worker.pid is None and self._nursery.closed:
+            self._finish(running, self._nursery_dead(running))
+        elif time.monotonic() >= running.deadline:
+            self._expire(running)
+
+    def _expire(self, running: Running, *, told: bool = False) -> None:
+        """The deadline: first fix what is known, then wake, dump and kill."""
+        importing = running.worker.forked and running.worker.pid is None
+        child = self._nursery if importing else running.worker
+        outcome = running.hung(child.look(), time.monotonic(), importing=importing, told=told)
+        stack = child.stack()
+        survived = not child.end()
+        if outcome.process is not None:
+            process = structs.replace(outcome.process, stack=stack, survived=survived)
+            outcome = structs.replace(outcome, process=process)
+        self._finish(running, outcome)
+
+    def _dead(self, running: Running) -> Outcome:
+        """The worker closed its link without an answer: how did it end?"""
+        end = time.monotonic() + 1.0
+        while running.worker.poll_exit() is None and time.monotonic() < end:
+            if running.worker.forked and self._nursery.link.fileno() >= 0 and not self._nursery.closed:
+                if zmq.select([self._nursery.link], [], [], 0.05)[0]:
+                    self._nursery.receive()
+            else:
+                time.sleep(0.01)
+        return running.died(
+            running.worker.exit_code, running.worker.log.tail(since=running.log_start), time.monotonic()
+        )
+
+    def _nursery_dead(self, running: Running) -> Outcome:
+        """torch could not be imported, or the nursery was killed."""
+        end = time.monotonic() + 1.0
+        while self._nursery.poll_exit() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return running.without_torch(self._nursery.exit_code, self._nursery.log.tail(), time.monotonic())
+
+    def _finish(self, running: Running, outcome: Outcome) -> None:
+        """To our own file first, then to the Board. After anything but DONE the worker is replaced."""
+        self._running = None
+        self._record.write(outcome)
+        self._link.send(Result(outcome))
+        if outcome.status is not Status.DONE:
+            worker = self._workers.pop(running.trial.kind)
+            worker.end()
+            worker.close()
+
+    # Rank 0 ----------------------------------------------------------------------------------------------------------
+
+    def _watch_rank_0(self) -> None:
+        now = time.monotonic()
+        if self._told_to_leave is not None:
+            signum, since = self._told_to_leave
+            if now - since > _LEAVE_SECONDS + 1.0:
+                code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.TERMINATED
+                raise RunLost(f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}", code)
+        if now - self._link.heard > LOST_AFTER_SECONDS:
+            raise RunLost(
+                f"rank {self.place.rank} on {self.place.node} lost rank 0: nothing was heard of it "
+                f"for {LOST_AFTER_SECONDS:g} s"
+            )

@@ -1,0 +1,126 @@
+"""The worker: runs one measurement after another until its supervisor has no more, or ends it.
+
+Two ways to become one: `python -m ddpdiag.runtime.worker` (plain, started at once) and a fork of the nursery (with torch).
+It says only what happened; it judges nothing.
+"""
+
+import faulthandler
+import os
+import socket
+import sys
+import time
+import traceback
+
+import msgspec
+
+from ddpdiag import codec
+from ddpdiag.check import Opening
+from ddpdiag.model import Options, Place, Status, Trial
+from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Answer, AtGate, Open, Task, decode_worker_order
+from ddpdiag.runtime.page import StepPage
+from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
+
+_MAX_DETAIL = 8_000
+
+
+class WorkerContext:
+    """What a measurement sees of the world; see `ddpdiag.check.Context`."""
+
+    def __init__(self, task: Task, link: socket.socket, page: StepPage) -> None:
+        self.place: Place = task.place
+        self.trial: Trial = task.trial
+        self.options: Options = task.options
+        self.group = task.trial.group_of(task.place.rank)
+        self.scratch = task.scratch
+        self.timings: dict[str, float] = {}
+        self._link = link
+        self._page = page
+        self._steps = 0
+        self.step("start")
+
+    @property
+    def group_rank(self) -> int:
+        """This rank's position in its group."""
+        return self.group.index(self.place.rank)
+
+    def step(self, label: str) -> None:
+        """Announce the next step."""
+        self._steps += 1
+        self._page.write(self._steps, label)
+
+    def timed(self, name: str, seconds: float) -> None:
+        """Add to one of the trial's timings."""
+        self.timings[name] = self.timings.get(name, 0.0) + seconds
+
+    def gate(self, offer: str = "") -> Opening:
+        """Wait for all ranks of the group."""
+        self.step("wait at the gate")
+        begin = time.monotonic()
+        self._link.send(msgspec.json.encode(AtGate(offer)))
+        opening = _receive(self._link)
+        if not isinstance(opening, Open):
+            os._exit(0)  # the supervisor is gone, or moved on without this worker
+        self.timed("gate", time.monotonic() - begin)
+        self.step("gate is open")
+        return Opening(opening.host, opening.offer)
+
+
+def _receive(link: socket.socket) -> Task | Open | None:
+    data = link.recv(MAX_MESSAGE_BYTES)
+    return decode_worker_order.decode(data) if data else None
+
+
+def _apply(env: dict[str, str | None]) -> None:
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _measure(task: Task, context: WorkerContext) -> Answer:
+    from ddpdiag.checks import by_code
+
+    check = by_code(task.trial.code)
+    if check.measure is None:
+        raise LookupError(f"{task.trial.code} has nothing to measure")
+    data = check.measure(context)
+    return Answer(Status.DONE, data=msgspec.Raw(codec.encode(data)), timings=context.timings)
+
+
+def _answer(task: Task, context: WorkerContext) -> Answer:
+    begin = time.monotonic()
+    try:
+        answer = _measure(task, context)
+    except Exception as error:  # noqa: BLE001 - one of the two edges: whatever a measurement raises is an outcome
+        text = traceback.format_exc(limit=-8)
+        sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        answer = Answer(
+            Status.RAISED, error=sentence[:_MAX_DETAIL], detail=text[-_MAX_DETAIL:], timings=context.timings
+        )
+    context.timed("total", time.monotonic() - begin)
+    return answer
+
+
+def serve(link: socket.socket, page: StepPage, stack_file: int) -> None:
+    """Do what the supervisor sends until it closes the link; never returns."""
+    faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
+    while isinstance(task := _receive(link), Task):
+        _apply(task.env)
+        answer = _answer(task, WorkerContext(task, link, page))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        link.send(msgspec.json.encode(answer))
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of a plain worker: PARENT_PID LINK PAGE STACK, the last three descriptors."""
+    parent, link, page, stack_file = (int(argument) for argument in arguments)
+    die_with_parent(parent)
+    leave_terminal()
+    serve(socket.socket(fileno=link), StepPage(page), stack_file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

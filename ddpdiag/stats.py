@@ -1,0 +1,58 @@
+"""Small statistics over ranks: samples, and who differs from whom."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+
+V = TypeVar("V", bound=Hashable)
+
+
+class Samples(Struct, frozen=True, kw_only=True):
+    """Seconds (or whatever the field's name says) of repeated measurements: the minimum estimates the machine,
+    the distance from it to p95 shows how restless it is."""
+
+    min: float
+    median: float
+    p95: float
+    count: int
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The `share` quantile of a sorted, non-empty sequence, interpolated (type 7 of Hyndman and Fan)."""
+    position = (len(ordered) - 1) * share
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def samples(values: Iterable[float]) -> Samples:
+    """Summary of at least one finite value; ValueError if there is none."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values to summarise")
+    return Samples(min=ordered[0], median=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), count=len(ordered))
+
+
+class Odd(Struct, frozen=True):
+    """Who differs. `ranks` is empty when no strict majority exists: then nobody can be called odd."""
+
+    usual: object
+    ranks: tuple[int, ...]
+    groups: dict[object, tuple[int, ...]]
+
+
+def odd_ones_out(values: Mapping[int, V]) -> Odd | None:
+    """Ranks whose value differs from the one that more than half of the ranks have; None if all agree."""
+    counts = Counter(values.values())
+    if len(counts) <= 1:
+        return None
+    groups: dict[object, tuple[int, ...]] = {
+        value: tuple(sorted(rank for rank, own in values.items() if own == value)) for value in counts
+    }
+    usual, count = counts.most_common(1)[0]
+    if 2 * count <= len(values):
+        return Odd(None, (), groups)
+    return Odd(usual, tuple(sorted(rank for rank, own in values.items() if own != usual)), groups)

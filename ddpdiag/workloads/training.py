@@ -1,0 +1,313 @@
+"""Training with DistributedDataParallel, from the first weight to the last metric.
+
+The ConvNet of the classic MNIST tutorials learns handwritten digits for a fixed number of steps, over a process group
+that is already open. Start it as one process per GPU and it is a training script: every line here is one that a job
+needs too.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from itertools import count, islice
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from ddpdiag.check import Context
+from ddpdiag.model import Depth
+from ddpdiag.workloads.mnist import CLASSES, Digits
+
+# Mean and standard deviation of the pixels of MNIST's training set, between 0 and 1: every tutorial's numbers.
+MEAN, DEVIATION = 0.1307, 0.3081
+# One step's loss is noisy: the last one reported is the mean over this many.
+LAST_STEPS = 5
+EVALUATION_BATCH = 100
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """How long to train: the same images, steps and learning rates whatever the world size.
+
+    `global_batch` counts images over all ranks; the learning rate climbs to `learning_rate` over the first
+    `warmup` share of the steps and falls to zero over the rest.
+    """
+
+    steps: int
+    global_batch: int
+    learning_rate: float
+    warmup: float = 0.3
+    seed: int = 0
+
+    def rank_batch(self, world_size: int) -> int:
+        """Images per rank and step: an equal share for all, so that the mean over ranks is the mean over images."""
+        return math.ceil(self.global_batch / world_size)
+
+    def rate(self, step: int) -> float:
+        """Learning rate in `step`, as a share of the highest one."""
+        rising = max(1.0, self.warmup * self.steps)
+        return min((step + 1) / rising, (self.steps - step) / (self.steps - rising + 1))
+
+
+# Found by search over 1 to 64 ranks and several seeds; tests/torch/test_schedule.py repeats the measurement.
+SCHEDULES = {
+    Depth.QUICK: Schedule(steps=64, global_batch=64, learning_rate=6e-3),
+    Depth.STANDARD: Schedule(steps=250, global_batch=64, learning_rate=6e-3),
+    Depth.DEEP: Schedule(steps=250, global_batch=64, learning_rate=6e-3),
+}
+
+
+class Seconds(Struct, frozen=True, kw_only=True):
+    """Where one rank's time went, summed over all steps but the first.
+
+    A rank that waits for others waits in `backward` (the all-reduce of the gradients) or in `forward` (DDP sends rank
+    0's BatchNorm statistics to all before it).
+    """
+
+    data: float
+    forward: float
+    backward: float
+    optimizer: float
+    training: float
+    evaluation: float
+
+
+class TrainingData(Struct, frozen=True, kw_only=True):
+    """What training gave on one rank.
+
+    `losses` are means over all ranks, one per step; `accuracy` is the share of test images that were recognised, over
+    all ranks; `samples` counts this rank's training images in the steps that `seconds`
+    counts. `first_bad_step` is the first step in which this rank's own
+    loss or gradient, before any exchange, was not finite. `checksum` is the SHA-256 of the parameters.
+    """
+
+    losses: tuple[float, ...]
+    accuracy: float
+    test_loss: float
+    samples: int
+    seconds: Seconds
+    first_bad_step: int | None
+    checksum: str
+
+    @property
+    def first_loss(self) -> float:
+        """Loss of the first step, before anything was learnt: near ln 10."""
+        return self.losses[0]
+
+    @property
+    def last_loss(self) -> float:
+        """Mean loss of the last steps."""
+        last = self.losses[-LAST_STEPS:]
+        return sum(last) / len(last)
+
+
+def network() -> nn.Sequential:
+    """The ConvNet of the tutorials: images [n, 1, 28, 28] to logits [n, 10]; 28,938 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=5, padding=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, kernel_size=5, padding=2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, CLASSES),
+    )
+
+
+def seeded_network(schedule: Schedule, device: torch.device) -> nn.Module:
+    """The network with the schedule's own first weights, the same on every rank."""
+    torch.manual_seed(schedule.seed)
+    # Channels last: a third faster on CPUs, and what tensor cores like.
+    return network().to(device, memory_format=torch.channels_last)
+
+
+def optimizer_of(
+    model: nn.Module, schedule: Schedule
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Adam, and the scheduler that follows `schedule.rate`."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
+
+
+def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iterator[list[int]]:
+    """Without end, the indices of the images that `rank` takes in each step.
+
+    An epoch that ends within a batch is followed by the next one, in a new order (`set_epoch`), so that a small set of
+    images serves any number of ranks.
+    """
+    sampler: DistributedSampler[int] = DistributedSampler(
+        range(images), num_replicas=world_size, rank=rank, seed=schedule.seed
+    )
+
+    def endless() -> Iterator[int]:
+        for epoch in count():
+            sampler.set_epoch(epoch)
+            yield from sampler
+
+    stream = endless()
+    while True:
+        yield list(islice(stream, schedule.rank_batch(world_size)))
+
+
+def prepared(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """uint8 images [n, 28, 28] and labels [n], as the network and the loss want them: [n, 1, 28, 28] and int64 [n]."""
+    scaled = (images.to(device).float() / 255 - MEAN) / DEVIATION
+    return scaled.unsqueeze(1), labels.to(device).long()
+
+
+class Stopwatch:
+    """Seconds by phase. The device is waited for at every lap, which costs a GPU some overlap between phases and is
+    what makes the numbers of a short run mean something."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str | None = None) -> None:
+        """Add the time since the last lap to `phase`; without one, forget it."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        now = time.perf_counter()
+        if phase is not None:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def restart(self) -> None:
+        """Forget all phases: the first step also loads kernels, builds DDP's buckets and opens connections."""
+        self.seconds.clear()
+
+
+def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
+    """A flag that becomes True when a gradient of this rank, before the all-reduce, is not finite.
+
+    After the all-reduce every rank has the NaN of one, and nobody can tell whose it was.
+    """
+    bad = torch.zeros((), dtype=torch.bool, device=device)
+
+    def look(gradient: Tensor) -> None:
+        bad.logical_or_(gradient.isfinite().all().logical_not())
+
+    for parameter in model.parameters():
+        parameter.register_hook(look)
+    return bad
+
+
+def all_agree(yes: bool, device: torch.device) -> bool:
+    """Did every rank say yes? A collective: all ranks call it."""
+    answer = torch.tensor(int(yes), device=device)
+    dist.all_reduce(answer, op=dist.ReduceOp.MIN)
+    return bool(answer)
+
+
+def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device) -> TrainingData:
+    """Train and evaluate over the default process group; every rank of it calls this. Errors are torch's own."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    ctx.step("build DistributedDataParallel")
+    model = DistributedDataParallel(
+        seeded_network(schedule, device), device_ids=[device] if device.type == "cuda" else None
+    )
+    watch = Stopwatch(device)
+    indices = batches(len(digits.train_images), schedule, rank, world_size)
+    losses, first_bad_step = learn(ctx, model, digits, schedule, indices, watch)
+    training = sum(watch.seconds.values())
+
+    ctx.step("send rank 0's BatchNorm statistics to all")
+    share_buffers(model.module)
+    ctx.step("evaluate")
+    watch.lap()
+    scores = evaluate(model.module, digits, rank, world_size, device)
+    watch.lap("evaluation")
+    ctx.step("all-reduce the metrics")
+    metrics = torch.cat([losses / world_size, scores])
+    dist.all_reduce(metrics)
+    *mean_losses, correct, test_loss, tests = metrics.tolist()
+    return TrainingData(
+        losses=tuple(mean_losses),
+        accuracy=correct / tests,
+        test_loss=test_loss / tests,
+        samples=(schedule.steps - 1) * schedule.rank_batch(world_size),
+        seconds=Seconds(training=training, **watch.seconds),
+        first_bad_step=first_bad_step,
+        checksum=checksum(model.module),
+    )
+
+
+def learn(
+    ctx: Context,
+    model: DistributedDataParallel,
+    digits: Digits,
+    schedule: Schedule,
+    indices: Iterator[list[int]],
+    watch: Stopwatch,
+) -> tuple[Tensor, int | None]:
+    """The training loop: this rank's loss in each step, and the first step in which its own numbers were not finite."""
+    device = next(model.parameters()).device
+    optimizer, scheduler = optimizer_of(model, schedule)
+    bad = watch_gradients(model, device)
+    losses = torch.zeros(schedule.steps, device=device)
+    first_bad_step: int | None = None
+    model.train()
+    for step, batch in zip(range(schedule.steps), indices, strict=False):
+        ctx.step(f"training step {step + 1} of {schedule.steps}")
+        watch.lap()
+        images, labels = prepared(digits.train_images[batch], digits.train_labels[batch], device)
+        watch.lap("data")
+        loss = cross_entropy(model(images), labels)
+        watch.lap("forward")
+        optimizer.zero_grad()
+        loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
+        watch.lap("backward")
+        optimizer.step()
+        scheduler.step()
+        watch.lap("optimizer")
+        losses[step] = loss.detach()
+        if first_bad_step is None and (bad or not loss.isfinite()):
+            first_bad_step = step
+        if step == 0:
+            watch.restart()
+    return losses, first_bad_step
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give every rank the BatchNorm statistics of rank 0, as DDP does before each of its forward passes.
+
+    Until then they rightly differ: each rank has seen its own images. The ranks evaluate the bare network, because a
+    forward pass of DDP is a collective, and shards of unequal size need unequal numbers of them.
+    """
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, digits: Digits, rank: int, world_size: int, device: torch.device) -> Tensor:
+    """Of this rank's share of the test images: how many were recognised, their summed loss, their number; float [3]."""
+    model.eval()
+    scores = torch.zeros(3, device=device)
+    shard = range(rank, len(digits.test_images), world_size)
+    for start in range(0, len(shard), EVALUATION_BATCH):
+        batch = list(shard[start : start + EVALUATION_BATCH])
+        images, labels = prepared(digits.test_images[batch], digits.test_labels[batch], device)
+        logits = model(images)
+        correct = (logits.argmax(dim=1) == labels).sum()
+        scores += torch.stack([correct, cross_entropy(logits, labels, reduction="sum"), correct.new_tensor(len(batch))])
+    return scores
+
+
+def checksum(model: nn.Module) -> str:
+    """SHA-256 of the parameters' bytes, in the order of their definition.
+
+    Buffers are left out: BatchNorm's differ between ranks by design.
+    """
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().cpu().reshape(-1).contiguous()
+        digest.update(bytes(flat.view(torch.uint8).tolist()))
+    return digest.hexdigest()

@@ -1,0 +1,194 @@
+"""The training schedule reaches its accuracy at any number of ranks: simulated ones, and two real ones over gloo."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from msgspec import structs
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.checks.trn001 import ACCURACY
+from ddpdiag.codec import decode, encode
+from ddpdiag.model import Depth
+from ddpdiag.workloads import mnist, training
+from ddpdiag.workloads.training import SCHEDULES, Schedule, TrainingData
+
+REPOSITORY = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+class Simulated(msgspec.Struct):
+    losses: list[float]
+    accuracy: float
+
+
+def buffers_of(model: nn.Module) -> list[Tensor]:
+    return [buffer.clone() for buffer in model.buffers()]
+
+
+def set_buffers(model: nn.Module, values: list[Tensor]) -> None:
+    for buffer, value in zip(model.buffers(), values, strict=True):
+        buffer.copy_(value)
+
+
+def simulate(schedule: Schedule, ranks: int) -> Simulated:
+    """The same training in one process: each rank's share by itself, gradients averaged, and BatchNorm as DDP has it:
+    every rank starts a step from rank 0's statistics and normalises its own images alone."""
+    digits = mnist.load()
+    images, labels = training.prepared(digits.train_images, digits.train_labels, CPU)
+    model = training.seeded_network(schedule, CPU)
+    optimizer, scheduler = training.optimizer_of(model, schedule)
+    shards: list[Iterator[list[int]]] = [training.batches(len(images), schedule, r, ranks) for r in range(ranks)]
+    losses = []
+    for _ in range(schedule.steps):
+        optimizer.zero_grad()
+        before, total = buffers_of(model), 0.0
+        for rank in reversed(range(ranks)):  # rank 0 last, so that its statistics stay
+            set_buffers(model, before)
+            batch = next(shards[rank])
+            loss = cross_entropy(model(images[batch]), labels[batch]) / ranks
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        scheduler.step()
+        losses.append(total)
+    correct, _, tests = training.evaluate(model, digits, 0, 1, CPU).tolist()
+    return Simulated(losses, correct / tests)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("ranks", [1, 2, 8, 64])
+def test_quick_reaches_its_bar(ranks: int, seed: int):
+    result = simulate(structs.replace(SCHEDULES[Depth.QUICK], seed=seed), ranks)
+    assert result.accuracy >= ACCURACY[Depth.QUICK]
+    assert result.losses[-1] < result.losses[0] / 3
+
+
+def test_standard_reaches_its_bar():
+    assert simulate(SCHEDULES[Depth.STANDARD], 2).accuracy >= ACCURACY[Depth.STANDARD]
+
+
+def test_a_broken_gradient_stays_far_below_the_bar(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Tensor, "backward", lambda loss: None)
+    assert simulate(structs.replace(SCHEDULES[Depth.QUICK], steps=5), 1).accuracy < 0.3
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 64, 65, 200])
+def test_every_rank_has_an_equal_share_and_at_least_one_image(ranks: int):
+    schedule = SCHEDULES[Depth.QUICK]
+    share = schedule.rank_batch(ranks)
+    assert share >= 1
+    assert schedule.global_batch <= share * ranks < schedule.global_batch + ranks
+    assert len(next(training.batches(10_000, schedule, ranks - 1, ranks))) == share
+
+
+def test_one_epoch_gives_every_image_once_over_all_ranks():
+    schedule = Schedule(steps=1, global_batch=8, learning_rate=1.0)
+    shards = [training.batches(32, schedule, rank, 2) for rank in range(2)]
+    assert sorted(index for shard in shards for _ in range(4) for index in next(shard)) == list(range(32))
+
+
+def test_few_images_wrap_around_in_a_new_order():
+    schedule = Schedule(steps=1, global_batch=8, learning_rate=1.0)
+    stream = training.batches(8, schedule, 0, 1)
+    first, second = next(stream), next(stream)
+    assert sorted(first) == sorted(second) == list(range(8))
+    assert first != second
+    assert len(next(training.batches(3, schedule, 99, 100))) == 1
+
+
+def test_the_learning_rate_rises_once_and_falls_to_nearly_nothing():
+    schedule = SCHEDULES[Depth.QUICK]
+    rates = [schedule.rate(step) for step in range(schedule.steps)]
+    top = rates.index(max(rates))
+    assert max(rates) <= 1
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert 0 < rates[-1] < 0.05
+
+
+def test_checksum_sees_parameters_and_not_buffers():
+    model = training.seeded_network(SCHEDULES[Depth.QUICK], CPU)
+    before = training.checksum(model)
+    next(model.buffers()).add_(1)
+    assert training.checksum(model) == before
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0].nextafter_(torch.tensor(9.0))
+    assert training.checksum(model) != before
+
+
+class Quiet:
+    """The context of a real rank: nobody listens to its steps."""
+
+    def step(self, label: str) -> None: ...
+
+
+def train_as_rank(rank: int, ranks: int, meeting_point: str, poisoned_rank: int, steps: int) -> TrainingData:
+    """What one real process does; the images of `poisoned_rank` hold a NaN from the second step on."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=ranks)
+    schedule = structs.replace(SCHEDULES[Depth.QUICK], steps=steps)
+    digits = mnist.load()
+    assert training.all_agree(True, CPU)
+    assert not training.all_agree(rank != 1, CPU)
+    if rank == poisoned_rank:
+        _, second = (next(batches) for batches in [training.batches(10_000, schedule, rank, ranks)] * 2)
+        images = digits.train_images.float()
+        images[second] = float("nan")
+        digits = digits._replace(train_images=images)
+    data = training.train(Quiet(), digits, schedule, CPU)  # type: ignore[arg-type]
+    dist.destroy_process_group()
+    return data
+
+
+def train_for_real(folder: Path, ranks: int, *, poisoned_rank: int = -1, steps: int) -> list[TrainingData]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(ranks), str(folder / "meet"), str(poisoned_rank), str(steps)],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        return [decode(process.communicate(timeout=60)[0], TrainingData) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_two_real_ranks_agree_with_each_other_and_with_the_simulation(tmp_path: Path):
+    one, two = train_for_real(tmp_path, 2, steps=12)
+    assert one.checksum == two.checksum
+    assert one.losses == two.losses
+    assert one.accuracy == two.accuracy
+    assert one.first_bad_step is two.first_bad_step is None
+    assert one.samples == 11 * 32
+    assert one.seconds.training == pytest.approx(
+        one.seconds.data + one.seconds.forward + one.seconds.backward + one.seconds.optimizer
+    )
+    simulated = simulate(structs.replace(SCHEDULES[Depth.QUICK], steps=12), 2)
+    # Sums are taken in another order, and training amplifies last bits from step to step.
+    assert list(one.losses[:4]) == pytest.approx(simulated.losses[:4], rel=1e-3)
+    assert one.accuracy == pytest.approx(simulated.accuracy, abs=0.05)
+
+
+def test_nan_is_first_seen_by_the_rank_where_it_began(tmp_path: Path):
+    clean, poisoned = train_for_real(tmp_path, 2, poisoned_rank=1, steps=4)
+    assert poisoned.first_bad_step == 1
+    assert clean.first_bad_step == 2
+
+
+if __name__ == "__main__":
+    own, size, meet, poisoned, count = sys.argv[1:]
+    print(encode(train_as_rank(int(own), int(size), meet, int(poisoned), int(count))).decode())

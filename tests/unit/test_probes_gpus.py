@@ -1,0 +1,70 @@
+"""Which GPUs a process may use, from variables and a fake procfs."""
+
+import pytest
+
+from ddpdiag.probes.gpus import promised_gpus, visible_gpus
+
+
+@pytest.fixture
+def four(tmp_path):
+    """A procfs whose driver lists four GPUs."""
+    for index, letter in enumerate("abcd"):
+        entry = tmp_path / "driver" / "nvidia" / "gpus" / f"0000:{index}b:00.0"
+        entry.mkdir(parents=True)
+        (entry / "information").write_text(f"GPU UUID: \t GPU-{letter}{letter}-1234\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ("", 0),
+        ("0", 1),
+        ("0,1,3", 3),
+        (" 0, 1", 2),
+        ("0,2,-1,1", 2),
+        ("0,4,1", 1),  # 4 is no GPU here, and ends the list
+        ("1gpu,2", 2),
+        ("0,0", 0),
+        ("NoDevFiles", 0),
+        ("GPU-aa,GPU-bb-1234", 2),
+        ("GPU-zz,GPU-aa", 0),
+        ("GPU-", 0),  # fits more than one
+        ("GPU-aa,GPU-aa-1234", 0),
+        ("GPU-aa,1", 1),
+        ("MIG-11,MIG-22", 1),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(four, value, count):
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, four) == count
+
+
+def test_without_the_variable_the_drivers_list_counts(four, tmp_path):
+    assert visible_gpus({}, four) == 4
+    assert visible_gpus({}, tmp_path / "nowhere") == 0
+
+
+def test_names_are_believed_where_no_driver_shows_itself(tmp_path):
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == 2
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}, tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "count"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "gpu:4"}, 4),
+        ({"SLURM_JOB_GPUS": "0,2-3"}, 3),
+        ({"SLURM_STEP_GPUS": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "0-3"}, 1),
+        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"}, 4),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, None),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, None),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-x,GPU-y"}, 2),
+    ],
+)
+def test_a_promise_is_a_number_that_somebody_named(env, count):
+    assert promised_gpus(env) == count

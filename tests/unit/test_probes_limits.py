@@ -1,0 +1,41 @@
+"""Limits of this very process."""
+
+import os
+
+from ddpdiag.probes.limits import affinity, cores, limits, shared_memory, user_processes
+
+
+def test_limits_are_numbers_or_unlimited():
+    seen = limits()
+    assert seen.nofile.soft is None or seen.nofile.soft > 0
+    assert seen.stack.hard is None or seen.stack.hard >= (seen.stack.soft or 0)
+
+
+def test_this_process_may_run_somewhere():
+    assert affinity()
+    assert cores() is None or cores() > 0
+
+
+def test_the_probe_leaves_no_file_behind(tmp_path):
+    seen = shared_memory(tmp_path, probe_bytes=4096)
+    assert seen is not None
+    assert seen.error is None
+    assert seen.size_bytes >= seen.free_bytes > 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_gets_no_pages_is_an_error_in_words(tmp_path):
+    seen = shared_memory(tmp_path, probe_bytes=1 << 60)
+    assert seen is not None
+    assert seen.error
+
+
+def test_a_place_that_is_missing_is_none(tmp_path):
+    assert shared_memory(tmp_path / "shm") is None
+
+
+def test_only_processes_of_this_user_count(tmp_path):
+    (tmp_path / "17").mkdir()
+    (tmp_path / "self").mkdir()
+    assert user_processes(tmp_path) == 1
+    assert user_processes(tmp_path / "nowhere") is None

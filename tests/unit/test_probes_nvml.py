@@ -1,0 +1,121 @@
+"""NVML through a fake pynvml."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdiag.probes.nvml import Gpu, Trouble, enumerate_gpus, sysfs_address
+
+
+class NVMLError(Exception):
+    """As pynvml's: one subclass per code."""
+
+
+class LibraryNotFound(NVMLError): ...
+
+
+class DriverNotLoaded(NVMLError): ...
+
+
+class Mismatch(NVMLError): ...
+
+
+class Lost(NVMLError): ...
+
+
+class NotSupported(NVMLError): ...
+
+
+def raising(error):
+    def call(*_args, **_kwargs):
+        raise error
+
+    return call
+
+
+def fake(**changes):
+    """A pynvml that shows one GPU of MIG-less hardware."""
+    calls = {
+        "NVMLError": NVMLError,
+        "NVMLError_LibraryNotFound": LibraryNotFound,
+        "NVMLError_DriverNotLoaded": DriverNotLoaded,
+        "NVMLError_LibRmVersionMismatch": Mismatch,
+        "nvmlMemory_v2": 2,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlSystemGetDriverVersion": lambda: "580.95.05",
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda _: "NVIDIA H100",
+        "nvmlDeviceGetUUID": lambda _: "GPU-1",
+        "nvmlDeviceGetPciInfo": lambda _: SimpleNamespace(busId="00000000:1B:00.0"),
+        "nvmlDeviceGetMemoryInfo": lambda _, version=None: SimpleNamespace(total=80 << 30, used=1 << 20),
+        "nvmlDeviceGetMigMode": raising(NotSupported()),
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=17)],
+    }
+    return SimpleNamespace(**(calls | changes))
+
+
+def enumerated(monkeypatch, **changes):
+    monkeypatch.setitem(sys.modules, "pynvml", fake(**changes))
+    return enumerate_gpus()
+
+
+def test_a_gpu_is_described_and_what_it_lacks_is_none(monkeypatch):
+    seen = enumerated(monkeypatch)
+    assert seen.driver == "580.95.05"
+    assert seen.gpus == (
+        Gpu(
+            index=0,
+            name="NVIDIA H100",
+            uuid="GPU-1",
+            pci="0000:1b:00.0",
+            memory_bytes=80 << 30,
+            used_bytes=1 << 20,
+            mig=None,
+            pids=(17,),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "trouble"),
+    [
+        (LibraryNotFound(), Trouble.NO_LIBRARY),
+        (DriverNotLoaded(), Trouble.NO_DRIVER),
+        (Mismatch(), Trouble.MISMATCH),
+        (NVMLError("Unknown Error"), Trouble.OTHER),
+    ],
+)
+def test_why_nvml_does_not_start_is_told_apart(monkeypatch, error, trouble):
+    assert enumerated(monkeypatch, nvmlInit=raising(error)).trouble is trouble
+
+
+def test_a_lost_gpu_does_not_hide_the_others(monkeypatch):
+    def handle(index):
+        if index == 1:
+            raise Lost("GPU is lost")
+        return index
+
+    seen = enumerated(monkeypatch, nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=handle)
+    assert [gpu.error for gpu in seen.gpus] == [None, "GPU is lost", None]
+
+
+def test_an_old_library_gives_memory_in_its_first_form(monkeypatch):
+    def info(_handle, version=None):
+        if version:
+            raise NotSupported
+        return SimpleNamespace(total=8, used=4)
+
+    assert enumerated(monkeypatch, nvmlDeviceGetMemoryInfo=info).gpus[0].used_bytes == 4
+
+
+def test_a_missing_pynvml_is_an_answer(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert enumerate_gpus().trouble is Trouble.NO_LIBRARY
+
+
+def test_bus_ids_are_spelled_as_sysfs_does():
+    assert sysfs_address("00000000:1B:00.0") == "0000:1b:00.0"
+    assert sysfs_address("00010000:C3:00.0") == "10000:c3:00.0"

@@ -1,0 +1,92 @@
+"""Files of a fake procfs."""
+
+import os
+from pathlib import Path
+
+from ddpdiag.probes.procfs import ProcGpu, boot_id, memory, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.versions import driver_version
+
+INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
+IRQ:   \t\t 283
+GPU UUID: \t {uuid}
+Bus Location: \t 0000:1b:00.0
+"""
+
+
+def add_gpu(root: Path, address: str, uuid: str = "GPU-11111111-2222") -> None:
+    entry = root / "driver" / "nvidia" / "gpus" / address
+    entry.mkdir(parents=True)
+    (entry / "information").write_text(INFORMATION.format(uuid=uuid))
+
+
+def test_gpus_of_the_driver_are_listed_in_bus_order(tmp_path):
+    add_gpu(tmp_path, "0000:3a:00.0", "GPU-b")
+    add_gpu(tmp_path, "0000:1b:00.0", "GPU-a")
+    assert nvidia_gpus(tmp_path) == (
+        ProcGpu("0000:1b:00.0", "NVIDIA H100 80GB HBM3", "GPU-a"),
+        ProcGpu("0000:3a:00.0", "NVIDIA H100 80GB HBM3", "GPU-b"),
+    )
+
+
+def test_a_uuid_that_the_driver_does_not_know_yet_is_none(tmp_path):
+    add_gpu(tmp_path, "0000:1b:00.0", "GPU-????????-????")
+    assert [gpu.uuid for gpu in nvidia_gpus(tmp_path)] == [None]
+
+
+def test_without_a_driver_nothing_is_said_about_gpus(tmp_path):
+    assert nvidia_gpus(tmp_path) is None
+    assert driver_version(tmp_path) is None
+
+
+def test_the_driver_version_is_read_from_both_kinds_of_module(tmp_path):
+    (tmp_path / "driver" / "nvidia").mkdir(parents=True)
+    version = tmp_path / "driver" / "nvidia" / "version"
+    version.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC\n"
+    )
+    assert driver_version(tmp_path) == "535.104.05"
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
+    assert driver_version(tmp_path) == "580.95.05"
+
+
+def test_a_process_name_with_blanks_and_parentheses_does_not_hide_the_state(tmp_path):
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "stat").write_text("42 (a) b (c)) D 1 42 42 0 -1\n")
+    (tmp_path / "42" / "wchan").write_text("nvidia_ioctl")
+    assert process_state(42, tmp_path) == ("D", "nvidia_ioctl")
+
+
+def test_a_process_that_runs_waits_nowhere(tmp_path):
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "stat").write_text("42 (python) R 1 42\n")
+    (tmp_path / "42" / "wchan").write_text("0")
+    assert process_state(42, tmp_path) == ("R", None)
+
+
+def test_a_process_that_is_gone_has_no_state(tmp_path):
+    assert process_state(42, tmp_path) == (None, None)
+
+
+def test_this_process_is_seen_in_the_real_proc():
+    state, _ = process_state(os.getpid())
+    assert state in ("R", "S")
+
+
+def test_memory_is_in_bytes_and_none_when_meminfo_is_odd(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n")
+    assert memory(tmp_path).available_bytes == 512 * 1024
+    (tmp_path / "meminfo").write_text("MemTotal:       1024 kB\n")
+    assert memory(tmp_path) is None
+
+
+def test_the_boot_id_is_a_text_even_where_there_is_none(tmp_path):
+    assert boot_id(tmp_path) == ""
+    path = tmp_path / "sys" / "kernel" / "random"
+    path.mkdir(parents=True)
+    (path / "boot_id").write_text("7678536a\n")
+    assert boot_id(tmp_path) == "7678536a"
+
+
+def test_the_root_can_be_replaced():
+    assert proc_root({}) == Path("/proc")
+    assert proc_root({"DDPDIAG_PROCFS": "/host/proc"}) == Path("/host/proc")

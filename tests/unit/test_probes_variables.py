@@ -1,0 +1,49 @@
+"""What is recorded of the environment, and what never is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdiag.probes.variables import MAX_VALUE, is_recorded, nccl_files, recorded_variables
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
+def test_what_steers_communication_is_recorded(name):
+    assert is_recorded(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["HOME", "AWS_REGION", "TORCH_HUB_TOKEN", "NCCL_SECRET", "UCX_password", "FI_AUTH_KEY"]
+)
+def test_strangers_and_secrets_are_not(name):
+    assert not is_recorded(name)
+
+
+@given(st.sampled_from(["NCCL_", "TORCH_", "GLOO_", ""]), st.sampled_from(["TOKEN", "Secret", "PASSWORD", "api_KEY"]))
+def test_no_prefix_saves_a_secret(prefix, word):
+    assert recorded_variables({f"{prefix}{word}": "x", f"{prefix}A_{word}_B": "x"}) == {}
+
+
+def test_long_values_are_cut():
+    assert len(recorded_variables({"NCCL_TOPO": "x" * 9999})["NCCL_TOPO"]) == MAX_VALUE
+
+
+def test_nccl_files_are_read_without_comments_and_secrets(tmp_path):
+    (tmp_path / ".nccl.conf").write_text("# old workaround\nNCCL_P2P_DISABLE=1\nMY_TOKEN=x\n")
+    (tmp_path / "nccl.conf").write_text("NCCL_SOCKET_IFNAME==ens1f0\n")
+    assert nccl_files({"HOME": str(tmp_path)}, etc=tmp_path) == {
+        f"{tmp_path}/.nccl.conf": {"NCCL_P2P_DISABLE": "1"},
+        f"{tmp_path}/nccl.conf": {"NCCL_SOCKET_IFNAME": "=ens1f0"},
+    }
+
+
+def test_a_named_file_replaces_the_one_at_home(tmp_path):
+    (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring\n")
+    (tmp_path / "site.conf").write_text("NCCL_ALGO=Tree\n")
+    env = {"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/site.conf"}
+    assert nccl_files(env, etc=tmp_path) == {f"{tmp_path}/site.conf": {"NCCL_ALGO": "Tree"}}
+
+
+def test_files_that_are_missing_or_empty_are_not_listed(tmp_path):
+    (tmp_path / "nccl.conf").write_text("\n")
+    assert nccl_files({}, etc=tmp_path) == {}

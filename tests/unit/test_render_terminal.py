@@ -1,0 +1,256 @@
+"""The report for people.
+
+The texts in `golden/` are compared letter by letter. After a change that is meant, write them anew and look:
+
+    DDPDIAG_WRITE_GOLDEN=1 python -m pytest tests/unit/test_render_terminal.py && git diff tests/unit/golden
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from reports import SLOW, check, finding_of, fit, rank_row, stage, unfit, unknown
+
+from ddpdiag.model import Finding, Report, Severity, WorldLine
+from ddpdiag.render.page import printable
+from ddpdiag.render.terminal import render
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
+    return render(report, color=False, width=width, details=details)
+
+
+def large(size: int, findings: tuple[Finding, ...] = ()) -> Report:
+    nodes = tuple(f"node{number:04d}" for number in range(size // 8))
+    ranks = tuple(
+        rank_row(r, ranks_per_node=8, node=nodes[r // 8], slow=3.0 if r == 777 else 1 + r % 7 / 100)
+        for r in range(size)
+    )
+    world = WorldLine(size=size, nodes=nodes, launcher="slurm", backend="nccl")
+    return unfit(world=world, ranks=ranks, findings=findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "report", "details"),
+    [
+        ("fit", fit(), False),
+        ("unfit", unfit(), False),
+        ("unfit-details", unfit(), True),
+        ("unknown", unknown(), False),
+        ("large", large(16384, findings=tuple(finding_of(ranks=(r,)) for r in range(0, 16384, 8))), False),
+    ],
+)
+def test_golden(name, report, details):
+    text, path = plain(report, details=details), GOLDEN / f"{name}.txt"
+    if os.environ.get("DDPDIAG_WRITE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("report", [fit(), unfit(), unknown()])
+def test_plain_text_is_ascii_without_escape_codes_and_fits_80_columns(report):
+    text = plain(report, details=True)
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_plain_text_does_not_depend_on_the_environment(monkeypatch):
+    before = plain(unfit())
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "40", "TTY_COMPATIBLE": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    assert plain(unfit()) == before
+
+
+def test_colour_adds_escape_codes_and_nothing_else():
+    text = render(unfit(), color=True, width=80)
+    assert "\x1b[1;31mUNFIT" in text
+    assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()] == plain(unfit()).splitlines()
+
+
+def test_colour_wins_over_no_color(monkeypatch):
+    # Who calls decides; NO_COLOR is read at the edge.
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b[" in render(unfit(), color=True, width=80)
+
+
+def test_errors_come_first_and_the_sentence_last():
+    text = plain(unfit())
+    assert text.index("error COL001.slow") < text.index("warning HST002.many") < text.index("info TRN001.step")
+    assert " ".join(text.rstrip().split("\n\n")[-1].split()) == f"UNFIT: {unfit().sentence}"
+
+
+def test_a_stage_that_ran_but_was_not_done_is_not_ok():
+    report = fit(stages=(stage("host", "raised"),), checks=(check("HST001", "memory", "host", done=3, raised=1),))
+    assert "??    host  raised" in plain(report)
+    assert "HST001: 3 done, 1 raised" in plain(report)
+
+
+def test_a_host_name_of_60_characters_is_shown_whole():
+    name = "h" * 29 + "-" + "x" * 30
+    report = unfit(
+        world=WorldLine(size=1, nodes=(name,), launcher="torchrun", backend="gloo"),
+        ranks=(rank_row(0, node=name),),
+        findings=(finding_of(nodes=(name,)),),
+    )
+    for text in (plain(report), plain(report, width=40)):
+        head, _, rest = text.partition("rank  host")
+        assert name in head
+        assert f"host {name}" in " ".join(rest.split())
+        table = "".join(rest.split("error")[0].split())
+        assert sum(table.count(letter) for letter in "hx") >= 59
+
+
+def test_a_message_of_500_characters_wraps():
+    message = " ".join(f"word{number:04d}" for number in range(56))
+    lines = plain(fit(findings=(finding_of(message=message),))).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert message in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(
+    "text", ["[red]", "[/]", "[link=http://x]y[/link]", ":smile:", "\\[bold]", "[@click=app.quit]"]
+)
+def test_markup_is_shown_and_never_obeyed(text):
+    finding = finding_of(title=text, message=text, nodes=(text,), gpus=(text,), links=(text,), evidence={text: text})
+    report = unfit(
+        sentence=text,
+        ranks=(rank_row(0, node=text, gpu_uuid=text, **{text: text}),),
+        findings=(structs.replace(finding, remedy=text),),
+        notes=(text,),
+        checks=(check("HST001", text, "host", text),),
+    )
+    assert plain(report).count(text) >= 11
+    assert "\x1b[31m" not in render(report, color=True, width=80)
+    assert "\x1b]8" not in render(report, color=True, width=80)
+
+
+def test_a_strangers_escape_codes_do_not_reach_the_terminal():
+    report = fit(
+        sentence="\x1b[2Jgone\x9b31m", findings=(finding_of(message="a\x07b\rc\u202ed", nodes=("\x1b]0;x\x07",)),)
+    )
+    for text in (plain(report), render(report, color=True, width=80)):
+        assert "\x1b[2J" not in text
+        assert "\\x1b[2Jgone\\x9b31m" in text
+        assert "a\\x07b\\rc\\u202ed" in text
+        assert "\\x1b]0;x\\x07" in text
+
+
+def test_nobody_blamed_is_said():
+    assert "nobody can be blamed" in plain(unknown())
+    assert "nobody can be blamed" not in plain(fit(findings=(finding_of(Severity.INFO),)))
+
+
+def test_exports_are_for_copying():
+    env = {"A": "x y", "B": "it's", "C": "z" * 200, "D": "a\nb"}
+    lines = plain(fit(findings=(finding_of(env=env),))).splitlines()
+    exports = [line.strip() for line in lines if line.strip().startswith("export")]
+    assert exports == ["export A='x y'", "export B='it'\"'\"'s'", f"export C={'z' * 200}", "export D=$'a\\nb'"]
+
+
+def test_skipped_checks_share_the_line_of_their_reason():
+    assert plain(fit()).count("no NVIDIA GPU on any host") == 1
+    assert "skip  no NVIDIA GPU on any host: GPU001, GPU004, COL003" in plain(fit())
+
+
+def test_a_world_of_nobody():
+    world = WorldLine(size=4, nodes=(), launcher="", backend="")
+    text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), notes=()))
+    assert text.startswith("ddpdiag: 4 ranks, no host known; 34.2 s of 120 s\n\nUNKNOWN: ")
+
+
+def test_one_rank_on_one_host():
+    report = fit(world=WorldLine(size=1, nodes=("n0",), launcher="hand", backend="nccl"), ranks=(rank_row(0),))
+    assert plain(report).startswith("ddpdiag: 1 rank on 1 host (n0), hand, nccl; ")
+
+
+def test_columns_without_values_are_left_out():
+    rows = tuple({"rank": r, "local_rank": r, "node": "n0", "gpu_uuid": None, "x_bytes": None} for r in range(2))
+    assert "rank  host" not in plain(fit(ranks=rows))
+    assert "local" in plain(fit(ranks=rows), details=True)
+
+
+def test_gpus_have_short_names_as_long_as_they_differ():
+    rows = [rank_row(r, gpu_uuid=f"GPU-{r}a2b3c4d-aaaa-bbbb-cccc-0123456789ab") for r in range(2)]
+    assert "GPU-0a2b3c4d " in plain(fit(ranks=tuple(rows)))
+    same = tuple(rank_row(r, gpu_uuid=f"GPU-0a2b3c4d-{r}") for r in range(2))
+    assert "GPU-0a2b3c4d-1 " in plain(fit(ranks=same))
+
+
+def test_the_blamed_rank_is_marked_in_the_table():
+    row = next(line for line in plain(unfit()).splitlines() if line.startswith("FAIL") and "n1" in line)
+    assert row.split()[:3] == ["FAIL", "3", "n1"]
+
+
+def test_16384_ranks_fit_a_screen_in_less_than_a_second():
+    report = large(16384, findings=(SLOW, *(finding_of(ranks=(rank,)) for rank in range(16384))))
+    start = time.process_time()
+    text = plain(report)
+    assert time.process_time() - start < 1
+    assert text.count("\n") < 64
+    assert "16,384 ranks on 2,048 hosts (node[0000-2047])" in text
+    assert "16,376 ranks more" in text
+
+
+def test_of_many_ranks_the_slowest_is_shown_first():
+    rows = plain(large(1024)).split("rank  host")[1].splitlines()
+    assert rows[1].split()[0] == "777"
+
+
+def test_what_a_silent_rank_does_not_say_is_not_zero():
+    ranks = tuple(rank_row(r, busbw_bytes_per_s=None if r == 20 else 1e9) for r in range(32))
+    first = plain(fit(ranks=ranks)).split("rank  host")[1].splitlines()[1]
+    assert first.split()[:3] == ["20", "n10", "-"]
+
+
+def test_findings_of_one_code_are_counted_beyond_three():
+    findings = tuple(finding_of(ranks=(rank,), nodes=(f"n{rank}",)) for rank in range(10))
+    text = plain(fit(findings=findings))
+    assert text.count("error COL001.slow: a title") == 3
+    assert "7 more like these: ranks 3-9; hosts n[3-9]" in " ".join(text.split())
+    assert plain(fit(findings=findings), details=True).count("error COL001.slow: a title") == 10
+
+
+def test_long_lists_are_counted_and_whole_in_details():
+    report = fit(findings=(finding_of(evidence={"values": list(range(100))}),))
+    assert "+92 more" in plain(report)
+    assert "98, 99" in " ".join(plain(report, details=True).split())
+
+
+WORDS = st.text(max_size=80)
+
+
+@settings(deadline=None)
+@given(
+    finding=st.builds(
+        Finding,
+        code=WORDS,
+        severity=st.sampled_from(Severity),
+        title=WORDS,
+        message=WORDS,
+        ranks=st.lists(st.integers(0, 99)).map(tuple),
+        nodes=st.lists(WORDS, max_size=3).map(tuple),
+        gpus=st.lists(WORDS, max_size=3).map(tuple),
+        links=st.lists(WORDS, max_size=3).map(tuple),
+        evidence=st.dictionaries(WORDS, st.none() | st.booleans() | st.floats() | st.integers() | WORDS, max_size=3),
+        remedy=WORDS,
+        env=st.dictionaries(WORDS, WORDS, max_size=2),
+    ),
+    width=st.integers(0, 200),
+    color=st.booleans(),
+)
+def test_any_finding_is_shown_with_all_its_words(finding, width, color):
+    report = fit(findings=(finding,), sentence=finding.message, notes=(finding.title,))
+    shown = "".join(render(report, color=color, width=width).split())
+    texts = (finding.title, finding.message, finding.remedy, *finding.nodes, *finding.gpus, *finding.links)
+    for text in texts:
+        for word in printable(text).split():
+            assert word in shown

@@ -1,0 +1,107 @@
+"""What a connect can end with, on loopback only."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ddpdiag.probes import sockets
+from ddpdiag.probes.sockets import Reach, free_port, holder_of, is_loopback, reach, resolve
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
+        yield server
+
+
+def port_of(server: socket.socket) -> int:
+    return server.getsockname()[1]
+
+
+def test_a_listener_accepts(listener):
+    found = reach("127.0.0.1", port_of(listener), 5.0)
+    assert (found.reach, found.address, found.source) == (Reach.ACCEPTED, "127.0.0.1", "127.0.0.1")
+    assert found.seconds < 5.0
+
+
+def test_a_port_without_listener_refuses():
+    found = reach("127.0.0.1", free_port("127.0.0.1"), 5.0)
+    assert (found.reach, found.address, found.source) == (Reach.REFUSED, "127.0.0.1", None)
+
+
+def test_a_full_backlog_drops():
+    # Linux admits one more than the backlog, then answers nothing.
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        found = reach("127.0.0.1", port_of(server), 0.1)
+    assert found.reach is Reach.DROPPED
+
+
+def test_a_name_that_does_not_exist_is_unknown():
+    found = reach("no-such-host.invalid", 80, 5.0)
+    assert (found.reach, found.address) == (Reach.UNKNOWN_NAME, None)
+
+
+@pytest.mark.parametrize("name", ["a" * 64, "a\0b", "ä" * 64, "."])
+def test_what_cannot_be_a_name_is_unknown(name):
+    assert resolve(name, 80, 5.0) == ()
+
+
+def test_a_resolver_that_hangs_is_given_up(monkeypatch):
+    released = socket.socketpair()
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: released[0].recv(1) and [])
+    start = time.monotonic()
+    assert resolve("slow", 80, 0.01) == ()
+    assert time.monotonic() - start < 5.0
+    released[1].send(b"x")
+    for end in released:
+        end.close()
+
+
+def test_of_several_addresses_the_one_that_accepts_counts(listener, monkeypatch):
+    addresses = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: addresses)
+    found = reach("both", port_of(listener), 5.0)
+    assert (found.reach, found.address) == (Reach.ACCEPTED, "127.0.0.1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"])
+def test_loopback_addresses_are_known(address):
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1", "0.0.0.0"])
+def test_other_addresses_are_not_loopback(address):
+    assert not is_loopback(address)
+
+
+def test_the_default_routes_address_is_one_of_this_host_or_there_is_none():
+    address = sockets.default_route_address()
+    if address is not None:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+
+
+def test_the_holder_of_a_port_is_named(listener):
+    assert (holder_of(port_of(listener)) or "").startswith(f"pid {os.getpid()} (")
+
+
+def test_a_free_port_has_no_holder():
+    assert holder_of(free_port()) is None
+
+
+def test_a_holders_secrets_are_not_shown():
+    script = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
+    command = [sys.executable, "-c", f"{script}; sys.stdin.read()", "--token=hunter2", "--api-key", "hunter3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        holder = holder_of(int(process.stdout.readline()))
+        process.communicate("")
+    assert f"pid {process.pid} (" in holder
+    assert "hunter" not in holder

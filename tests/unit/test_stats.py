@@ -1,0 +1,68 @@
+"""Samples, and the odd one out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdiag.stats import odd_ones_out, quantile, samples
+
+values = st.dictionaries(st.integers(0, 50), st.sampled_from(["a", "b", "c", None]), max_size=20)
+numbers = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50)
+
+
+@given(values)
+def test_silence_means_that_all_agree(ranks):
+    assert (odd_ones_out(ranks) is None) == (len(set(ranks.values())) <= 1)
+
+
+@given(values)
+def test_the_odd_are_fewer_than_half_and_never_have_the_usual_value(ranks):
+    odd = odd_ones_out(ranks)
+    if odd and odd.ranks:
+        assert 2 * len(odd.ranks) < len(ranks)
+        assert set(odd.ranks) == {rank for rank, value in ranks.items() if value != odd.usual}
+
+
+@given(values)
+def test_nobody_is_blamed_without_a_strict_majority(ranks):
+    odd = odd_ones_out(ranks)
+    if odd and not odd.ranks:
+        assert all(2 * len(group) <= len(ranks) for group in odd.groups.values())
+
+
+@given(values)
+def test_the_groups_hold_every_rank_once(ranks):
+    odd = odd_ones_out(ranks)
+    if odd:
+        assert sorted(rank for group in odd.groups.values() for rank in group) == sorted(ranks)
+
+
+@given(values, st.permutations(range(20)))
+def test_the_order_of_arrival_changes_nothing(ranks, order):
+    items = list(ranks.items())
+    shuffled = dict(items[index] for index in order if index < len(items))
+    ours, theirs = odd_ones_out(ranks), odd_ones_out(shuffled)
+    assert (ours is None) == (theirs is None)
+    assert ours is None or (ours.ranks, ours.groups) == (theirs.ranks, theirs.groups)
+
+
+def test_the_usual_value_may_be_that_nothing_is_set():
+    odd = odd_ones_out({0: None, 1: None, 2: "x"})
+    assert odd.ranks == (2,)
+    assert odd.usual is None
+
+
+@given(numbers)
+def test_samples_are_in_order(seconds):
+    seen = samples(seconds)
+    assert seen.min <= seen.median <= seen.p95 <= max(seconds)
+    assert seen.count == len(seconds)
+
+
+def test_quantiles_are_interpolated():
+    assert quantile([1.0, 2.0], 0.5) == 1.5
+
+
+def test_no_values_are_no_summary():
+    with pytest.raises(ValueError, match="no values"):
+        samples([])

@@ -1,0 +1,186 @@
+"""TRN001: what is said of a training, from hand-made numbers."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import seen_of
+
+from ddpdiag.checks.trn001 import CHECK, Data, Training
+from ddpdiag.model import Depth, Finding, Options, Severity, Status
+
+GOOD = Training(
+    first_loss=2.35,
+    last_loss=0.15,
+    accuracy=0.93,
+    test_loss=0.22,
+    steps=64,
+    samples=2000,
+    first_bad_step=None,
+    checksum="a" * 64,
+    data_seconds=0.01,
+    forward_seconds=0.2,
+    backward_seconds=0.3,
+    optimizer_seconds=0.04,
+    training_seconds=0.5,
+    evaluation_seconds=0.1,
+)
+
+
+def trained(**changes: Any) -> Data:
+    return Data(training=structs.replace(GOOD, **changes))
+
+
+def findings(rows: dict[int, Data], **world: Any) -> list[Finding]:
+    return list(CHECK.judge(seen_of(CHECK, rows, **world)))
+
+
+def words(rows: dict[int, Data], **world: Any) -> list[str]:
+    return [finding.code.partition(".")[2] for finding in findings(rows, **world)]
+
+
+def test_good_training_is_silent():
+    assert findings({rank: trained() for rank in range(4)}) == []
+
+
+def test_nothing_measured_is_silent():
+    assert findings({}, statuses={0: Status.HUNG, 1: Status.DIED}) == []
+
+
+def test_the_plan_is_one_training_over_the_backend_of_the_job():
+    seen = seen_of(CHECK, {0: trained()}, options=Options(backend="gloo"), gpus=1)
+    assert CHECK.plan(seen) == ()
+    empty = structs.replace(seen.recording, trials=())
+    (trial,) = CHECK.plan(type(seen)(seen.world, CHECK, empty))
+    assert trial.params == {"backend": "gloo"}
+    assert trial.groups == ((0,),)
+    assert trial.fresh
+
+
+def test_the_minority_is_blamed_for_other_parameters():
+    rows = {rank: trained(checksum="b" * 64 if rank == 2 else "a" * 64) for rank in range(4)}
+    (found,) = findings(rows)
+    assert found.code == "TRN001.diverged"
+    assert found.severity is Severity.ERROR
+    assert (found.ranks, found.nodes) == ((2,), ("n1",))
+    assert "Rank 2 on n1" in found.message
+    assert found.evidence["checksum bbbbbbbbbbbb"] == [2]
+
+
+def test_without_a_majority_nobody_is_blamed():
+    (found,) = findings({0: trained(checksum="a" * 64), 1: trained(checksum="b" * 64)})
+    assert (found.ranks, found.nodes) == ((), ())
+    assert "nobody can be blamed" in found.message
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9))
+def test_nobody_of_the_majority_is_ever_blamed(sums: list[str]):
+    rows = {rank: trained(checksum=value * 64) for rank, value in enumerate(sums)}
+    for found in findings(rows):
+        own = {sums[rank] for rank in range(len(sums)) if rank not in found.ranks}
+        assert len(own) == 1 or not found.ranks
+        assert 2 * len(found.ranks) < len(sums)
+
+
+def test_the_rank_where_nan_began_is_blamed():
+    rows = {rank: trained(last_loss=math.nan, first_bad_step=7 if rank == 3 else 8) for rank in range(4)}
+    (found,) = findings(rows)
+    assert found.code == "TRN001.nan"
+    assert (found.ranks, found.nodes) == ((3,), ("n1",))
+    assert "step 8 of 64" in found.message
+
+
+def test_nan_on_all_ranks_at_once_blames_nobody():
+    (found,) = findings({rank: trained(last_loss=math.nan, first_bad_step=0) for rank in range(4)})
+    assert found.ranks == ()
+    assert "all ranks at once, in step 1" in found.message
+
+
+def test_nan_that_no_rank_saw_in_its_own_numbers_blames_nobody():
+    (found,) = findings({rank: trained(test_loss=math.inf) for rank in range(4)})
+    assert (found.code, found.ranks) == ("TRN001.nan", ())
+    assert "no rank's own numbers" in found.message
+
+
+def test_nan_on_a_single_rank_names_it():
+    (found,) = findings({0: trained(first_bad_step=3)})
+    assert found.ranks == (0,)
+
+
+def test_nan_hides_no_divergence():
+    rows = {rank: trained(checksum=str(rank) * 64, first_bad_step=1 + (rank > 0)) for rank in range(3)}
+    assert words(rows) == ["diverged", "nan"]
+
+
+def test_flat_loss_shows_both_numbers():
+    (found,) = findings({0: trained(last_loss=2.30)})
+    assert found.code == "TRN001.flat"
+    assert "2.35 in the first of 64 steps, 2.30 in the last" in found.message
+    assert words({0: trained(last_loss=2.30)}, options=Options(settings={"TRN001.loss_share": "1.0"})) == []
+
+
+@pytest.mark.parametrize(("depth", "accuracy", "bad"), [("quick", 0.9, 0), ("quick", 0.899, 1), ("standard", 0.94, 1)])
+def test_the_bar_depends_on_the_depth(depth: str, accuracy: float, bad: int):
+    assert len(findings({0: trained(accuracy=accuracy)}, options=Options(depth=Depth(depth)))) == bad
+
+
+def test_the_bar_can_be_set():
+    rows = {0: trained(accuracy=0.8)}
+    (found,) = findings(rows)
+    assert found.code == "TRN001.inaccurate"
+    assert "80.0%" in found.message
+    assert "at least 90.0%" in found.message
+    assert words(rows, options=Options(settings={"TRN001.accuracy": "0.75"})) == []
+
+
+def test_above_128_ranks_accuracy_is_only_shown():
+    rows = {rank: trained(accuracy=0.5) for rank in range(129)}
+    assert words(rows) == []
+    assert CHECK.figures is not None
+    assert CHECK.figures(seen_of(CHECK, rows))["training.accuracy"] == 0.5
+    assert words({rank: rows[rank] for rank in range(128)}) == ["inaccurate"]
+
+
+def test_the_ranks_that_trained_count_even_if_some_were_not_heard():
+    assert words({rank: trained(accuracy=0.5) for rank in range(100)}, size=200) == []
+
+
+def test_damaged_file_names_ranks_hosts_and_file():
+    error = "/d/train-images-idx3-ubyte.gz (5 bytes) is a damaged gzip file: cut off; copy it anew"
+    rows = {rank: Data(data_error=error if rank in (2, 3) else None) for rank in range(6)}
+    (found,) = findings(rows, options=Options(data_dir="/d"))
+    assert found.code == "TRN001.data"
+    assert (found.ranks, found.nodes) == ((2, 3), ("n1",))
+    assert error in found.message
+    assert "--data-dir" in found.remedy
+
+
+def test_different_damage_gives_different_findings():
+    rows = {0: Data(data_error="x"), 1: Data(data_error="y"), 2: Data()}
+    assert [found.ranks for found in findings(rows)] == [(0,), (1,)]
+
+
+def test_figures_take_the_slowest_rank():
+    rows = {0: trained(training_seconds=0.5), 1: trained(training_seconds=2.0)}
+    assert CHECK.figures is not None
+    figures = CHECK.figures(seen_of(CHECK, rows))
+    assert figures["training.samples_per_second"] == 2000.0
+    assert CHECK.figures(seen_of(CHECK, {0: Data()})) == {}
+
+
+def test_columns_show_each_rank():
+    rows = {0: trained(), 1: trained(data_seconds=9.0)}
+    assert CHECK.columns is not None
+    columns = CHECK.columns(seen_of(CHECK, rows))
+    assert columns[0]["samples_per_second"] == 4000.0
+    assert columns[1]["data_seconds"] == 9.0
+
+
+def test_non_finite_numbers_survive_the_recording():
+    seen = seen_of(CHECK, {0: trained(last_loss=math.nan)})
+    training = seen.by_rank[0].training
+    assert training is not None
+    assert math.isnan(training.last_loss)

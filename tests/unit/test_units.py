@@ -1,0 +1,104 @@
+"""Numbers for people."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdiag.render import units
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0032, "3.2 ms"),
+        (1.5, "1.5 s"),
+        (0, "0 s"),
+        (0.000181, "181 us"),
+        (0.0009999, "1 ms"),
+        (3e-10, "0.3 ns"),
+        (3600, "3,600 s"),
+        (-0.0032, "-3.2 ms"),
+        (None, "–"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_times_step_by_a_thousand(value, text):
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.07e9, "1.07 GB/s"), (999.9e6, "1 GB/s"), (2.1e8, "210 MB/s"), (0, "0 B/s"), (0.5, "0.5 B/s"), (4e12, "4 TB/s")],
+)
+def test_a_gigabyte_per_second_is_a_thousand_million(value, text):
+    assert units.bytes_per_s(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(64 << 20, "64 MiB"), (1023, "1,023 B"), (1024, "1 KiB"), (0, "0 B"), (1.5 * (1 << 30), "1.5 GiB")],
+)
+def test_sizes_step_by_1024(value, text):
+    assert units.byte_count(value) == text
+
+
+def test_shares_and_rates():
+    assert units.percent(0.42) == "42 %"
+    assert units.percent(0) == "0 %"
+    assert units.per_second(312.4) == "312 /s"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("busbw_bytes_per_s", 1.07e9, "1.07 GB/s"),
+        ("samples_per_second", 2140, "2,140 /s"),
+        ("free_bytes", 1 << 30, "1 GiB"),
+        ("port", 29500, "29500"),
+        ("ratio", 5.0984, "5.1"),
+        ("healthy", True, "yes"),
+        ("model", "H200", "H200"),
+        ("came", [0, 1], "0, 1"),
+        ("came", [], "none"),
+        ("width", None, "–"),
+        ("huge_seconds", 10**400, "inf"),
+    ],
+)
+def test_the_end_of_a_name_is_its_unit(name, value, text):
+    assert units.quantity(name, value) == text
+
+
+def test_a_label_leaves_the_unit_out():
+    assert units.label("busbw_bytes_per_s") == "busbw"
+    assert units.label("time_to_first_step_seconds") == "time to first step"
+    assert units.label("_seconds") == "_seconds"
+
+
+def test_a_column_has_one_unit():
+    unit = units.column_unit("busbw_bytes_per_s", [1.07e9, 2e6, None, math.nan])
+    assert unit.symbol == "GB/s"
+    assert [units.cell(value, unit) for value in (1.07e9, 2e6, math.nan)] == ["1.07", "0.00200", "nan"]
+
+
+def test_a_column_without_numbers_has_its_base_unit():
+    assert units.column_unit("latency_seconds", [None]).symbol == "s"
+    assert units.column_unit("model", ["H200"]).symbol == ""
+
+
+@given(st.floats(min_value=1e-8, max_value=1e15))
+def test_what_is_shown_is_what_was_measured(value):
+    text = units.bytes_per_s(value)
+    number, symbol = text.split(" ")
+    size = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}[symbol]
+    assert float(number.replace(",", "")) * size == pytest.approx(value, rel=0.006)
+
+
+@given(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.sampled_from(["x", "x_seconds", "x_bytes"])
+)
+def test_every_scalar_has_a_text(value, name):
+    assert isinstance(units.quantity(name, value), str)
+    assert isinstance(units.cell(value, units.column_unit(name, [value])), str)
