@@ -1,6 +1,7 @@
 """Who stopped a group, from what every rank left behind. Pure.
 
-The rank that complains is seldom the guilty one: survivors of a crash print "Connection closed by peer", and in a hang everybody waits.
+The rank that complains is seldom the guilty one: survivors of a crash print "Connection closed by peer", and in a hang
+everybody waits.
 """
 
 import os
@@ -36,7 +37,7 @@ ECHOES = (
 
 
 class Blame(Struct, frozen=True, kw_only=True):
-    """The guilty ranks and how they failed; no ranks when the evidence cannot decide. `why` is the deciding evidence."""
+    """The guilty ranks and how they failed, with the deciding evidence; no ranks when it cannot decide."""
 
     status: Status
     ranks: tuple[int, ...]
@@ -53,9 +54,9 @@ def is_echo(outcome: Outcome) -> bool:
 def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
     """Ranks that stopped a group; None if nobody failed.
 
-    A rank that never reported explains all others; a crash explains the hangs around it, and so does a failure of its own; among the hung,
-    the guilty are the stopped, then those stuck in the kernel, then those short of the step that most ranks reached, then the one
-    that stands elsewhere in the code.
+    A rank that never reported explains all others; a crash explains the hangs around it, and so does a failure of its
+    own; among the hung, the guilty are the stopped, then those stuck in the kernel, then those short of the step that
+    most ranks reached, then the one that stands elsewhere in the code.
     """
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     if not failed:

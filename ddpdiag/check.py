@@ -129,7 +129,7 @@ class World(Struct, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> str:
-        """The backend that a job would take here: the one asked for, else nccl where every rank has a GPU, else gloo."""
+        """The backend that a job would take: the one asked for, else nccl where every rank has a GPU, else gloo."""
         if self.options.backend != "auto":
             return self.options.backend
         return "nccl" if self.arrivals and all(a.gpus for a in self.arrivals.values()) else "gloo"

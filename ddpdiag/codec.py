@@ -5,6 +5,7 @@ written as the string "nan", "inf" or "-inf" and read back as the float that it 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,25 +18,33 @@ from ddpdiag.model.place import Arrival
 from ddpdiag.model.recording import SCHEMA, Line
 
 T = TypeVar("T")
+K = TypeVar("K", int, tuple[int, int])
 
 # A line above this is not one of ours; the largest honest record (a rank's hang bundle) is some 100 kB.
 MAX_LINE_BYTES = 4 << 20
 
 
-def _spell(value: Any) -> Any:
-    """The same tree with every non-finite float spelled out."""
+def readable(text: str) -> str:
+    """`text` without lone surrogates (bytes of the environment or a path that are no UTF-8), which JSON cannot hold."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _spell(value: Any) -> Any:  # noqa: ANN401 - any tree of plain data
+    """The same tree with every non-finite float spelled out, and every text readable."""
     match value:
         case float():
             return value if math.isfinite(value) else str(value)
+        case str():
+            return readable(value)
         case dict():
-            return {key: _spell(item) for key, item in value.items()}
+            return {_spell(key): _spell(item) for key, item in value.items()}
         case list() | tuple():
             return [_spell(item) for item in value]
         case _:
             return value
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """`value` (a Struct or plain data) as one line of JSON, without a newline."""
     return msgspec.json.encode(_spell(msgspec.to_builtins(value)))
 
@@ -103,43 +112,33 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
 
     The header of the lowest rank is taken. UsageError when the lines belong to different runs, or there are none.
     """
-    headers: list[Header] = []
-    arrivals: dict[int, Arrival] = {}
-    trials: dict[int, Trial] = {}
-    outcomes: dict[tuple[int, int], Outcome] = {}
-    events: dict[Event, None] = {}
-    skips: dict[str, Skip] = {}
-    end: End | None = None
+    by_kind: dict[type, list[Any]] = defaultdict(list)
     for line in lines:
-        match line:
-            case Header():
-                headers.append(line)
-            case Arrival():
-                arrivals.setdefault(line.place.rank, line)
-            case Trial():
-                trials.setdefault(line.number, line)
-            case Outcome():
-                outcomes.setdefault((line.trial, line.rank), line)
-            case Event():
-                events[line] = None
-            case Skip():
-                skips.setdefault(line.code, line)
-            case End():
-                end = line
+        by_kind[type(line)].append(line)
+    headers: list[Header] = by_kind[Header]
     if not headers:
         raise UsageError("no recording given")
     if len(runs := {header.run_id for header in headers}) > 1:
         raise UsageError(f"the files belong to different runs: {', '.join(sorted(runs))}; give the files of one run")
+    arrivals = _first({a.place.rank: a for a in reversed(by_kind[Arrival])})
+    trials = _first({t.number: t for t in reversed(by_kind[Trial])})
+    outcomes = _first({(o.trial, o.rank): o for o in reversed(by_kind[Outcome])})
+    skips = {skip.code: skip for skip in by_kind[Skip]}
     return Recording(
         header=min(headers, key=lambda header: header.writer),
-        arrivals=dict(sorted(arrivals.items())),
-        trials=tuple(trials[number] for number in sorted(trials)),
-        outcomes=tuple(outcomes[key] for key in sorted(outcomes)),
-        events=tuple(events),
+        arrivals=arrivals,
+        trials=tuple(trials.values()),
+        outcomes=tuple(outcomes.values()),
+        events=tuple({encode_line(event): event for event in by_kind[Event]}.values()),
         skips=tuple(skips.values()),
-        end=end,
+        end=by_kind[End][-1] if by_kind[End] else None,
         notes=tuple(notes),
     )
+
+
+def _first(lines: dict[K, T]) -> dict[K, T]:
+    """The lines in the order of their keys; of two with one key, the one read first (they come reversed)."""
+    return dict(sorted(lines.items()))
 
 
 def disassemble(recording: Recording) -> Iterator[Line]:

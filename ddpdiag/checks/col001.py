@@ -1,13 +1,14 @@
 """All-reduce: right values, latency and bandwidth on every rank.
 
-The collective that DDP spends its time in. Every rank contributes integers that depend on its number, so that the sum is known exactly: a wrong one means
-corrupted data (seen with P2P behind an IOMMU) or a rank that was counted twice. Then a small message is timed for the latency and
-a large one for the bandwidth, with each rank's own clock.
+The collective that DDP spends its time in. Every rank contributes integers that depend on its number, so that the sum
+is known exactly: a wrong one means corrupted data (seen with P2P behind an IOMMU) or a rank that was counted twice.
+Then a small message is timed for the latency and a large one for the bandwidth, with each rank's own clock.
 
-busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of ranks.
-With more ranks than cores the numbers say nothing about the machine and are not judged.
+busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
+ranks. With more ranks than cores the numbers say nothing about the machine and are not judged.
 
-Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the interface in use.
+Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the
+interface in use.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,10 +91,11 @@ def _wrong(seen: Seen[Data], backend: str, wrong: Mapping[int, int]) -> Finding:
         "wrong",
         Severity.ERROR,
         f"wrong values from {backend}",
-        f"The all-reduce over {backend} gave wrong values on {whose}: {max(wrong.values())} elements differ from the exact sum.",
+        f"The all-reduce over {backend} gave wrong values on {whose}: "
+        f"{max(wrong.values())} elements differ from the exact sum.",
         ranks=blamed,
         evidence={"wrong_elements": max(wrong.values()), "ranks": list(got[:64])},
-        remedy="Do not train on this allocation. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU settings.",
+        remedy="Do not train on this allocation. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
     )
 
 

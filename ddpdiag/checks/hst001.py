@@ -45,7 +45,7 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         usable = _usable(rows)
-        if len(rows) > 1 and usable.cores == 1 and (rows[host.ranks[0]].cores or 1) > 1:
+        if len(rows) > 1 and usable.cores == 1 and any((row.cores or 1) > 1 for row in rows.values()):
             yield _pinned(seen, host, rows)
             continue
         if len(rows) > usable.cores:

@@ -35,15 +35,17 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
-            first, second = seen.world.node_of(event.rank), event.node or "?"
+            # The event tells the processes apart, as "host (pid 17)".
+            first, second = event.detail or seen.world.node_of(event.rank), event.node or "?"
+            nodes = (seen.world.node_of(event.rank), second.partition(" (")[0])
             yield seen.finding(
                 "duplicate",
                 Severity.ERROR,
                 "a rank came twice",
                 f"rank {event.rank} came from {first} and again from {second}; each rank must be there once.",
                 ranks=(event.rank,),
-                nodes=tuple(dict.fromkeys((first, second))),
-                evidence={"detail": event.detail},
+                nodes=tuple(dict.fromkeys(nodes)),
+                evidence={"first": first, "second": second},
                 remedy="Start one launcher per host (with torchrun under srun: --ntasks-per-node=1), "
                 "and unset RANK and WORLD_SIZE left over from another job.",
             )

@@ -1,11 +1,11 @@
 """Rendezvous over tcp, env and file.
 
-Before any collective the processes must find each other: through a TCP store on a given address (`tcp://`), through the variables of the launcher
-(`env://`, what most scripts use, and under torchrun the agent's own store) or through a file that all can see
-(`file://`). Each is tried alone, with the group opened, one barrier passed and the group closed.
+Before any collective the processes must find each other: through a TCP store on a given address (`tcp://`), through the
+variables of the launcher (`env://`, what most scripts use, and under torchrun the agent's own store) or through a file
+that all can see (`file://`). Each is tried alone, with the group opened, one barrier passed and the group closed.
 
-Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a port that another job
-holds, a directory that is not shared or has no locks, a rank that never came.
+Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
+port that another job holds, a directory that is not shared or has no locks, a rank that never came.
 
 Fix: the method that works is named; use it, or mend the one that the job needs.
 """

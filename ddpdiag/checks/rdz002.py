@@ -1,10 +1,11 @@
 """The coordinator's name on every host.
 
-Every rank looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to offer to its peers. Debian and Ubuntu
-install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback address: everything works on one host, and hangs on two.
+Every rank looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to offer to its
+peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback address:
+everything works on one host, and hangs on two.
 
-Fix: correct /etc/hosts or the DNS entry; or give the address itself (`--master-addr 10.0.0.1`), and name the interface for gloo
-(`GLOO_SOCKET_IFNAME=eth0`).
+Fix: correct /etc/hosts or the DNS entry; or give the address itself (`--master-addr 10.0.0.1`), and name the interface
+for gloo (`GLOO_SOCKET_IFNAME=eth0`).
 """
 
 import os
@@ -74,14 +75,14 @@ def _judge_host(seen: Seen[Data], node: str, data: Data, coordinator: bool, seve
             f"On {node}, {where}, {data.name} resolves to {data.addresses[0]}: others cannot be reached through it.",
             nodes=[node],
             evidence={"addresses": list(data.addresses)},
-            remedy=f"Correct the entry for {data.name} in /etc/hosts of {node}, or give an address that all hosts reach.",
+            remedy=f"Correct {data.name} in /etc/hosts of {node}, or give an address that all hosts reach.",
         )
     if data.seconds > (limit := seen.number("slow_seconds", 1.0)):
         yield seen.finding(
             "slow",
             Severity.WARNING,
             f"slow look-up on {node}",
-            f"Looking up {data.name} took {data.seconds:.1f} s on {node}; more than {limit:g} s delays every rank's start.",
+            f"Looking up {data.name} took {data.seconds:.1f} s on {node}; {limit:g} s at most are expected.",
             nodes=[node],
             remedy=f"Check the name servers in /etc/resolv.conf of {node}.",
         )
@@ -98,7 +99,7 @@ def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
         f"{node} resolves its own name {data.own_name} to {says}; gloo offers that to its peers, who cannot reach it.",
         nodes=[node],
         evidence={"own_addresses": list(data.own_addresses)},
-        remedy=f"Correct the entry for {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
+        remedy=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
     )
 
 

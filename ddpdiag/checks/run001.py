@@ -1,10 +1,11 @@
 """Every rank came.
 
-A rank that never reaches rank 0 leaves all others waiting in `init_process_group` until the time-out, and torch says "1/2 clients joined"
-without saying which. Here rank 0 calls the roll over its own channel and waits `--board-wait` seconds.
+A rank that never reaches rank 0 leaves all others waiting in `init_process_group` until the time-out, and torch says
+"1/2 clients joined" without saying which. Here rank 0 calls the roll over its own channel and waits `--board-wait`
+seconds.
 
-Causes: the process was never started (wrong node count, a host that is down), it died at once (a missing module, an old Python), it was
-started with another coordinator address, port or run id, or a firewall keeps it from rank 0.
+Causes: the process was never started (wrong node count, a host that is down), it died at once (a missing module, an old
+Python), it was started with another coordinator address, port or run id, or a firewall keeps it from rank 0.
 
 Fix: look at that rank's own output first: a ddpdiag that cannot reach rank 0 says what a plain TCP connection met.
 """
@@ -33,10 +34,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         "absent",
         Severity.ERROR,
         f"{who} never came",
-        f"{came} of {seen.world.size} ranks came within {waited:.0f} s; {who} did not. {_likely_hosts(seen, absent)}".strip(),
+        f"{came} of {seen.world.size} ranks came within {waited:.0f} s; {who} did not.{_likely_hosts(seen, absent)}",
         ranks=absent,
         evidence={"came": came, "expected": seen.world.size, "waited_seconds": round(waited, 1)},
-        remedy="Look at that rank's own output; check that it is started, with the same coordinator address, port and run id.",
+        remedy="Look at that rank's own output; start it with the same coordinator address, port and run id.",
     )
 
 
@@ -53,7 +54,7 @@ def _likely_hosts(seen: Seen[Nothing], absent: list[int]) -> str:
     homes = {rank // size for rank in absent}
     known = {place.rank // size: place.node for place in seen.world.places.values()}
     named = [known[home] for home in sorted(homes) if home in known]
-    return f"They belong on {', '.join(named)} if ranks are numbered host by host." if named else ""
+    return f" They belong on {', '.join(named)} if ranks are numbered host by host." if named else ""
 
 
 CHECK = Check(

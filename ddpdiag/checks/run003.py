@@ -1,11 +1,12 @@
 """Every trial ended by itself.
 
-A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was heard, then to those whose process
-died, then to those that failed by themselves, then to those hung short of the step that most ranks had reached: the others
-only wait for them. "Connection closed by peer" is an echo of somebody else's end and blames nobody.
+A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
+heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
+that most ranks had reached: the others only wait for them. "Connection closed by peer" is an echo of somebody else's
+end and blames nobody.
 
-The finding shows the last step, the state of the process (T is stopped, D is stuck in the kernel or a driver, R is running) and where in the
-code it stood.
+The finding shows the last step, the state of the process (T is stopped, D is stuck in the kernel or a driver, R is
+running) and where in the code it stood.
 
 Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
 """
@@ -74,7 +75,7 @@ def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequen
         blame.status.value,
         Severity.ERROR,
         f"{what} {verb}, and nobody can be blamed",
-        f"{what} {verb} on {len(trial.ranks)} ranks, and the evidence names nobody: {blame.why}. {_own_words(first)}".strip(),
+        f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {_own_words(first)}".strip(),
         evidence=_evidence(first, trial, outcomes),
         remedy="Look at what the ranks share: the network between their hosts, its firewall, the interface in use.",
     )
@@ -131,7 +132,7 @@ def _evidence(outcome: Outcome, trial: Trial, outcomes: Sequence[Outcome]) -> di
 
 def _remedy(outcome: Outcome, node: str) -> str:
     if outcome.process is not None and outcome.process.survived:
-        return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: the process cannot be killed."
+        return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
             return f"Find out who stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."

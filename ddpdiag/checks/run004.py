@@ -1,7 +1,7 @@
 """The run was not cut short.
 
-The budget (`--budget`) was spent before every check could run, or the run was told to leave (Ctrl-C, a time limit of the scheduler, a launcher that ends
-a job). What was seen until then is judged; what was not seen is unknown.
+The budget (`--budget`) was spent before every check could run, or the run was told to leave (Ctrl-C, a time limit of
+the scheduler, a launcher that ends a job). What was seen until then is judged; what was not seen is unknown.
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
 """
@@ -23,7 +23,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 "budget",
                 Severity.ERROR,
                 "the budget was spent",
-                f"the budget of {seen.options.budget_seconds:g} s was spent after {event.seconds:.1f} s, {event.detail}.",
+                f"The budget of {seen.options.budget_seconds:g} s was spent at {event.seconds:.1f} s, {event.detail}.",
                 remedy="Give more time with --budget, or ask for less with --stage or --select.",
             )
     leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
@@ -31,14 +31,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if leaving or signals:
         first = next(e for e in events if e.kind in (EventKind.LEAVING, EventKind.SIGNAL))
         name = signal.Signals(int(first.detail)).name if first.detail.isdigit() else "a signal"
-        who = "rank 0" if not leaving else f"{len(leaving)} of {seen.world.size} ranks"
+        who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
         yield seen.finding(
             "told",
             Severity.ERROR,
             f"the run was ended by {name}",
-            f"{who} were told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged."
-            if leaving
-            else f"{who} was told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
+            f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
             remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
         )
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import odd_ones_out
 
@@ -114,17 +115,18 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Could it read, is it finite, do the ranks agree, has it learnt: what explains the rest comes first, alone."""
+    """Could it read, is it finite, do the ranks agree, has it learnt? What explains the rest is said alone."""
     if errors := {rank: data.data_error for rank, data in seen.by_rank.items() if data.data_error is not None}:
         yield from _unreadable(seen, errors)
         return
     trained = _trained(seen)
     if not trained:
         return
-    yield from _diverged(seen, {rank: training.checksum for rank, training in trained.items()})
     if any(not _is_finite(training) for training in trained.values()):
+        # NaN has many bit patterns, so different checksums would say nothing.
         yield _not_finite(seen, trained)
         return
+    yield from _diverged(seen, {rank: training.checksum for rank, training in trained.items()})
     result = next(iter(trained.values()))  # losses and accuracy are over all ranks, so the same on each
     yield from _flat(seen, result)
     yield from _inaccurate(seen, result)
@@ -147,7 +149,7 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
             "data",
             Severity.ERROR,
             "The digits cannot be read",
-            f"{_ranks(ranks)} on {', '.join(seen.world.nodes_of(ranks))}: {error}. No rank trained.",
+            f"{_who(seen, ranks)}: {error}. No rank trained.",
             ranks=ranks,
             evidence={"error": error},
             remedy="Copy the file anew to these hosts and compare `sha256sum` with another host"
@@ -159,19 +161,17 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
     odd = odd_ones_out(checksums)
     if odd is None:
         return
-    told = f"{len(odd.groups)} different sets of parameters on {len(checksums)} ranks after training; one was expected"
+    found = f"{len(odd.groups)} different sets of parameters on {len(checksums)} ranks after training, 1 expected"
     whose = (
-        f"{_ranks(odd.ranks)} on {', '.join(seen.world.nodes_of(odd.ranks))} differ from the majority"
-        if odd.ranks
-        else "no set has a majority, so nobody can be blamed"
+        f"{_who(seen, odd.ranks)}: not the majority's" if odd.ranks else "No set has a majority, nobody can be blamed"
     )
     yield seen.finding(
         "diverged",
         Severity.ERROR,
         "Ranks ended with different parameters",
-        f"{told}: {whose}.",
+        f"{whose}: {found}.",
         ranks=odd.ranks,
-        evidence={f"checksum {_short(str(value))}": list(ranks) for value, ranks in odd.groups.items()},
+        evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
         remedy="Compare versions of torch and models of CPU and GPU over the hosts; if they are alike, run "
         "`ddpdiag check --stage gpu,collective --depth standard` and take out hosts whose GPUs show memory errors.",
     )
@@ -183,27 +183,22 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     known = [step for step in steps.values() if step is not None]
     first = min(known, default=None)
     ranks = [rank for rank, step in steps.items() if step is not None and step == first]
-    evidence: dict[str, Scalar | list[Scalar]] = {"first_bad_step": first, "ranks": list(ranks)}
-    title = "Training gives numbers that are not finite"
-    if first is None or (len(ranks) == len(trained) and len(trained) > 1):
-        where = "no rank's own numbers show it first" if first is None else f"all ranks at once, in step {first + 1}"
-        return seen.finding(
-            "nan",
-            Severity.ERROR,
-            title,
-            f"Loss or gradients became NaN or infinite: {where}, so nobody can be blamed; finite ones were expected.",
-            evidence=evidence,
-            remedy="Run `ddpdiag check --stage gpu,collective` to test arithmetic and all-reduce by themselves.",
-        )
+    if first is None:
+        ranks, where = [], "no rank's own numbers show it first, so nobody can be blamed"
+    elif 1 < len(ranks) == len(trained):
+        ranks, where = [], f"on all ranks at once, in step {first + 1}, so nobody can be blamed"
+    else:
+        where = f"{_who(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
         Severity.ERROR,
-        title,
-        f"{_ranks(ranks)} on {', '.join(seen.world.nodes_of(ranks))}: own loss or gradient became NaN or infinite in "
-        f"step {first + 1} of {trained[ranks[0]].steps}, before any other rank's; a finite one was expected.",
+        "Training gives numbers that are not finite",
+        f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
         ranks=ranks,
-        evidence=evidence,
-        remedy="Take these hosts out of the allocation and test their GPUs' memory and arithmetic.",
+        evidence={"first_bad_step": first},
+        remedy="Take these hosts out of the allocation and test their GPUs' memory and arithmetic."
+        if ranks
+        else "Run `ddpdiag check --stage gpu,collective` to test arithmetic and all-reduce by themselves.",
     )
 
 
@@ -276,14 +271,9 @@ def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Some ranks at the start of a sentence, the first eight by number."""
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {shown}"
-
-
-def _short(checksum: str) -> str:
-    return checksum[:12]
+def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
+    """The subject of a sentence: ranks and their hosts."""
+    return f"{ranks_text(ranks).capitalize()} on {', '.join(seen.world.nodes_of(ranks))}"
 
 
 CHECK = Check(
@@ -291,7 +281,7 @@ CHECK = Check(
     "ddp-mnist",
     Stage.TRAINING,
     Scope.WORLD,
-    manual=__doc__,
+    manual=__doc__ or "",
     plan=plan,
     measure=measure,
     judge=judge,

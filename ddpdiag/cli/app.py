@@ -10,8 +10,8 @@ _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_
 
 app = typer.Typer(
     name="ddpdiag",
-    help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, how fast, and if not, "
-    "which rank, GPU, host or link is to blame.",
+    help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, "
+    "how fast, and if not, which rank, GPU, host or link is to blame.",
     epilog="Try: ddpdiag check  |  torchrun --nproc-per-node 8 -m ddpdiag check  |  srun ddpdiag check",
     no_args_is_help=True,
     add_completion=False,
@@ -148,7 +148,8 @@ def check(
         bool, typer.Option("--details", help="Show every check and shorten nothing.", rich_help_panel=_OUT)
     ] = False,
 ) -> None:
-    """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or hand.
+    """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or
+    hand.
 
     Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
     """

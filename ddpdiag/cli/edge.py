@@ -1,5 +1,6 @@
 """The edge: what can be explained becomes a sentence, everything else is our bug. Both become an exit code."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -31,10 +32,8 @@ def guarded(call: Callable[[], int | None]) -> int:
 
 def complain(sentence: str) -> None:
     """One sentence on standard error."""
-    try:
+    with contextlib.suppress(OSError):  # nobody may be left to read it
         print(f"ddpdiag: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
-    except OSError:
-        pass  # nobody is left to read it
 
 
 def _code(leave: SystemExit) -> int:

@@ -133,7 +133,7 @@ def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
     statuses = {o.status for o in recording.outcomes if o.code in codes}
     for status in (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED):
         if status in statuses:
-            return status.value
+            return str(status.value)
     if Severity.WARNING in severities:
         return "warning"
     return "done" if Status.DONE in statuses else "skipped"

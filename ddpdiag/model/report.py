@@ -75,7 +75,8 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 class Report(Struct, frozen=True, kw_only=True):
     """The JSON report: additions allowed, renames not.
 
-    Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the name.
+    Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
+    name.
     """
 
     schema: str = SCHEMA

@@ -99,9 +99,7 @@ def _check_replaceable(target: Path) -> None:
         return
     folder, user = target.parent.stat(), os.geteuid()
     if folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
-        raise PermissionError(
-            errno.EPERM, f"it belongs to somebody else, and {target.parent} lets only its owner replace it"
-        )
+        raise PermissionError(errno.EPERM, f"only its owner may replace it in {target.parent}")
 
 
 def _open_beside(target: Path) -> tuple[Path, int]:

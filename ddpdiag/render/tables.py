@@ -98,8 +98,10 @@ class Ranks:
         absent = ABSENT if color else "-"
         who = _identity(self, absent)
         figures = [_figure_column(name, self.shown, absent) for name in self.names]
-        # Two spaces read better, but not better than one table.
-        gap = 2 if sum(column.width + 2 for column in (*who, *figures)) - 2 <= width else 1
+        room = width - sum(column.width for column in (*who, *figures))
+        between = len(who) + len(figures) - 1
+        # Two spaces read better than one, but one table reads better than two.
+        gap = 1 if between <= room < 2 * between else 2
         for piece in _pieces(who, figures, width=width, gap=gap):
             yield _draw((*who, *piece), len(self.shown), gap)
 

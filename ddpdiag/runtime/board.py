@@ -21,7 +21,7 @@ _LAST_WORDS_MS = 500
 
 
 def board_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
-    """Ports to try in turn, the same on every rank: the one asked for, else some derived from MASTER_PORT and run id."""
+    """Ports to try in turn, the same on every rank: the one asked for, else some that MASTER_PORT and run id give."""
     if asked is not None:
         return (asked,)
     start = zlib.crc32(f"{run_id}:{master_port}".encode())
@@ -29,14 +29,14 @@ def board_ports(run_id: str, master_port: int | None, asked: int | None) -> tupl
 
 
 def raise_open_files() -> None:
-    """As many open files as the hard limit allows: with 100 of them 200 peers connect, 89 are heard, and nothing says so."""
+    """As many open files as may be: with 100 of them 200 peers connect, 89 are heard, and nothing says so."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(kind)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.IPV6, 1)
@@ -49,7 +49,8 @@ def _socket(kind: int) -> zmq.Socket[bytes]:
 class Hub:
     """Rank 0's end. Identities are ZeroMQ's; a rank is bound to one by the coordinator.
 
-    `arrival` is this process's own: where a Board of this run listens already, that one refuses it, and RunLost is raised.
+    `arrival` is this process's own: where a Board of this run listens already, that one refuses it, and RunLost is
+    raised.
     """
 
     def __init__(self, ports: Sequence[int], seal: Seal, arrival: Arrival, *, local_only: bool = False) -> None:

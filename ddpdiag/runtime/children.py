@@ -1,4 +1,4 @@
-"""The supervisor's children, seen from the supervisor: nursery and worker handles. Nothing here waits without a time-out."""
+"""The supervisor's children as it sees them: nursery and workers. Nothing here waits without a time-out."""
 
 import contextlib
 import os
@@ -158,7 +158,8 @@ class Worker:
     def stack(self) -> tuple[str, ...]:
         """Frames of its main thread, innermost first, from a dump; waits at most 0.5 s for it.
 
-        It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed before.
+        It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed
+        before.
         """
         if self.pid is None:
             return ()

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from ddpdiag.check import Check, Scope, Seen, Stage, World, with_number
 from ddpdiag.codec import assemble
 from ddpdiag.errors import ExitCode
+from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.board import Hub
@@ -29,7 +30,6 @@ from ddpdiag.runtime.messages import (
     Welcome,
 )
 from ddpdiag.runtime.running import IMPORT_STEP
-from ddpdiag.judgement.selection import asked_for, selected
 
 AnyCheck = Check[Any]
 
@@ -214,7 +214,10 @@ class Coordinator:
         self._lines.append(Event(kind=EventKind.LOST, rank=rank, seconds=self._now(), detail=why, node=node))
 
     def _wind_down(self) -> None:
-        """Launchers kill the witnesses within 0.1 s of a death: who says leaving, or answers, is one; who is silent is to blame."""
+        """Who is to blame when launchers end the run: they kill the witnesses within 0.1 s of a death.
+
+        Who says leaving, or answers, is a witness; who is silent is the dead one.
+        """
         silent = {rank for rank in self._identities if rank not in self._out}
         for rank in silent:
             self._send(rank, RollCall())
@@ -339,7 +342,7 @@ class Coordinator:
             self._send(rank, Open(flight.trial.number, self._address(first, group), flight.offers[first]))
 
     def _address(self, rank: int, group: tuple[int, ...]) -> str:
-        """Where the others of the group reach a rank: its host's address towards rank 0; rank 0's host has the coordinator's name."""
+        """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at rank 0's name."""
         own = self._arrivals[rank]
         hosts = {self._arrivals[other].host_id for other in group}
         if len(hosts) == 1:

@@ -83,7 +83,7 @@ def prepare(
     """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
     whole = len(launch.ranks) == launch.place.world_size
     if whole:
-        ports = (board_port if board_port is not None else free_port(LOOPBACK),)
+        ports: tuple[int, ...] = (board_port if board_port is not None else free_port(LOOPBACK),)
     else:
         ports = board_ports(launch.run_id, launch.port, board_port)
     host = LOOPBACK if whole else launch.coordinator
@@ -237,7 +237,7 @@ def _exited(pid: int, rank: int, codes: dict[int, int]) -> bool:
 
 
 def _combined(codes: dict[int, int]) -> int:
-    """Rank 0 knows the verdict; where it is not here, or was killed, the worst of the others counts, and a killed one is UNKNOWN."""
+    """Rank 0 knows the verdict; where it is not here, or was killed, the worst of the others counts."""
     if codes.get(0, -1) >= 0:
         return codes[0]
     return max((code for code in codes.values() if code > 0), default=ExitCode.UNKNOWN)

@@ -181,7 +181,7 @@ _sealed: msgspec.json.Decoder[_Sealed] = msgspec.json.Decoder(_Sealed)
 
 
 class Seal:
-    """Stamps messages with the run id and, when `token` (DDPDIAG_TOKEN) is set, with an HMAC-SHA256 over id and body."""
+    """Stamps messages with the run id and, when `token` (DDPDIAG_TOKEN) is set, with an HMAC-SHA256 of id and body."""
 
     def __init__(self, run_id: str, token: str = "") -> None:
         self._run_id = run_id

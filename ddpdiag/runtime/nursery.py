@@ -1,8 +1,8 @@
 """The nursery: imports torch once, then forks workers on request.
 
-A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is: import
-torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP loads lazily,
-beside the first trials. Nothing here may touch CUDA: a context does not survive a fork.
+A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is:
+import torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP loads
+lazily, beside the first trials. Nothing here may touch CUDA: a context does not survive a fork.
 """
 
 import array
@@ -23,7 +23,8 @@ from ddpdiag.runtime.messages import Exited, Forked, Imported, NurseryWord
 from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
 
-# DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock of training.
+# DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
+# of training.
 LAZY_IMPORTS = ("torch._dynamo",)
 DESCRIPTORS = 3  # the worker's link, step page and stack file
 

@@ -21,6 +21,7 @@ class Running:
         self.deadline = now + trial.deadline_seconds
         self.log_start = worker.log.size()
         self.opened = False
+        worker.page.write(0, "")  # the worker is idle: what stands there is the trial before
         self._rank = rank
         self._gate: float | None = None
 

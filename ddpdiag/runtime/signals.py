@@ -9,7 +9,10 @@ LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread; `told` is the first that asked us to leave."""
+    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread.
+
+    `told` is the first that asked us to leave.
+    """
 
     def __init__(self, *, children: bool = False) -> None:
         self.told: int | None = None

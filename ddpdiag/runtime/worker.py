@@ -1,7 +1,7 @@
 """The worker: runs one measurement after another until its supervisor has no more, or ends it.
 
-Two ways to become one: `python -m ddpdiag.runtime.worker` (plain, started at once) and a fork of the nursery (with torch).
-It says only what happened; it judges nothing.
+Two ways to become one: `python -m ddpdiag.runtime.worker` (plain, started at once) and a fork of the nursery (with
+torch). It says only what happened; it judges nothing.
 """
 
 import faulthandler
@@ -96,7 +96,10 @@ def _answer(task: Task, context: WorkerContext) -> Answer:
         text = traceback.format_exc(limit=-8)
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         answer = Answer(
-            Status.RAISED, error=sentence[:_MAX_DETAIL], detail=text[-_MAX_DETAIL:], timings=context.timings
+            Status.RAISED,
+            error=codec.readable(sentence[:_MAX_DETAIL]),
+            detail=codec.readable(text[-_MAX_DETAIL:]),
+            timings=context.timings,
         )
     context.timed("total", time.monotonic() - begin)
     return answer

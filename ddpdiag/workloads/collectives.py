@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from ddpdiag.check import Context
 
-# Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to 37,000 ranks.
+# Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
+# 37,000 ranks.
 _PERIOD = 7
 _RANK_PERIOD = 64
 

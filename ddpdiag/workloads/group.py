@@ -1,7 +1,8 @@
 """Opening and closing the process group of a trial.
 
-The group's first rank opens a store on a free port, the gate hands its address to the others, and only then do they connect: without the gate
-c10d's client retries with growing pauses, which costs half a second per group (measured, torch 2.13, loopback).
+The group's first rank opens a store on a free port, the gate hands its address to the others, and only then do they
+connect: without the gate c10d's client retries with growing pauses, which costs half a second per group (measured,
+torch 2.13, loopback).
 """
 
 import os
@@ -60,7 +61,7 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
 
 
 def open_store(ctx: Context) -> dist.Store:
-    """The group's store: served by the first rank, on a port that the system chooses (or `DDPDIAG_PORT_RANGE` allows)."""
+    """The group's store: served by the first rank, on any free port (or one that `DDPDIAG_PORT_RANGE` allows)."""
     size, timeout = len(ctx.group), group_timeout(ctx)
     if ctx.group_rank == 0:
         ctx.step("open the store")

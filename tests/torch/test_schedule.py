@@ -23,6 +23,15 @@ REPOSITORY = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are small, and threads that wait for a busy machine's cores only spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Simulated(msgspec.Struct):
     losses: list[float]
     accuracy: float
@@ -140,9 +149,10 @@ def train_as_rank(rank: int, ranks: int, meeting_point: str, poisoned_rank: int,
     assert training.all_agree(True, CPU)
     assert not training.all_agree(rank != 1, CPU)
     if rank == poisoned_rank:
-        _, second = (next(batches) for batches in [training.batches(10_000, schedule, rank, ranks)] * 2)
+        stream = training.batches(10_000, schedule, rank, ranks)
+        next(stream)
         images = digits.train_images.float()
-        images[second] = float("nan")
+        images[next(stream)] = float("nan")
         digits = digits._replace(train_images=images)
     data = training.train(Quiet(), digits, schedule, CPU)  # type: ignore[arg-type]
     dist.destroy_process_group()

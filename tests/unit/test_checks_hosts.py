@@ -1,0 +1,33 @@
+"""Ranks in words."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from seen import seen_of
+
+from ddpdiag.checks.hosts import answers_by_host, odd_text, ranks_text
+from ddpdiag.checks.lch002 import CHECK, Data
+from ddpdiag.stats import odd_ones_out
+
+
+def test_runs_of_ranks_are_joined():
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([7, 0, 1, 2]) == "ranks 0-2, 7"
+
+
+@given(st.sets(st.integers(0, 20_000), min_size=1))
+def test_many_ranks_stay_one_line(ranks):
+    assert len(ranks_text(sorted(ranks))) < 140
+
+
+def test_the_odd_value_comes_first_and_the_usual_one_last():
+    odd = odd_ones_out({0: "a", 1: "a", 2: "b", 3: None, 4: "a", 5: "a"})
+    assert odd_text(odd, missing="unset") == "b on rank 2, unset on rank 3, a on ranks 0-1, 4-5"
+
+
+def test_long_values_are_shortened_in_the_middle():
+    assert len(odd_text(odd_ones_out({0: "x" * 999, 1: "y", 2: "y"}), missing="unset")) < 200
+
+
+def test_hosts_without_an_answer_are_left_out():
+    seen = seen_of(CHECK, {2: Data({}, {})}, size=4)
+    assert [(host.name, tuple(rows)) for host, rows in answers_by_host(seen)] == [("n1", (2,))]

@@ -1,0 +1,147 @@
+"""GPU001: the GPUs that should be there."""
+
+import pytest
+from seen import seen_of
+
+from ddpdiag.checks.gpu001 import CHECK, Data
+from ddpdiag.model import Options, Severity
+from ddpdiag.probes.nvml import Enumeration, Gpu, Trouble
+from ddpdiag.probes.sysfs import PciFunction
+
+
+def found(*rows, ranks_per_node=1, **world):
+    return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), ranks_per_node=ranks_per_node, **world)))
+
+
+def gpu(index, host=0, **changes):
+    own = {"name": "NVIDIA H100", "uuid": f"GPU-{host}-{index}", "pci": f"0000:{index}b:00.0", "used_bytes": 0}
+    return Gpu(index=index, **(own | changes))
+
+
+def functions(count, driver: str | None = "nvidia"):
+    return tuple(PciFunction(f"0000:{index}b:00.0", driver) for index in range(count))
+
+
+def healthy(count, host=0, **changes):
+    nvml = Enumeration(gpus=tuple(gpu(index, host) for index in range(count)), driver="580.1")
+    return Data(**({"nvml": nvml, "functions": functions(count)} | changes))
+
+
+def without(trouble=Trouble.NO_LIBRARY, **changes):
+    return Data(nvml=Enumeration(trouble=trouble, error=trouble.value), **changes)
+
+
+def test_all_gpus_there_is_silent():
+    assert found(healthy(8), healthy(8, host=1)) == []
+
+
+def test_a_host_without_any_sign_of_a_gpu_is_a_cpu_host():
+    assert found(without(), without(Trouble.NO_DRIVER)) == []
+
+
+def test_a_gpu_on_the_bus_without_a_driver_is_an_error_that_names_host_and_pci_id():
+    (finding,) = found(without(Trouble.NO_DRIVER, functions=functions(1, driver=None)))
+    assert finding.code == "GPU001.fewer"
+    assert finding.severity is Severity.ERROR
+    assert finding.nodes == ("n0",)
+    assert "0000:0b:00.0: no driver" in finding.message
+    assert finding.evidence["pci"] == ["0000:0b:00.0"]
+    assert "modprobe nvidia" in finding.remedy
+
+
+def test_cpus_can_be_meant():
+    options = Options(expect_gpus=0)
+    assert found(without(functions=functions(1, driver="nouveau")), options=options) == []
+
+
+def test_a_promise_without_a_gpu_is_an_error():
+    (finding,) = found(without(promised=2))
+    assert "name 2" in finding.message
+    assert finding.severity is Severity.ERROR
+
+
+def test_a_host_without_gpus_among_hosts_with_gpus_is_an_error():
+    (finding,) = found(healthy(8), healthy(8, host=1), without())
+    assert finding.nodes == ("n2",)
+    assert "n0 has 8" in finding.message
+
+
+def test_expect_gpus_counts_per_host():
+    (finding,) = found(healthy(8), healthy(7, host=1), options=Options(expect_gpus=8))
+    assert finding.nodes == ("n1",)
+    assert "--expect-gpus says 8" in finding.message
+
+
+def test_a_gpu_that_fell_off_the_bus_is_named_by_its_pci_id():
+    (finding,) = found(healthy(7, functions=functions(8)))
+    assert finding.severity is Severity.ERROR
+    assert finding.evidence["pci"] == ["0000:7b:00.0"]
+    assert "Xid" in finding.remedy
+
+
+def test_a_share_of_the_hosts_gpus_is_enough_when_it_was_promised():
+    assert found(healthy(2, functions=functions(8), promised=2), healthy(8, host=1)) == []
+
+
+def test_gpus_bound_to_ranks_are_counted_together():
+    rows = [
+        Data(nvml=Enumeration(gpus=(gpu(index),)), functions=functions(4), visible=1, promised=4) for index in range(4)
+    ]
+    assert found(*rows, ranks_per_node=4) == []
+
+
+def test_mig_slices_are_not_counted_against_nvml():
+    nvml = Enumeration(gpus=(gpu(0, mig=True),))
+    assert found(Data(nvml=nvml, functions=functions(1), promised=7)) == []
+
+
+def test_an_unreadable_bus_is_unknown_and_not_healthy():
+    (finding,) = found(without(functions=None))
+    assert finding.code == "GPU001.unreadable"
+    assert finding.severity is Severity.WARNING
+    assert "UNKNOWN" in finding.message
+
+
+def test_an_unreadable_bus_does_not_matter_when_all_that_was_promised_is_there():
+    assert found(healthy(8, functions=None, promised=8)) == []
+
+
+def test_a_driver_that_differs_from_its_library_is_one_error():
+    (finding,) = found(without(Trouble.MISMATCH, functions=functions(8)))
+    assert finding.code == "GPU001.mismatch"
+    assert finding.severity is Severity.ERROR
+
+
+def test_nvml_that_fails_in_another_way_is_said():
+    (finding,) = found(without(Trouble.OTHER))
+    assert finding.code == "GPU001.nvml"
+    assert "UNKNOWN" in finding.message
+
+
+def test_a_lost_gpu_is_named_once():
+    nvml = Enumeration(gpus=(gpu(0), Gpu(index=1, error="GPU is lost")))
+    (finding,) = found(Data(nvml=nvml, functions=functions(2)))
+    assert finding.code == "GPU001.lost"
+    assert "GPU 1 on n0 (PCI 0000:1b:00.0)" in finding.message
+
+
+def test_different_models_on_one_host_are_a_warning():
+    nvml = Enumeration(gpus=(gpu(0), gpu(1), gpu(2, name="NVIDIA T400")))
+    (finding,) = found(Data(nvml=nvml, functions=functions(3)))
+    assert finding.code == "GPU001.mixed"
+    assert finding.gpus == ("GPU-0-2",)
+
+
+def test_a_host_with_other_gpus_is_the_odd_one_out():
+    other = Enumeration(gpus=(gpu(0, host=2, name="NVIDIA A100"),))
+    (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1)))
+    assert finding.code == "GPU001.unlike-hosts"
+    assert finding.nodes == ("n2",)
+
+
+@pytest.mark.parametrize(("used", "findings"), [(None, 0), (15 << 20, 0), (16 << 20, 1)])
+def test_memory_in_use_before_the_job_is_a_warning(used, findings):
+    nvml = Enumeration(gpus=(gpu(0, used_bytes=used, pids=(4711,)),))
+    rows = found(Data(nvml=nvml, functions=functions(1)))
+    assert len(rows) == findings
+    assert all("pid 4711" in row.message and row.gpus == ("GPU-0-0",) for row in rows)

@@ -1,0 +1,54 @@
+"""HST001: cores against ranks and threads."""
+
+from seen import seen_of
+
+from ddpdiag.checks.hst001 import CHECK, Data
+from ddpdiag.model import Severity, Status
+
+
+def found(*rows, **world):
+    return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), **world)))
+
+
+def rank(*affinity, cores=8, **more):
+    return Data(cores=cores, affinity=affinity, **more)
+
+
+def test_a_core_and_a_thread_for_each_rank_is_silent():
+    assert found(rank(0, 1, omp_threads=2), rank(2, 3, omp_threads=2)) == []
+
+
+def test_ranks_pinned_to_one_core_are_one_warning_per_host():
+    (finding,) = found(rank(3), rank(3))
+    assert finding.code == "HST001.one-core"
+    assert finding.severity is Severity.WARNING
+    assert finding.ranks == (0, 1)
+    assert "core 3 only" in finding.message
+
+
+def test_a_host_with_a_single_core_is_not_pinned_but_scarce():
+    (finding,) = found(rank(0, cores=1, omp_threads=1), rank(0, cores=1, omp_threads=1))
+    assert finding.code == "HST001.scarce"
+    assert finding.severity is Severity.INFO
+    assert "bandwidth is not judged" in finding.message
+
+
+def test_threads_beyond_twice_the_cores_are_a_warning_with_the_fitting_number():
+    (finding,) = found(*[rank(*range(8))] * 4, ranks_per_node=4)
+    assert finding.code == "HST001.oversubscribed"
+    assert finding.env == {"OMP_NUM_THREADS": "2"}
+    assert "OMP_NUM_THREADS is unset" in finding.message
+
+
+def test_twice_as_many_threads_as_cores_is_silent():
+    assert found(rank(0, 1), rank(0, 1)) == []
+
+
+def test_a_quota_counts_where_it_is_tighter_than_the_binding():
+    codes = {f.code for f in found(rank(*range(8), quota=1.5), rank(*range(8), quota=1.5))}
+    assert codes == {"HST001.scarce", "HST001.oversubscribed"}
+
+
+def test_a_rank_that_did_not_answer_is_left_out():
+    seen = seen_of(CHECK, {1: rank(0)}, statuses={0: Status.HUNG})
+    assert list(CHECK.judge(seen)) == []

@@ -1,0 +1,51 @@
+"""HST002: memory for every rank."""
+
+from seen import seen_of
+
+from ddpdiag.checks.hosts import GIB, MIB
+from ddpdiag.checks.hst002 import CHECK, Data
+from ddpdiag.model import Options, Severity
+
+
+def found(*rows, **world):
+    return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), **world)))
+
+
+def test_plenty_is_silent():
+    assert found(Data(available_bytes=64 * GIB), Data(available_bytes=64 * GIB)) == []
+
+
+def test_little_is_a_warning_once_a_host():
+    (finding,) = found(Data(available_bytes=1 * GIB), Data(available_bytes=1 * GIB))
+    assert finding.severity is Severity.WARNING
+    assert finding.ranks == (0, 1)
+    assert "512 MiB each; 1024 MiB each expected" in finding.message
+
+
+def test_too_little_to_import_torch_is_an_error():
+    (finding,) = found(Data(available_bytes=300 * MIB), Data(available_bytes=300 * MIB))
+    assert finding.severity is Severity.ERROR
+
+
+def test_a_limit_counts_where_it_is_tighter_than_the_host():
+    (finding,) = found(Data(available_bytes=64 * GIB, limit_bytes=2 * GIB, left_bytes=700 * MIB))
+    assert "700 MiB left by the control group" in finding.message
+
+
+def test_a_rank_with_a_gpu_needs_more():
+    assert found(Data(available_bytes=3 * GIB)) == []
+    assert len(found(Data(available_bytes=3 * GIB), gpus=1)) == 1
+
+
+def test_what_is_not_known_is_not_judged():
+    assert found(Data()) == []
+
+
+def test_earlier_kills_are_a_warning():
+    (finding,) = found(Data(available_bytes=64 * GIB, oom_kills=3))
+    assert finding.code == "HST002.oom-kills"
+    assert "3 processes" in finding.message
+
+
+def test_the_threshold_can_be_set():
+    assert found(Data(available_bytes=700 * MIB), options=Options(settings={"HST002.cpu_mib": "512"})) == []

@@ -1,0 +1,55 @@
+"""HST003: /dev/shm."""
+
+from seen import seen_of
+
+from ddpdiag.checks.hosts import GIB, MIB
+from ddpdiag.checks.hst003 import CHECK, Data
+from ddpdiag.model import Severity
+from ddpdiag.probes.limits import SharedMemory
+
+
+def found(*rows, **world):
+    return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), **world)))
+
+
+def room(free, size=64 * GIB, error=None):
+    return Data(SharedMemory(size, free, error))
+
+
+def test_enough_is_silent():
+    assert found(room(1 * GIB), room(1 * GIB), gpus=2) == []
+
+
+def test_a_containers_default_is_a_warning_without_gpus():
+    (finding,) = found(room(64 * MIB, size=64 * MIB), room(64 * MIB, size=64 * MIB))
+    assert finding.severity is Severity.WARNING
+    assert finding.ranks == (0, 1)
+    assert "64 of 64 MiB free" in finding.message
+
+
+def test_a_containers_default_is_an_error_with_two_gpus():
+    (finding,) = found(room(64 * MIB), room(64 * MIB), gpus=2)
+    assert finding.severity is Severity.ERROR
+
+
+def test_a_full_one_is_judged_by_what_is_free():
+    (finding,) = found(room(1 * MIB, size=64 * GIB), gpus=1)
+    assert finding.severity is Severity.ERROR
+
+
+def test_many_ranks_need_more_than_the_usual():
+    (finding,) = found(*[room(600 * MIB)] * 16, ranks_per_node=16, gpus=16)
+    assert finding.severity is Severity.ERROR
+    assert "1024 MiB expected" in finding.message
+
+
+def test_a_file_without_pages_is_an_error_only_with_gpus():
+    full = room(0, error="No space left on device")
+    (with_gpu,), (without,) = found(full, gpus=1), found(full)
+    assert (with_gpu.severity, without.severity) == (Severity.ERROR, Severity.WARNING)
+    assert "No space left on device" in with_gpu.message
+
+
+def test_a_missing_one_is_a_finding():
+    (finding,) = found(Data(None), gpus=1)
+    assert finding.code == "HST003.missing"

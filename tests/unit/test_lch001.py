@@ -1,0 +1,101 @@
+"""LCH001: ranks as they arrived."""
+
+from msgspec import structs
+from seen import arrival_of, seen_of, with_arrivals, with_events
+
+from ddpdiag.checks.lch001 import CHECK
+from ddpdiag.model import Event, EventKind, Options, Severity
+
+
+def seen(size=4, **world):
+    return seen_of(CHECK, {}, size=size, **world)
+
+
+def found(run):
+    return {finding.code: finding for finding in CHECK.judge(run)}
+
+
+def changed(size, changes, **world):
+    """`size` ranks, some of them with other fields in their arrival or place."""
+    arrivals = {rank: arrival_of(rank, size, **world) for rank in range(size)}
+    for rank, fields in changes.items():
+        place = {name: value for name, value in fields.items() if name in arrivals[rank].place.__struct_fields__}
+        rest = {name: value for name, value in fields.items() if name not in place}
+        arrivals[rank] = structs.replace(arrivals[rank], place=structs.replace(arrivals[rank].place, **place), **rest)
+    return with_arrivals(seen(size, **world), arrivals)
+
+
+def test_ranks_that_came_once_each_are_silent():
+    assert found(seen()) == {}
+    assert found(seen(gpus=2)) == {}
+
+
+def test_a_rank_that_came_twice_names_both_hosts():
+    run = with_events(seen(), Event(kind=EventKind.DUPLICATE, rank=1, node="n1 (pid 7)", detail="n0 (pid 5)"))
+    finding = found(run)["LCH001.duplicate"]
+    assert finding.severity is Severity.ERROR
+    assert (finding.ranks, finding.nodes) == ((1,), ("n0", "n1"))
+    assert "from n0 (pid 5) and again from n1 (pid 7)" in finding.message
+
+
+def test_the_minority_is_blamed_for_its_world_size():
+    finding = found(changed(4, {2: {"world_size": 8}}))["LCH001.world-size"]
+    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    assert "rank 2: 8" in finding.message
+
+
+def test_a_rank_that_was_turned_away_counts_as_well():
+    run = with_events(seen(), Event(kind=EventKind.MISMATCH, rank=5, node="n7", detail="8"))
+    finding = found(run)["LCH001.world-size"]
+    assert (finding.ranks, finding.nodes) == ((5,), ("n7",))
+
+
+def test_two_world_sizes_on_two_ranks_blame_nobody():
+    finding = found(changed(2, {1: {"world_size": 4}}))["LCH001.world-size"]
+    assert finding.ranks == ()
+    assert "nobody is blamed" in finding.message
+
+
+def test_uneven_hosts_are_a_warning_that_names_the_odd_one():
+    finding = found(seen(5))["LCH001.uneven"]
+    assert finding.severity is Severity.WARNING
+    assert finding.nodes == ("n2",)
+
+
+def test_uneven_hosts_are_not_judged_while_ranks_are_absent():
+    arrivals = {rank: arrival_of(rank, 4) for rank in (0, 1, 2)}
+    assert found(with_arrivals(seen(4), arrivals)) == {}
+
+
+def test_one_local_rank_twice_on_a_host_is_an_error():
+    finding = found(changed(4, {3: {"local_rank": 0}}))["LCH001.local-rank"]
+    assert finding.ranks == (2, 3)
+
+
+def test_virtual_local_ranks_with_a_gpu_each_are_silent():
+    zero = {rank: {"local_rank": 0, "pci_gpus": 2} for rank in range(2)}
+    assert found(changed(2, zero, gpus=1)) == {}
+
+
+def test_gpus_without_a_rank_are_a_warning_with_numbers():
+    finding = found(seen(2, gpus=8))["LCH001.idle-gpus"]
+    assert finding.severity is Severity.WARNING
+    assert "2 of 8 GPUs tested" in finding.message
+
+
+def test_more_ranks_than_gpus_are_an_error_and_with_gloo_a_warning():
+    assert found(seen(4, ranks_per_node=4, gpus=3))["LCH001.fewer-gpus"].severity is Severity.ERROR
+    gloo = Options(backend="gloo")
+    assert found(seen(4, ranks_per_node=4, gpus=3, options=gloo))["LCH001.fewer-gpus"].severity is Severity.WARNING
+
+
+def test_one_gpu_for_two_ranks_is_an_error_when_the_bus_has_no_more():
+    assert "LCH001.fewer-gpus" in found(changed(2, {0: {"pci_gpus": 1}, 1: {"pci_gpus": 1}}, gpus=1))
+
+
+def test_a_gpu_bound_to_each_rank_is_silent():
+    assert found(changed(2, {0: {"pci_gpus": 8}, 1: {"pci_gpus": 8}}, gpus=1)) == {}
+
+
+def test_hosts_without_gpus_are_silent_about_them():
+    assert found(seen(16, ranks_per_node=16)) == {}

@@ -1,0 +1,69 @@
+"""LCH002: variables that differ, or harm."""
+
+import pytest
+from seen import seen_of
+
+from ddpdiag.checks.lch002 import CHECK, Data
+from ddpdiag.model import Severity
+
+
+def found(rows, **world):
+    return list(CHECK.judge(seen_of(CHECK, rows, **world)))
+
+
+def with_variables(*values, name="NCCL_ALGO"):
+    return {rank: Data({} if value is None else {name: value}, {}) for rank, value in enumerate(values)}
+
+
+def test_variables_that_agree_are_silent():
+    assert found(with_variables("Ring", "Ring", "Ring")) == []
+
+
+def test_the_odd_one_is_named_with_both_values():
+    (finding,) = found(with_variables("Ring", "Ring", "Tree", "Ring"))
+    assert finding.code == "LCH002.variable"
+    assert finding.severity is Severity.WARNING
+    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    assert "NCCL_ALGO: Tree on rank 2, Ring on ranks 0-1, 3" in finding.message
+
+
+def test_a_variable_that_one_rank_lacks_is_unset_there():
+    (finding,) = found(with_variables("Ring", None, "Ring"))
+    assert finding.ranks == (1,)
+    assert "unset on rank 1" in finding.message
+
+
+def test_two_ranks_that_differ_blame_nobody_and_show_both():
+    (finding,) = found(with_variables("Ring", "Tree"))
+    assert finding.ranks == ()
+    assert finding.evidence == {"rank 0": "Ring", "rank 1": "Tree"}
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE"])
+def test_what_must_differ_may_differ(name):
+    assert found(with_variables("0", "1", "2", name=name)) == []
+
+
+def test_a_configuration_file_on_one_host_is_named():
+    file = {"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}}
+    (finding,) = found({0: Data({}, {}), 1: Data({}, {}), 2: Data({}, file)}, ranks_per_node=1)
+    assert finding.code == "LCH002.file"
+    assert finding.nodes == ("n2",)
+    assert "/etc/nccl.conf: NCCL_P2P_DISABLE" in finding.message
+
+
+def test_nccl_hostid_is_flagged_even_where_all_agree():
+    (finding,) = found(with_variables("a", "a", name="NCCL_HOSTID"))
+    assert finding.code == "LCH002.host-id"
+    assert finding.ranks == (0, 1)
+
+
+def test_a_debug_level_that_torch_refuses_is_an_error():
+    (finding,) = found(with_variables("verbose", "verbose", name="TORCH_DISTRIBUTED_DEBUG"))
+    assert finding.code == "LCH002.debug-level"
+    assert finding.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL", "detail"])
+def test_debug_levels_that_torch_knows_are_silent(level):
+    assert found(with_variables(level, level, name="TORCH_DISTRIBUTED_DEBUG")) == []
