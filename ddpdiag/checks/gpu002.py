@@ -17,6 +17,7 @@ from ddpdiag.check import Check, Context, Scope, Seen, Stage, World
 from ddpdiag.checks import gpu001
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Kind, Scalar, Severity
+from ddpdiag.probes.gpus import device_index
 
 
 class TorchGpu(Struct, frozen=True):
@@ -39,13 +40,6 @@ class Data(Struct, frozen=True, kw_only=True):
     def gpu(self) -> TorchGpu | None:
         """The GPU that the rank takes."""
         return None if self.chosen is None else self.gpus[self.chosen]
-
-
-def device_index(local_rank: int | None, count: int) -> int | None:
-    """The device that a rank takes: cuda:local_rank, in turn where ranks outnumber GPUs; None without a GPU."""
-    if count == 0:
-        return None
-    return 0 if local_rank is None else local_rank % count
 
 
 def measure(ctx: Context) -> Data:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import EventKind, Finding, Severity, Verdict
 
 
@@ -29,7 +30,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         return
     came = len(seen.world.arrivals)
     waited = max(e.seconds for e in seen.recording.events if e.kind is EventKind.ABSENT)
-    who = _listed(absent)
+    who = ranks_text(absent)
     yield seen.finding(
         "absent",
         Severity.ERROR,
@@ -39,11 +40,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         evidence={"came": came, "expected": seen.world.size, "waited_seconds": round(waited, 1)},
         remedy="Look at that rank's own output; start it with the same coordinator address, port and run id.",
     )
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _likely_hosts(seen: Seen[Nothing], absent: list[int]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.blame import Blame, blamed, front
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 
@@ -83,8 +84,7 @@ def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequen
 
 def _who(seen: Seen[Nothing], ranks: Sequence[int]) -> str:
     nodes = seen.world.nodes_of(ranks)
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))} on {', '.join(nodes) or '?'}"
+    return f"{ranks_text(ranks)} on {', '.join(nodes[:8]) or '?'}"
 
 
 def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:

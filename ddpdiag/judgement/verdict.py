@@ -10,6 +10,9 @@ from ddpdiag.check import Check, Stage, World
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Verdict
 
+# A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy").
+CANNOT_LOOK = ".unreadable"
+
 
 class Judged(Struct, frozen=True, kw_only=True):
     """One check, judged. `readable` is False when its recorded data does not fit this version."""
@@ -38,7 +41,7 @@ def conclude(world: World, recording: Recording, judged: Sequence[Judged]) -> Co
         return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal))
     unknown = _unknown(recording, judged, [finding for _, finding in errors])
     if unknown:
-        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), f"{_who(world)}: not known, {unknown}.")
+        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), f"Whether {_who(world)} can train is not known: {unknown}.")
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     return Conclusion(Verdict.FIT, code, _fit(world, recording, judged, warnings))
@@ -62,7 +65,7 @@ def _unknown(recording: Recording, judged: Sequence[Judged], errors: Sequence[Fi
         if not own.readable:
             return f"what {own.check.code} recorded cannot be read by this version"
         for finding in own.findings:
-            if finding.code.endswith(".unreadable"):
+            if finding.code.endswith(CANNOT_LOOK):
                 return finding.title
     if recording.end is None:
         return "the recording is cut off"

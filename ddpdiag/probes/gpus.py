@@ -109,3 +109,10 @@ def _container_count(value: str) -> int:
     if value.strip() in ("", "all", "none", "void"):
         return 0
     return sum(bool(entry.strip()) for entry in value.split(","))
+
+
+def device_index(local_rank: int | None, count: int) -> int | None:
+    """The device that a rank takes: cuda:local_rank, in turn where ranks outnumber GPUs; None without a GPU."""
+    if count == 0:
+        return None
+    return 0 if local_rank is None else local_rank % count

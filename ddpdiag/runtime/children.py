@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.tether import DUMP_SIGNAL
 
 _SOCKET_BUFFER = 1 << 20
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the Board raises it
 _DUMP_SECONDS = 0.5
 _KILL_SECONDS = 2.0
 
@@ -75,6 +77,10 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
         env=dict(env),
     )
     process.returncode = 0  # we reap it ourselves, by pid
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # rank 0 raised its own limit for the Board; checks look at the user's
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
     return process.pid
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ddpdiag.check import Check, Scope, Seen, Stage, World, with_number
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.codec import assemble
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import asked_for, selected
@@ -268,7 +269,7 @@ class Coordinator:
             return Skip(code=check.code, reason="no rank can take part", grounds=False)
         missing = [rank for rank in range(world.size) if rank not in world.living]
         if check.scope is Scope.WORLD and missing:
-            reason = f"it needs all {world.size} ranks, and {_some(missing)} cannot take part"
+            reason = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
             return Skip(code=check.code, reason=reason, grounds=False)
         for other in self._checks:
             if other.code in check.needs and not self._went_well(other):
@@ -385,9 +386,3 @@ class Coordinator:
                     trial=trial.number, code=trial.code, rank=rank, status=status, told=not lost, seconds=flight.age()
                 )
             )
-
-
-def _some(ranks: Sequence[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    listed = ", ".join(map(str, ranks[:8]))
-    return f"{word} {listed}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

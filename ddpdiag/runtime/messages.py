@@ -127,7 +127,7 @@ class Answer(Struct, frozen=True, tag="answer"):
     """The trial ended by itself: `data` (DONE) or `error` and a short traceback in `detail` (RAISED)."""
 
     status: Status
-    data: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is no JSON
     error: str = ""
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.check import Context
+from ddpdiag.probes.gpus import device_index
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
 _BEYOND_DEADLINE_SECONDS = 60.0
@@ -26,10 +27,12 @@ def group_timeout(ctx: Context) -> timedelta:
 
 
 def choose_device(backend: str, local_rank: int | None) -> torch.device:
-    """The device that a rank uses with a backend: its own GPU for nccl (GPU 0 if it sees only one), else the CPU."""
+    """The device that a rank uses with a backend: its GPU for nccl, else the CPU; RuntimeError without a GPU."""
     if backend != "nccl":
         return torch.device("cpu")
-    index = (local_rank or 0) if torch.cuda.device_count() > 1 else 0
+    index = device_index(local_rank, torch.cuda.device_count())
+    if index is None:
+        raise RuntimeError(f"{backend} needs a GPU, and torch {torch.__version__} sees none")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

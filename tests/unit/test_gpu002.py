@@ -3,8 +3,9 @@
 from seen import arrival_of, seen_of, together, with_arrivals
 
 from ddpdiag.checks import gpu001
-from ddpdiag.checks.gpu002 import CHECK, Data, TorchGpu, device_index
+from ddpdiag.checks.gpu002 import CHECK, Data, TorchGpu
 from ddpdiag.model import Options, Severity
+from ddpdiag.probes.gpus import device_index
 from ddpdiag.probes.nvml import Enumeration, Gpu
 
 

@@ -1,0 +1,203 @@
+"""Real runs of the command, each in a world of its own: a temporary folder, and a mark in its environment.
+
+Every process that descends from a run inherits the mark, whatever it is called and whoever adopted it, so the mark
+finds what a run left behind.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import AF_INET, SOCK_STREAM, socket
+
+INJECT = Path(__file__).parent.parent / "inject"
+CHECK = ("-m", "ddpdiag", "check")
+REPORT_HEAD = re.compile(r"^ddpdiag: \d+ ranks? on ", re.MULTILINE)
+
+_MARK = "DDPDIAG_TEST_MARK"
+# What a launcher around the tests would tell the runs.
+_FOREIGN = re.compile(
+    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|OMPI_.*"
+    r"|PMIX?_.*|DDPDIAG_.*|OMP_NUM_THREADS|PYTHON.*)"
+)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a run, as /proc shows it."""
+
+    pid: int
+    parent: int
+    command: str
+    environ: Mapping[str, str] = field(repr=False)
+
+    def kill(self, signum: int) -> None:
+        os.kill(self.pid, signum)
+
+
+def processes(mark: str) -> list[Process]:
+    """All living processes with this mark; a zombie has no environment, and so none."""
+    found = [_process(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [process for process in found if process is not None and process.environ.get(_MARK) == mark]
+
+
+def _process(pid: int) -> Process | None:
+    folder = Path(f"/proc/{pid}")
+    try:
+        words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+    return Process(pid, parent, command, dict(word.split("=", 1) for word in words if "=" in word))
+
+
+def wait_until(true: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    """Poll until something is true; an AssertionError says what never came true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket(AF_INET, SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun(count: int, *options: str) -> tuple[str, ...]:
+    """torchrun's own arguments for `count` ranks on this host; another port than that of anybody else's tests."""
+    return ("-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", str(free_port()), *options)
+
+
+class Job:
+    """One started command."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str], variables: Mapping[str, str], stdout: int | None = None):
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        self.json = folder / "report.json"
+        self.reached = folder / "reached"
+        self.begin = time.monotonic()
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        environ = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+        ours = {
+            _MARK: self.mark,
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": str(INJECT),
+            "DDPDIAG_TEST_REACHED": str(self.reached),
+        }
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *(argument.replace("{json}", str(self.json)) for argument in arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+                cwd=folder,
+                env=environ | ours | dict(variables),
+                start_new_session=True,
+            )
+
+    # What it says ----------------------------------------------------------------------------------------------------
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def report(self) -> dict:
+        """The JSON report that `--json {json}` wrote."""
+        return json.loads(self.json.read_text())
+
+    @property
+    def reports(self) -> int:
+        """How many reports for people are on standard output."""
+        return len(REPORT_HEAD.findall(self.stdout))
+
+    @property
+    def errors(self) -> list[dict]:
+        """Findings that say that something is broken."""
+        return [finding for finding in self.report["findings"] if finding["severity"] == "error"]
+
+    @property
+    def blamed(self) -> set[int]:
+        """Ranks that any error finding names."""
+        return {rank for finding in self.errors for rank in finding["ranks"]}
+
+    # How it ends -----------------------------------------------------------------------------------------------------
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Its exit code; a run that takes longer has broken its promise."""
+        try:
+            return self.process.wait(max(0.1, self.begin + seconds - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            left = "\n".join(map(str, processes(self.mark)))
+            raise AssertionError(f"not over after {seconds:g} s; alive:\n{left}\n{self.told()}") from None
+
+    def told(self) -> str:
+        """Everything it wrote, for a failed assertion."""
+        return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+    def left_processes(self, seconds: float = 5.0) -> list[Process]:
+        """Its processes that are still alive after `seconds`."""
+        end = time.monotonic() + seconds
+        while (alive := processes(self.mark)) and time.monotonic() < end:
+            time.sleep(0.02)
+        return alive
+
+    def left_files(self) -> list[str]:
+        """What lies in its temporary folder; torchrun's own log folders are not ours."""
+        paths = [path.relative_to(self.temporary) for path in self.temporary.rglob("*")]
+        return sorted(str(path) for path in paths if not path.parts[0].startswith("torchelastic_"))
+
+    def left_nothing(self) -> bool:
+        """No process and no file; raises with what there is."""
+        assert self.left_processes() == []
+        assert self.left_files() == []
+        return True
+
+    def destroy(self) -> None:
+        """End what a failed test left behind."""
+        for process in processes(self.mark):
+            try:
+                process.kill(signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(10)
+
+    # Who is who ------------------------------------------------------------------------------------------------------
+
+    def nursery(self, rank: int) -> Process:
+        """The process in which a rank's torch lives, and whose children are the rank's torch workers."""
+        own = self._of_rank(rank, "ddpdiag.runtime.nursery")
+        pids = {process.pid for process in own}
+        return next(process for process in own if process.parent not in pids)
+
+    def worker(self, rank: int) -> Process:
+        """The rank's newest worker with torch."""
+        nursery = self.nursery(rank)
+        own = self._of_rank(rank, "ddpdiag.runtime.nursery")
+        return max((process for process in own if process.parent == nursery.pid), key=lambda process: process.pid)
+
+    def supervisor(self, rank: int) -> Process:
+        """The process that the launcher started for a rank."""
+        parent = self.nursery(rank).parent
+        return next(process for process in processes(self.mark) if process.pid == parent)
+
+    def _of_rank(self, rank: int, module: str) -> list[Process]:
+        return [p for p in processes(self.mark) if p.environ.get("RANK") == str(rank) and module in p.command]
