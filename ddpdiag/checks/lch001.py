@@ -6,6 +6,8 @@ of processes, the launcher was started with different options. GPUs without a ra
 
 Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
 older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
+
+Fix: start every rank once, with one world size, and as many ranks on a host as it has GPUs.
 """
 
 from collections import defaultdict

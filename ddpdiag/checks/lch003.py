@@ -5,6 +5,8 @@ first collective, or compute different results. A Python that differs by its pat
 
 A slow `import torch` (a network file system under load) makes ranks arrive minutes apart, and rendezvous time out.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
+
+Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
 """
 
 import os

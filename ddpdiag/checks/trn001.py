@@ -289,6 +289,7 @@ CHECK = Check(
     figures=figures,
     data=Data,
     kind=Kind.TORCH,
+    needs=("COL001",),
     fresh=True,
     deadline=60,
 )

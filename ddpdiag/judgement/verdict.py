@@ -41,7 +41,8 @@ def conclude(world: World, recording: Recording, judged: Sequence[Judged]) -> Co
         return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal))
     unknown = _unknown(recording, judged, [finding for _, finding in errors])
     if unknown:
-        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), f"Whether {_who(world)} can train is not known: {unknown}.")
+        sentence = f"Whether {_who(world)} can train is not known: {unknown}."
+        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     return Conclusion(Verdict.FIT, code, _fit(world, recording, judged, warnings))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import zmq
+from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival
@@ -68,6 +69,7 @@ class Hub:
                 _refuse_second(port, self._seal, arrival)
                 continue
             return port
+        self._socket.close()
         held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
         raise UsageError(f"no port is free for the Board: {held}; choose another one with --board-port")
 
@@ -93,10 +95,10 @@ class Hub:
 
 def _refuse_second(port: int, seal: Seal, arrival: Arrival) -> None:
     """If the Board of this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
-    link = _greet("127.0.0.1", port, seal, arrival, None)
+    link = _greet("127.0.0.1", port, seal, arrival, None, 1.0)
     if link is not None:
         link.close()
-        raise RunLost(f"another rank 0 of run {arrival.place.launcher} is here already", ExitCode.USAGE)
+        raise RunLost("another process of this run is rank 0 already; each process needs its own rank", ExitCode.USAGE)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Desk:
     host: str
     ports: tuple[int, ...]
     wait_seconds: float
+    greet_seconds: float = 2.0  # how long one port may take to prove that it is our Board
 
 
 class Link:
@@ -157,7 +160,7 @@ def join(desk: Desk, seal: Seal, arrival: Arrival, stopped: Callable[[], int | N
             reached = reach(desk.host, port, min(2.0, max(0.1, end - time.monotonic())))
             answer = reached.reach
             if reached.reach is Reach.ACCEPTED:
-                link = _greet(reached.address or desk.host, port, seal, arrival, reached.source)
+                link = _greet(reached.address or desk.host, port, seal, arrival, reached.source, desk.greet_seconds)
                 if link is not None:
                     return link
         time.sleep(0.02)
@@ -168,15 +171,13 @@ def join(desk: Desk, seal: Seal, arrival: Arrival, stopped: Callable[[], int | N
     )
 
 
-def _greet(address: str, port: int, seal: Seal, arrival: Arrival, source: str | None) -> Link | None:
-    """Say hello to one port; a stranger behind it gives no answer that carries our run id."""
-    from msgspec import structs
-
+def _greet(address: str, port: int, seal: Seal, arrival: Arrival, source: str | None, seconds: float) -> Link | None:
+    """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`."""
     socket = _socket(zmq.DEALER)
     socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
     link = Link(socket, seal)
     link.send(Hello(structs.replace(arrival, address=source or address)))
-    end = time.monotonic() + 2.0
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not socket.poll(100):
             continue

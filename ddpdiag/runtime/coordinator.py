@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import structs
 
 from ddpdiag.check import Check, Scope, Seen, Stage, World, with_number
 from ddpdiag.checks.hosts import ranks_text
@@ -34,15 +37,18 @@ from ddpdiag.runtime.running import IMPORT_STEP
 
 AnyCheck = Check[Any]
 
-BEAT_SECONDS = 1.0
-LOST_AFTER_SECONDS = (
-    6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
-)
-# Peers of a failed rank get this long to fail by themselves, which says more than being stopped.
-GRACE_SECONDS = 1.5
-WIND_DOWN_SECONDS = 2.0
 # Kept back from the budget for judgement, report and farewell.
 RESERVE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long rank 0 waits, in seconds."""
+
+    beat: float = 1.0
+    lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
+    grace: float = 1.5  # peers of a failed rank may fail by themselves, which says more than being stopped
+    wind_down: float = 2.0  # launchers kill the witnesses; this long they may still speak
 
 
 class Listener(Protocol):
@@ -75,7 +81,9 @@ class Coordinator:
         checks: Sequence[AnyCheck],
         listener: Listener,
         told_to_leave: Callable[[], int | None],
+        patience: Patience = Patience(),
     ) -> None:
+        self._patience = patience
         self._hub = hub
         self._header = header
         self._checks = checks
@@ -142,8 +150,6 @@ class Coordinator:
             self._send(rank, Welcome(arrival.place, self._header.options))
 
     def _greet(self, identity: bytes, arrival: Arrival) -> None:
-        from msgspec import structs
-
         rank = arrival.place.rank
         arrival = structs.replace(arrival, seconds=self._now())
         known = self._arrivals.get(rank)
@@ -188,13 +194,13 @@ class Coordinator:
         """Receive, beat, notice who is lost; RunEnded when ranks or this process were told to leave."""
         messages = list(self._receive(seconds))
         now = time.monotonic()
-        if now - self._beat >= BEAT_SECONDS:
+        if now - self._beat >= self._patience.beat:
             self._beat = now
             for rank in self._identities:
                 self._send(rank, RollCall())
         for rank in self._identities:
-            if rank not in self._out and now - self._heard.setdefault(rank, now) > LOST_AFTER_SECONDS:
-                self._lose(rank, f"nothing was heard of it for {LOST_AFTER_SECONDS:g} s")
+            if rank not in self._out and now - self._heard.setdefault(rank, now) > self._patience.lost:
+                self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
         signum = self._told_to_leave()
         if signum is not None:
             self._lines.append(Event(kind=EventKind.SIGNAL, seconds=self._now(), detail=str(signum)))
@@ -222,11 +228,13 @@ class Coordinator:
         silent = {rank for rank in self._identities if rank not in self._out}
         for rank in silent:
             self._send(rank, RollCall())
-        end = time.monotonic() + WIND_DOWN_SECONDS
+        end = time.monotonic() + self._patience.wind_down
         while silent and time.monotonic() < end:
             silent -= {rank for rank, _message in self._receive(0.05)}
         for rank in sorted(silent):
-            self._lose(rank, f"it did not answer for {WIND_DOWN_SECONDS:g} s while the others were told to leave")
+            self._lose(
+                rank, f"it was silent for {self._patience.wind_down:g} s while the others were told to leave"
+            )
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -356,7 +364,7 @@ class Coordinator:
             self._unheard(flight, rank)
         now = time.monotonic()
         for group, since in flight.failed.items():
-            if now - since > GRACE_SECONDS and group not in flight.stopped:
+            if now - since > self._patience.grace and group not in flight.stopped:
                 flight.stopped.add(group)
                 for rank in flight.pending.intersection(group):
                     self._send(rank, Stop(flight.trial.number))

@@ -1,12 +1,12 @@
 """Faults, injected from outside: Python imports this module at its start when its folder is on PYTHONPATH.
 
 DDPDIAG_TEST_FAULT says "KIND RANK"; only processes with that RANK act on it, and the product knows nothing of it.
-Supervisors never import torch, so only nurseries and their workers do.
+Supervisors never import torch, so only nurseries and their workers do. When the fault begins, the file
+DDPDIAG_TEST_REACHED appears.
 
     sleep, gil, segv, raise   in the rank's first all-reduce
-    pause                     there, too, and the file DDPDIAG_TEST_REACHED says that it is reached
     import                    `import torch` never ends
-    slow-import               `import torch` takes DDPDIAG_TEST_SECONDS longer
+    slow-import               `import torch` takes 12 s longer
 """
 
 import ctypes
@@ -20,9 +20,9 @@ from pathlib import Path
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
-def _forever(seconds=1.0):
+def _forever():
     while True:
-        time.sleep(seconds)
+        time.sleep(1)
 
 
 def _hold_the_gil():
@@ -35,22 +35,16 @@ def _raise():
     raise RuntimeError("injected")
 
 
-def _pause():
-    Path(os.environ["DDPDIAG_TEST_REACHED"]).touch()
-    _forever()
+_IN_ALL_REDUCE = {"sleep": _forever, "gil": _hold_the_gil, "segv": lambda: ctypes.string_at(0), "raise": _raise}
+_IN_IMPORT = {"import": _forever, "slow-import": lambda: time.sleep(12)}
 
 
-_IN_ALL_REDUCE = {
-    "sleep": _forever,
-    "gil": _hold_the_gil,
-    "segv": lambda: ctypes.string_at(0),
-    "raise": _raise,
-    "pause": _pause,
-}
-_IN_IMPORT = {
-    "import": _forever,
-    "slow-import": lambda: time.sleep(float(os.environ["DDPDIAG_TEST_SECONDS"])),
-}
+def _announced(act):
+    def announce_and_act():
+        Path(os.environ["DDPDIAG_TEST_REACHED"]).touch()
+        act()
+
+    return announce_and_act
 
 
 class _Before(MetaPathFinder):
@@ -89,9 +83,9 @@ def _install(kind, rank):
     if os.environ.get("RANK") != rank:
         return
     if kind in _IN_IMPORT:
-        sys.meta_path.insert(0, _Before("torch", _IN_IMPORT[kind]))
+        sys.meta_path.insert(0, _Before("torch", _announced(_IN_IMPORT[kind])))
     else:
-        sys.meta_path.insert(0, _Wrapped(_IN_ALL_REDUCE[kind]))
+        sys.meta_path.insert(0, _Wrapped(_announced(_IN_ALL_REDUCE[kind])))
 
 
 if "DDPDIAG_TEST_FAULT" in os.environ:

@@ -1,23 +1,40 @@
 """A place to start runs from, which ends whatever a failed test leaves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jobs import Job
 
-Start = Callable[..., Job]
+pytest.register_assert_rewrite("jobs")
+
+from jobs import Job, Start  # noqa: E402
+
+
+@contextmanager
+def _starting(folder: Path) -> Iterator[Start]:
+    jobs: list[Job] = []
+
+    def start(*arguments: str, stdout: int | None = None, **variables: str) -> Job:
+        jobs.append(Job(folder / f"job-{len(jobs)}", arguments, variables, stdout))
+        return jobs[-1]
+
+    try:
+        yield start
+    finally:
+        for job in jobs:
+            job.destroy()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(arguments for Python, stdout=..., VARIABLE="value"): a running job."""
-    jobs: list[Job] = []
+    with _starting(tmp_path) as start:
+        yield start
 
-    def started(*arguments: str, stdout: int | None = None, **variables: str) -> Job:
-        jobs.append(Job(tmp_path / f"job-{len(jobs)}", arguments, variables, stdout))
-        return jobs[-1]
 
-    yield started
-    for job in jobs:
-        job.destroy()
+@pytest.fixture(scope="module")
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """The same, for jobs that several tests look at."""
+    with _starting(tmp_path_factory.mktemp("jobs")) as start:
+        yield start

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +109,8 @@ class Job:
                 env=environ | ours | dict(variables),
                 start_new_session=True,
             )
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
 
     # What it says ----------------------------------------------------------------------------------------------------
 
@@ -142,12 +145,17 @@ class Job:
     # How it ends -----------------------------------------------------------------------------------------------------
 
     def wait(self, seconds: float = 60.0) -> int:
-        """Its exit code; a run that takes longer has broken its promise."""
-        try:
-            return self.process.wait(max(0.1, self.begin + seconds - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        """Its exit code; a run that takes longer than `seconds` from its start has broken its promise."""
+        self._waiter.join(max(0.1, self.begin + seconds - time.monotonic()))
+        if self._waiter.is_alive():
             left = "\n".join(map(str, processes(self.mark)))
-            raise AssertionError(f"not over after {seconds:g} s; alive:\n{left}\n{self.told()}") from None
+            raise AssertionError(f"not over after {seconds:g} s; alive:\n{left}\n{self.told()}")
+        assert self.end - self.begin <= seconds, f"it took {self.end - self.begin:.1f} s\n{self.told()}"
+        return self.process.returncode
+
+    def _wait(self) -> None:
+        self.process.wait()
+        self.end = time.monotonic()
 
     def told(self) -> str:
         """Everything it wrote, for a failed assertion."""
@@ -165,11 +173,10 @@ class Job:
         paths = [path.relative_to(self.temporary) for path in self.temporary.rglob("*")]
         return sorted(str(path) for path in paths if not path.parts[0].startswith("torchelastic_"))
 
-    def left_nothing(self) -> bool:
-        """No process and no file; raises with what there is."""
+    def check_left_nothing(self) -> None:
+        """No process and no file."""
         assert self.left_processes() == []
         assert self.left_files() == []
-        return True
 
     def destroy(self) -> None:
         """End what a failed test left behind."""
@@ -178,7 +185,7 @@ class Job:
                 process.kill(signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        self.process.wait(10)
+        self._waiter.join(10)
 
     # Who is who ------------------------------------------------------------------------------------------------------
 
@@ -201,3 +208,6 @@ class Job:
 
     def _of_rank(self, rank: int, module: str) -> list[Process]:
         return [p for p in processes(self.mark) if p.environ.get("RANK") == str(rank) and module in p.command]
+
+
+Start = Callable[..., Job]

@@ -1,0 +1,99 @@
+"""Build this tree, look into what came of it, and make environments to install it in; all without network."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: object, cwd: Path, variables: Mapping[str, str] | None = None, seconds: float = 120.0) -> str:
+    """What a command prints; an AssertionError with all it said when it fails.
+
+    PYTHON* and PIP_* of the caller do not count: they could add packages, or an index.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    ours = {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environ | ours | dict(variables or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} left with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def build(source: Path, target: Path, *kinds: str) -> None:
+    """Build `kinds` (--wheel, --sdist) of `source` into `target`, with the build backend that is installed here."""
+    run(sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", target, source, cwd=target.parent)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Files that would be published, and those of the tree from which they were built."""
+
+    wheel: Path
+    sdist: Path
+    tree: frozenset[str]
+
+    def in_wheel(self, suffix: str) -> str:
+        """The text of the wheel's only file that ends so."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(suffix)]
+            return archive.read(name).decode()
+
+    @property
+    def metadata(self) -> Message:
+        """The wheel's METADATA."""
+        return Parser().parsestr(self.in_wheel(".dist-info/METADATA"))
+
+    @property
+    def sdist_names(self) -> set[str]:
+        """Files in the sdist, without its top folder."""
+        with tarfile.open(self.sdist) as archive:
+            return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+def tree(*tops: str) -> frozenset[str]:
+    """Files below these folders of this tree, as git would list them."""
+    paths = [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
+    names = {path.relative_to(ROOT).as_posix() for path in paths}
+    return frozenset(name for name in names if "__pycache__" not in name and not name.endswith(".pyc"))
+
+
+def wheel_contents(wheel: Path) -> dict[str, bytes]:
+    """Each file's bytes by its name."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def environment(folder: Path, *, like_ours: bool) -> Path:
+    """The Python of a new virtual environment without pip; `like_ours` shows it what is installed here.
+
+    A path that a .pth file adds comes after the environment's own packages, and .pth files that lie there are not read:
+    the editable install of this tree, and so this tree, stay hidden.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    if like_ours:
+        ours = [path for path in sys.path if path.endswith("-packages")]
+        (site_packages(folder) / "ours.pth").write_text("\n".join(ours) + "\n")
+    return folder / "bin" / "python"
+
+
+def site_packages(folder: Path) -> Path:
+    """Where a virtual environment keeps its packages."""
+    (path,) = folder.glob("lib/python*/site-packages")
+    return path

@@ -1,0 +1,68 @@
+"""What is published is whole, and trains where nothing of this tree is at hand."""
+
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from dists import ROOT, build, environment, run, site_packages, wheel_contents
+
+DATA = {
+    "ddpdiag/data/mnist/LICENSE",
+    "ddpdiag/data/mnist/NOTICE",
+    "ddpdiag/data/mnist/t10k-images-idx3-ubyte.gz",
+    "ddpdiag/data/mnist/t10k-labels-idx1-ubyte.gz",
+    "ddpdiag/data/mnist/train-images-idx3-ubyte.gz",
+    "ddpdiag/data/mnist/train-labels-idx1-ubyte.gz",
+}
+
+
+def test_the_wheel_is_the_package_and_its_data(built):
+    names = {name for name in wheel_contents(built.wheel) if ".dist-info/" not in name}
+    assert names == {name for name in built.tree if name.startswith("ddpdiag/")}
+    assert names >= DATA
+
+
+def test_the_sdist_has_what_tests_and_readers_need(built):
+    assert built.tree - built.sdist_names == set()
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "constraints.txt", "pyproject.toml"} - built.sdist_names == set()
+    assert {name.partition("/")[0] for name in built.tree} == {"ddpdiag", "recipes", "tests"}
+
+
+def test_the_sdist_builds_the_same_wheel(built, tmp_path):
+    with tarfile.open(built.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    target = tmp_path / "dist"
+    target.mkdir()
+    build(source, target, "--wheel")
+    (wheel,) = target.glob("*.whl")
+    assert wheel_contents(wheel) == wheel_contents(built.wheel)
+
+
+@pytest.fixture
+def elsewhere(built, tmp_path) -> Path:
+    """The bin folder of an environment with the wheel, in which this tree cannot be imported."""
+    folder = tmp_path / "environment"
+    python = environment(folder, like_ours=False)
+    # Before the environment sees ours, lest pip should take our ddpdiag for an older one to be removed.
+    run(
+        sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", built.wheel, cwd=tmp_path
+    )
+    environment(folder, like_ours=True)
+    return python.parent
+
+
+def test_the_installed_wheel_trains(elsewhere, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    where = run(elsewhere / "python", "-c", "import ddpdiag; print(ddpdiag.__file__)", cwd=work)
+    assert Path(where.strip()).is_relative_to(site_packages(elsewhere.parent))
+    said = run(elsewhere / "ddpdiag", "check", "--nproc-per-node", "2", "--json", "report.json", cwd=work)
+    report = json.loads((work / "report.json").read_text())
+    assert (report["verdict"], report["exit_code"]) == ("fit", 0), said
+    assert report["measurements"], said
+    (training,) = [check for check in report["checks"] if check["code"] == "TRN001"]
+    assert training["statuses"] == {"done": 2}
+    assert sorted(path.name for path in work.iterdir()) == ["report.json"]

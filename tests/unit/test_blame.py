@@ -1,0 +1,105 @@
+"""Who is blamed, from what the ranks left behind."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdiag.blame import blamed, front, is_echo
+from ddpdiag.model import Outcome, ProcessState, Status
+
+ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
+
+
+def outcome(
+    rank: int, status: Status, *, step: int = 5, told: bool = False, error: str = "", **process: object
+) -> Outcome:
+    state = ProcessState(pid=1, **process) if process else None
+    return Outcome(trial=1, code="X", rank=rank, status=status, step=step, told=told, error=error, process=state)
+
+
+def test_nobody_is_blamed_when_all_is_done() -> None:
+    assert blamed([outcome(rank, Status.DONE) for rank in range(4)]) is None
+
+
+def test_an_unheard_rank_explains_everything_else() -> None:
+    others = [outcome(0, Status.DIED), outcome(1, Status.HUNG, step=3), outcome(3, Status.RAISED, error="own")]
+    assert blamed([*others, outcome(2, Status.UNHEARD)]).ranks == (2,)
+
+
+def test_a_crash_explains_the_hangs_and_echoes_around_it() -> None:
+    outcomes = [outcome(0, Status.RAISED, error=ECHO), outcome(1, Status.HUNG, step=2), outcome(2, Status.DIED)]
+    assert blamed(outcomes).ranks == (2,)
+
+
+def test_who_raised_by_itself_is_blamed_and_not_who_was_told_to_stop() -> None:
+    outcomes = [
+        outcome(0, Status.HUNG, told=True),
+        outcome(2, Status.RAISED, error="injected"),
+        outcome(1, Status.RAISED, error=ECHO),
+    ]
+    assert blamed(outcomes).ranks == (2,)
+
+
+def test_echoes_alone_blame_nobody() -> None:
+    blame = blamed([outcome(0, Status.RAISED, error=ECHO), outcome(1, Status.RAISED, error=ECHO)])
+    assert blame is not None
+    assert blame.ranks == ()
+
+
+def test_the_rank_short_of_the_common_step_is_blamed() -> None:
+    outcomes = [outcome(rank, Status.HUNG, step=4 if rank == 2 else 5) for rank in range(4)]
+    assert blamed(outcomes).ranks == (2,)
+
+
+def test_rank_0_can_be_guilty() -> None:
+    outcomes = [outcome(rank, Status.HUNG, step=4 if rank == 0 else 5) for rank in range(3)]
+    assert blamed(outcomes).ranks == (0,)
+
+
+def test_a_stopped_process_is_blamed_although_all_stand_at_one_step() -> None:
+    outcomes = [outcome(rank, Status.HUNG, state="T" if rank == 1 else "S") for rank in range(3)]
+    assert blamed(outcomes).ranks == (1,)
+
+
+def test_a_process_stuck_in_a_driver_is_blamed() -> None:
+    outcomes = [outcome(rank, Status.HUNG, state="D" if rank == 1 else "S") for rank in range(3)]
+    assert blamed(outcomes).ranks == (1,)
+
+
+def test_the_one_that_stands_elsewhere_in_the_code_is_blamed_at_equal_steps() -> None:
+    frames = {0: "wait (c10d.py:10)", 1: "wait (c10d.py:12)", 2: "sleep (user.py:1)"}
+    outcomes = [outcome(rank, Status.HUNG, state="S", stack=(frame,)) for rank, frame in frames.items()]
+    assert blamed(outcomes).ranks == (2,)
+
+
+def test_two_ranks_at_one_step_cannot_be_told_apart() -> None:
+    assert blamed([outcome(0, Status.HUNG), outcome(1, Status.HUNG)]).ranks == ()
+
+
+def test_a_lone_hang_needs_no_comparison() -> None:
+    assert blamed([outcome(3, Status.HUNG)]).ranks == (3,)
+    assert blamed([outcome(0, Status.DONE), outcome(3, Status.HUNG)]).ranks == (3,)
+
+
+def test_of_two_equally_common_steps_the_higher_is_the_front() -> None:
+    assert front([outcome(0, Status.HUNG, step=1), outcome(1, Status.HUNG, step=2)]) == 2
+
+
+def test_being_told_to_stop_is_an_echo() -> None:
+    assert is_echo(outcome(0, Status.HUNG, told=True))
+
+
+@given(st.lists(st.tuples(st.sampled_from(Status), st.integers(0, 5), st.booleans()), min_size=1, max_size=8))
+def test_only_ranks_that_failed_are_ever_blamed(rows: list[tuple[Status, int, bool]]) -> None:
+    outcomes = [outcome(rank, status, step=step, told=told) for rank, (status, step, told) in enumerate(rows)]
+    blame = blamed(outcomes)
+    failed = {o.rank for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)}
+    assert (blame is None) == (not failed)
+    if blame is not None:
+        assert failed.issuperset(blame.ranks)
+
+
+@given(st.integers(0, 30), st.integers(3, 31))
+def test_one_rank_short_of_the_others_is_found_in_any_world(guilty: int, size: int) -> None:
+    guilty %= size
+    outcomes = [outcome(rank, Status.HUNG, step=2 if rank == guilty else 3) for rank in range(size)]
+    assert blamed(outcomes).ranks == (guilty,)

@@ -1,0 +1,114 @@
+"""The Board: real sockets on loopback, and what strangers may say to it."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seen import arrival_of
+
+from ddpdiag.errors import RunLost, UsageError
+from ddpdiag.probes.sockets import free_port
+from ddpdiag.runtime.board import Desk, Hub, Link, board_ports, join
+from ddpdiag.runtime.messages import Alive, Hello, Leaving, Refused, RollCall, Seal, Seated
+
+SEAL = Seal("run-1")
+ME = arrival_of(0, 2)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub([free_port("127.0.0.1")], SEAL, ME, local_only=True)
+    yield hub
+    hub.close()
+
+
+def test_a_message_is_read_back_by_the_same_run() -> None:
+    assert SEAL.open_upward(SEAL.close(Leaving(15))) == Leaving(15)
+    assert SEAL.open_downward(SEAL.close(RollCall())) == RollCall()
+
+
+def test_another_run_or_another_token_is_not_heard() -> None:
+    assert Seal("run-2").open_upward(SEAL.close(Alive())) is None
+    assert Seal("run-1", "secret").open_upward(SEAL.close(Alive())) is None
+    assert SEAL.open_upward(Seal("run-1", "secret").close(Alive())) is None
+    assert Seal("run-1", "secret").open_upward(Seal("run-1", "secret").close(Alive())) == Alive()
+
+
+def test_a_changed_body_is_not_heard() -> None:
+    sealed = Seal("run-1", "secret").close(Leaving(15))
+    assert Seal("run-1", "secret").open_upward(sealed.replace(b"15", b"16")) is None
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_ignored(noise: bytes) -> None:
+    assert SEAL.open_upward(noise) is None
+    assert SEAL.open_downward(noise) is None
+
+
+def test_ports_are_the_same_on_every_rank_and_outside_the_ephemeral_range() -> None:
+    ports = board_ports("run", 29500, None)
+    assert ports == board_ports("run", 29500, None)
+    assert ports != board_ports("other", 29500, None)
+    assert all(20_000 <= port < 32_000 for port in ports)
+    assert board_ports("run", 29500, 4711) == (4711,)
+
+
+def test_a_supervisor_finds_the_board_behind_a_stranger(hub: Hub) -> None:
+    stranger = socket.create_server(("127.0.0.1", 0))
+    link = _join(hub, (stranger.getsockname()[1], hub.port))
+    assert isinstance(link, Link)
+    stranger.close()
+    link.close()
+
+
+def _join(hub: Hub, ports: tuple[int, ...], answer: object = None) -> Link | Exception:
+    """Join while a stand-in for the coordinator answers every hello."""
+    result: list[Link | Exception] = []
+
+    def run() -> None:
+        try:
+            result.append(join(Desk("127.0.0.1", ports, 10.0, greet_seconds=0.2), SEAL, arrival_of(1, 2), lambda: None))
+        except RunLost as lost:
+            result.append(lost)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        for identity, message in hub.receive(0.01):
+            assert isinstance(message, Hello)
+            assert message.arrival.address == "127.0.0.1"
+            hub.send(identity, answer or Seated())  # type: ignore[arg-type]
+    return result[0]
+
+
+def test_who_is_refused_leaves_with_the_sentence(hub: Hub) -> None:
+    lost = _join(hub, (hub.port,), Refused("rank 1 came twice", 2))
+    assert isinstance(lost, RunLost)
+    assert (str(lost), lost.exit_code) == ("rank 1 came twice", 2)
+
+
+def test_nobody_listening_is_said_to_be_refused() -> None:
+    with pytest.raises(RunLost, match=r"rank 0 on n0 did not reach rank 0 at 127.0.0.1 .*refused") as lost:
+        join(Desk("127.0.0.1", (free_port("127.0.0.1"),), 0.2), SEAL, ME, lambda: None)
+    assert lost.value.exit_code == 3
+
+
+def test_an_unknown_name_is_said_to_be_unknown() -> None:
+    with pytest.raises(RunLost, match="cannot be resolved"):
+        join(Desk("no-such-host.invalid", (1234,), 0.2), SEAL, ME, lambda: None)
+
+
+def test_a_signal_ends_the_search() -> None:
+    with pytest.raises(RunLost) as lost:
+        join(Desk("127.0.0.1", (1,), 60.0), SEAL, ME, lambda: 15)
+    assert lost.value.exit_code == 143
+
+
+def test_taken_ports_are_named_with_their_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"no port is free .*{port} is held by pid \d+"):
+            Hub([port], SEAL, ME, local_only=True)

@@ -1,0 +1,57 @@
+"""What holds for every check."""
+
+import pkgutil
+import re
+
+import pytest
+
+import ddpdiag.checks
+from ddpdiag.check import Check
+from ddpdiag.checks import all_checks, by_code
+from ddpdiag.errors import UsageError
+
+CHECKS = all_checks()
+FAMILIES = {
+    "launch": "LCH",
+    "host": "HST",
+    "gpu": "GPU",
+    "rendezvous": "RDZ",
+    "collective": "COL",
+    "p2p": "P2P",
+    "fabric": "FAB",
+    "training": "TRN",
+    "run": "RUN",
+}
+
+
+def test_every_file_with_a_code_is_in_the_list() -> None:
+    files = {m.name for m in pkgutil.iter_modules(ddpdiag.checks.__path__) if re.fullmatch(r"[a-z]{3}\d{3}", m.name)}
+    assert files == {check.code.lower() for check in CHECKS}
+
+
+def test_codes_and_names_are_unique() -> None:
+    assert len({check.code for check in CHECKS}) == len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
+def test_a_check_has_a_manual_page_and_a_code_of_its_stage(check: Check[object]) -> None:
+    assert check.code.startswith(FAMILIES[check.stage.value])
+    assert "Fix:" in check.manual
+    assert len(check.title) < 80
+    assert check.deadline > 0
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
+def test_what_a_check_needs_runs_before_it(check: Check[object]) -> None:
+    codes = [other.code for other in CHECKS]
+    assert all(codes.index(need) < codes.index(check.code) for need in check.needs)
+
+
+def test_a_finding_leads_to_its_check() -> None:
+    assert by_code("trn001.diverged").code == "TRN001"
+
+
+@pytest.mark.parametrize("code", ["", "XYZ999", "hosts", "../x", "COL"])
+def test_an_unknown_code_is_named(code: str) -> None:
+    with pytest.raises(UsageError, match="ddpdiag checks"):
+        by_code(code)

@@ -1,0 +1,267 @@
+"""The coordinator against a stand-in for the Board, whose ranks do what a script says. No process, no socket."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from msgspec import Raw, Struct, structs
+from seen import arrival_of
+
+from ddpdiag.check import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.model import EventKind, Finding, Header, Kind, Options, Outcome, Recording, Status, Trial
+from ddpdiag.runtime.coordinator import Coordinator, Patience
+from ddpdiag.runtime.messages import (
+    Alive,
+    Downward,
+    Hello,
+    Leaving,
+    Open,
+    Order,
+    Ready,
+    Refused,
+    Result,
+    RollCall,
+    Stop,
+    Upward,
+    Welcome,
+)
+
+Answer = Callable[[int, Downward], list[Upward]]
+
+
+class Nothing(Struct, frozen=True):
+    pass
+
+
+def no_findings(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from ()
+
+
+def check(code: str = "COL001", scope: Scope = Scope.WORLD, kind: Kind = Kind.PLAIN, **more: object) -> Check[Nothing]:
+    return Check(
+        code,
+        code.lower(),
+        Stage.COLLECTIVE,
+        scope,
+        manual="",
+        judge=no_findings,
+        data=Nothing,
+        measure=lambda ctx: Nothing(),
+        kind=kind,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: object) -> Outcome:
+    return Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, **more)  # type: ignore[arg-type]
+
+
+def obedient(rank: int, message: Downward) -> list[Upward]:
+    match message:
+        case Order(trial):
+            return [Result(outcome(rank, trial, data=Raw(b"{}")))]
+        case RollCall():
+            return [Alive()]
+        case _:
+            return []
+
+
+@dataclass
+class StandIn:
+    """A Board whose ranks answer at once, as `answer` says. The first messages are their hellos."""
+
+    size: int
+    answer: Answer = obedient
+    missing: frozenset[int] = frozenset()
+    extra: tuple[tuple[bytes, Upward], ...] = ()
+    sent: list[tuple[int, Downward]] = field(default_factory=list)
+    waiting: list[tuple[bytes, Upward]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ranks = [rank for rank in range(self.size) if rank not in self.missing]
+        self.waiting = [(b"%d" % rank, Hello(arrival_of(rank, self.size))) for rank in ranks]
+        self.waiting += self.extra
+
+    def send(self, identity: bytes, message: Downward) -> None:
+        if isinstance(message, Refused):
+            self.refused.append(message.sentence)
+            return
+        rank = int(identity)
+        self.sent.append((rank, message))
+        self.waiting += [(identity, reply) for reply in self.answer(rank, message)]
+
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
+        now, self.waiting = self.waiting, []
+        yield from now
+
+    def close(self) -> None:
+        pass
+
+
+class Quiet:
+    def stage_started(self, name: str) -> None: ...
+    def check_started(self, code: str, name: str) -> None: ...
+    def stage_ended(self, name: str, status: str, seconds: float) -> None: ...
+
+
+# Silences are short here: the ranks of a stand-in answer at once or never.
+HURRY = Patience(beat=0.005, lost=0.05, grace=0.01, wind_down=0.05)
+
+
+def conduct(
+    board: StandIn, *checks: Check[Nothing], signal: int | None = None, options: Options | None = None
+) -> Recording:
+    header = Header(
+        run_id="r",
+        world_size=board.size,
+        launcher="hand",
+        options=options or Options(),
+        created="",
+        version="0",
+    )
+    return Coordinator(board, header, checks, Quiet(), lambda: signal, HURRY).conduct(0.05)  # type: ignore[arg-type]
+
+
+def statuses(recording: Recording) -> list[Status]:
+    return [o.status for o in recording.outcomes]
+
+
+def test_every_rank_gets_its_place_and_its_orders() -> None:
+    board = StandIn(3)
+    recording = conduct(board, check())
+    assert [rank for rank, message in board.sent if isinstance(message, Welcome)] == [0, 1, 2]
+    assert statuses(recording) == [Status.DONE] * 3
+    assert recording.end is not None
+
+
+def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None:
+    def gated(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Ready(trial.number, f"port of {rank}")]
+            case Open():
+                return [Result(Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE))]
+            case _:
+                return [Alive()]
+
+    board = StandIn(2, gated)
+    conduct(board, check())
+    openings = [message for _, message in board.sent if isinstance(message, Open)]
+    assert [(opening.offer, opening.host) for opening in openings] == [("port of 0", "127.0.0.1")] * 2
+
+
+def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out() -> None:
+    recording = conduct(StandIn(3, missing=frozenset({1})), check("HST001", Scope.RANK), check())
+    assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.ABSENT, 1)]
+    assert [o.rank for o in recording.outcomes] == [0, 2]
+    assert recording.skips[0].code == "COL001"
+    assert "rank 1 cannot take part" in recording.skips[0].reason
+    assert not recording.skips[0].grounds
+
+
+def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> None:
+    def one_dies(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order():
+                return []
+            case Stop(number):
+                return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
+            case _:
+                return [Alive()] if rank != 2 else []
+
+    recording = conduct(StandIn(3, one_dies), check())
+    assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
+    assert statuses(recording) == [Status.HUNG, Status.HUNG, Status.UNHEARD]
+
+
+def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
+    def rank_1_raises(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Result(outcome(rank, trial, Status.RAISED if rank == 1 else Status.DONE))]
+            case _:
+                return [Alive()]
+
+    board = StandIn(3, rank_1_raises)
+    assert statuses(conduct(board, check("HST001", Scope.RANK))) == [Status.DONE, Status.RAISED, Status.DONE]
+    assert not any(isinstance(message, Stop) for _, message in board.sent)
+
+
+def test_a_rank_without_torch_takes_no_further_part() -> None:
+    def no_torch(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial) if rank == 1:
+                return [Result(outcome(rank, trial, Status.HUNG, at="import torch"))]
+            case _:
+                return obedient(rank, message)
+
+    recording = conduct(StandIn(2, no_torch), check("LCH003", Scope.RANK), check("COL001", kind=Kind.TORCH))
+    assert [skip.code for skip in recording.skips] == ["COL001"]
+
+
+def test_plain_checks_run_before_those_that_wait_for_torch() -> None:
+    recording = conduct(StandIn(1), check("LCH003", Scope.RANK, Kind.TORCH), check("HST001", Scope.RANK))
+    assert [trial.code for trial in recording.trials] == ["HST001", "LCH003"]
+
+
+def test_a_check_whose_need_went_badly_is_left_out() -> None:
+    def fails(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Result(outcome(rank, trial, Status.RAISED))]
+            case _:
+                return [Alive()]
+
+    recording = conduct(StandIn(2, fails), check("COL001"), check("TRN001", needs=("COL001",)))
+    assert [skip.code for skip in recording.skips] == ["TRN001"]
+
+
+def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
+    groundless = check("GPU002", ground=lambda world: "no GPU")
+    assert conduct(StandIn(1), groundless).skips[0].grounds
+    assert not conduct(StandIn(1), groundless, options=Options(select=("GPU002",))).skips[0].grounds
+
+
+def test_a_second_process_with_a_rank_is_refused_and_noted() -> None:
+    twin = structs.replace(arrival_of(1, 2), pid=99)
+    board = StandIn(2, extra=((b"9", Hello(twin)),))
+    board.waiting.sort(key=lambda item: item[0] == b"9")
+    board.waiting.insert(1, board.waiting.pop())  # the twin comes before the world is complete
+    board.waiting = [board.waiting[0], (b"1", Hello(arrival_of(1, 2))), (b"9", Hello(twin))]
+    recording = conduct(board, check())
+    assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.DUPLICATE, 1)]
+    assert "rank 1 came twice" in board.refused[0]
+
+
+def test_ranks_that_were_told_to_leave_are_witnesses_and_the_silent_one_is_lost() -> None:
+    def killed(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order():
+                return [Leaving(15)] if rank in (0, 1) else []
+            case _:
+                return [Alive()] if rank != 2 else []
+
+    recording = conduct(StandIn(3, killed), check())
+    kinds = {(e.kind, e.rank) for e in recording.events}
+    assert kinds == {(EventKind.LEAVING, 0), (EventKind.LEAVING, 1), (EventKind.LOST, 2)}
+    assert statuses(recording) == [Status.SKIPPED, Status.SKIPPED, Status.UNHEARD]
+
+
+def test_a_signal_ends_the_run_with_what_was_seen() -> None:
+    recording = conduct(StandIn(2), check(), signal=15)
+    assert EventKind.SIGNAL in {event.kind for event in recording.events}
+    assert recording.end is not None
+
+
+def test_a_spent_budget_ends_the_run() -> None:
+    recording = conduct(StandIn(2), check(), options=Options(budget_seconds=1.0))
+    assert [event.kind for event in recording.events] == [EventKind.BUDGET]
+
+
+def test_a_plan_sees_what_came_of_its_trials_before() -> None:
+    def thrice(seen: Seen[Nothing]) -> tuple[Trial, ...]:
+        return (new_trial(seen, params={"n": len(seen.rows)}),) if len(seen.trials) < 3 else ()
+
+    recording = conduct(StandIn(2), check(plan=thrice))
+    assert [trial.params["n"] for trial in recording.trials] == [0, 2, 4]
+    assert [trial.number for trial in recording.trials] == [1, 2, 3]

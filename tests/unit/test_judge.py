@@ -1,0 +1,186 @@
+"""From a recording to verdict, exit code and sentence."""
+
+import pytest
+from msgspec import Raw, structs
+from seen import world_of
+
+from ddpdiag.check import Stage
+from ddpdiag.checks import all_checks, col001
+from ddpdiag.codec import encode
+from ddpdiag.judgement import judge
+from ddpdiag.model import (
+    End,
+    Event,
+    EventKind,
+    Header,
+    Kind,
+    Options,
+    Outcome,
+    Recording,
+    Report,
+    Skip,
+    Status,
+    Trial,
+    Verdict,
+)
+from ddpdiag.stats import Samples
+
+STEADY = Samples(min=1e-3, median=1e-3, p95=1e-3, count=8)
+
+
+def answer(wrong: int = 0) -> Raw:
+    return Raw(encode(col001.Data("gloo", 2, 4, STEADY, 4 << 20, STEADY, wrong)))
+
+
+def recording(
+    *,
+    statuses: dict[int, Status] | None = None,
+    events: tuple[Event, ...] = (),
+    skips: tuple[Skip, ...] = (),
+    options: Options | None = None,
+    size: int = 2,
+    wrong: int = 0,
+    ended: bool = True,
+) -> Recording:
+    """One all-reduce of `size` ranks, done on all that `statuses` does not name."""
+    chosen = options or Options()
+    ranks = tuple(range(size))
+    trial = Trial(
+        code="COL001", groups=(ranks,), kind=Kind.TORCH, deadline_seconds=5, number=1, params={"backend": "gloo"}
+    )
+    outcomes = []
+    for rank in ranks:
+        status = (statuses or {}).get(rank, Status.DONE)
+        data = answer(wrong) if status is Status.DONE else Raw()
+        outcomes.append(Outcome(trial=1, code="COL001", rank=rank, status=status, data=data, seconds=1.0 + rank))
+    return Recording(
+        header=Header(run_id="r", world_size=size, launcher="hand", options=chosen, created="", version="0"),
+        arrivals=world_of(size, ranks_per_node=1).arrivals,
+        trials=(trial,),
+        outcomes=tuple(outcomes),
+        events=events,
+        skips=skips,
+        end=End(seconds=3.0) if ended else None,
+    )
+
+
+def report(run: Recording) -> Report:
+    return judge(run, all_checks())
+
+
+def test_a_clean_run_is_fit() -> None:
+    judged = report(recording())
+    assert (judged.verdict, judged.exit_code, judged.findings) == (Verdict.FIT, 0, ())
+    assert judged.ranks[1]["node"] == "n1"
+    assert judged.ranks[1]["busbw_bytes_per_s"] == pytest.approx((4 << 20) / 1e-3)
+
+
+def test_a_stage_takes_as_long_as_its_slowest_rank() -> None:
+    assert {stage.name: stage.seconds for stage in report(recording()).stages}["collective"] == 2.0
+
+
+def test_wrong_values_are_unfit() -> None:
+    judged = report(recording(wrong=3))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNFIT, 1)
+    assert judged.findings[0].code == "COL001.wrong"
+
+
+def test_a_dead_rank_is_named_in_the_sentence() -> None:
+    judged = report(recording(statuses={1: Status.DIED}))
+    assert judged.verdict is Verdict.UNFIT
+    assert judged.findings[0].code == "RUN003.died"
+    assert judged.findings[0].ranks == (1,)
+    assert "rank 1 on n1 died" in judged.sentence
+
+
+def test_a_rank_that_never_came_is_unknown_and_exit_3() -> None:
+    run = recording(events=(Event(kind=EventKind.ABSENT, rank=1, seconds=15.0),))
+    judged = report(structs.replace(run, arrivals={0: run.arrivals[0]}, outcomes=run.outcomes[:1]))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
+    assert judged.findings[0].ranks == (1,)
+
+
+def test_a_lost_rank_is_unfit_and_told_once() -> None:
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard")
+    judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
+    assert judged.exit_code == 1
+    assert [finding.code for finding in judged.findings] == ["RUN002.lost"]
+
+
+def test_a_check_that_could_not_run_is_unknown() -> None:
+    judged = report(recording(skips=(Skip(code="TRN001", reason="no reason", grounds=False),)))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
+    assert "TRN001" in judged.sentence
+
+
+def test_a_check_without_ground_changes_nothing() -> None:
+    judged = report(recording(skips=(Skip(code="GPU002", reason="no GPU", grounds=True),)))
+    assert judged.verdict is Verdict.FIT
+    assert next(line for line in judged.checks if line.code == "GPU002").skipped_because == "no GPU"
+
+
+def test_a_recording_without_an_end_is_never_fit() -> None:
+    judged = report(recording(ended=False))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert "no end" in judged.notes[0]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)])
+def test_a_run_ended_by_a_signal_says_so(signum: int, code: int) -> None:
+    judged = report(recording(events=(Event(kind=EventKind.SIGNAL, detail=str(signum)),)))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, code)
+
+
+def test_a_vanished_rank_outranks_the_sigterm_that_its_end_caused() -> None:
+    lost = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="silent")
+    told = Event(kind=EventKind.SIGNAL, detail="15")
+    assert report(recording(events=(told, lost))).exit_code == 1
+
+
+def test_a_spent_budget_is_unknown() -> None:
+    judged = report(recording(events=(Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run"),)))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
+
+
+def test_data_of_another_version_is_unknown_and_no_crash() -> None:
+    run = recording()
+    strange = structs.replace(run.outcomes[0], data=Raw(b'{"other": 1}'))
+    judged = report(structs.replace(run, outcomes=(strange, run.outcomes[1])))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert "COL001" in judged.notes[0]
+
+
+def test_strict_makes_warnings_count_in_the_exit_code_only() -> None:
+    def strict(*, strict: bool) -> Report:
+        run = recording(options=Options(strict=strict))
+        slow = _with_slow_import(run)
+        return judge(slow, all_checks())
+
+    assert (strict(strict=False).verdict, strict(strict=False).exit_code) == (Verdict.FIT, 0)
+    assert (strict(strict=True).verdict, strict(strict=True).exit_code) == (Verdict.FIT, 1)
+
+
+def _with_slow_import(run: Recording) -> Recording:
+    from ddpdiag.checks import lch003
+
+    data = lch003.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0)
+    trial = Trial(code="LCH003", groups=((0,),), kind=Kind.TORCH, deadline_seconds=5, number=2)
+    outcome = Outcome(trial=2, code="LCH003", rank=0, status=Status.DONE, data=Raw(encode(data)))
+    return structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome))
+
+
+def test_checks_that_were_not_selected_are_not_judged() -> None:
+    judged = report(recording(wrong=3, options=Options(ignore=("COL",))))
+    assert judged.verdict is Verdict.FIT
+    assert not any(line.code == "COL001" for line in judged.checks)
+
+
+def test_judging_twice_gives_the_same_report() -> None:
+    run = recording(statuses={1: Status.HUNG})
+    assert report(run) == report(run)
+
+
+def test_every_stage_but_run_has_its_place_in_the_order() -> None:
+    stages = [check.stage for check in all_checks()]
+    order = list(Stage)
+    assert [order.index(stage) for stage in stages] == sorted(order.index(stage) for stage in stages)

@@ -1,0 +1,109 @@
+"""What is said of a run's own mishaps."""
+
+from msgspec import Raw, structs
+from seen import seen_of, with_arrivals, with_events, world_of
+
+from ddpdiag.check import Check, Seen
+from ddpdiag.checks import run001, run002, run003, run004
+from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
+from ddpdiag.stats import Samples
+
+STEADY = Samples(min=1.0, median=1.0, p95=1.0, count=1)
+
+
+def run_of(*outcomes: Outcome, size: int = 4) -> Seen[run001.Nothing]:
+    """A trial of COL001 over `size` ranks that ended like this."""
+    seen = seen_of(run003.CHECK, dict.fromkeys(range(size), run001.Nothing()))
+    trial = structs.replace(seen.trials[0], code="COL001", groups=(tuple(range(size)),), params={"backend": "gloo"})
+    recording = structs.replace(seen.recording, trials=(trial,), outcomes=outcomes)
+    return Seen(seen.world, seen.check, recording)
+
+
+def outcome(rank: int, status: Status, **more: object) -> Outcome:
+    return Outcome(trial=0, code="COL001", rank=rank, status=status, **more)  # type: ignore[arg-type]
+
+
+def judge_as(check: Check[run001.Nothing], seen: Seen[run001.Nothing]) -> list[Finding]:
+    return list(check.judge(Seen(seen.world, check, seen.recording)))
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1
+    return findings[0]
+
+
+def test_a_clean_run_is_silent() -> None:
+    seen = run_of(*(outcome(rank, Status.DONE, data=Raw(b"{}")) for rank in range(4)))
+    for check in (run001.CHECK, run002.CHECK, run003.CHECK, run004.CHECK):
+        assert list(check.judge(seen)) == []
+
+
+def test_absent_ranks_are_named_with_the_host_where_their_neighbours_live() -> None:
+    seen = with_events(run_of(size=4), Event(kind=EventKind.ABSENT, rank=3, seconds=15.0))
+    finding = only(
+        list(judge_as(run001.CHECK, with_arrivals(seen, {r: a for r, a in world_of(4).arrivals.items() if r != 3})))
+    )
+    assert (finding.code, finding.severity, finding.ranks) == ("RUN001.absent", Severity.ERROR, (3,))
+    assert "3 of 4 ranks came within 15 s" in finding.message
+    assert "n1" in finding.message
+
+
+def test_a_lost_rank_is_blamed_on_its_host() -> None:
+    finding = only(
+        list(judge_as(run002.CHECK, with_events(run_of(), Event(kind=EventKind.LOST, rank=2, seconds=4.0, detail="x"))))
+    )
+    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+
+
+def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait() -> None:
+    waiting = [outcome(r, Status.HUNG, step=5, at="all_reduce 4 B: wait") for r in (0, 1, 3)]
+    process = ProcessState(pid=77, state="S", stack=("sleep (user.py:3)",))
+    guilty = outcome(2, Status.HUNG, step=4, at="all_reduce 4 B: post", process=process)
+    finding = only(list(run003.judge(run_of(*waiting, guilty))))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (2,), ("n1",))
+    for part in ("'all_reduce 4 B: post'", "'all_reduce 4 B: wait'", "pid 77 is sleeping", "sleep (user.py:3)"):
+        assert part in finding.message
+
+
+def test_a_crash_shows_how_the_process_ended_and_its_last_words() -> None:
+    dead = outcome(2, Status.DIED, error="killed by SIGSEGV", detail="Fatal Python error", at="all_reduce 4 B: post")
+    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
+    assert finding.code == "RUN003.died"
+    assert "killed by SIGSEGV" in finding.message
+    assert finding.evidence["output"] == "Fatal Python error"
+
+
+def test_a_process_that_survives_sigkill_is_named_with_where_it_waits() -> None:
+    process = ProcessState(pid=77, state="D", wchan="nvidia_ioctl", survived=True)
+    finding = only(list(run003.judge(run_of(outcome(2, Status.HUNG, process=process), size=4))))
+    assert "survived SIGKILL" in finding.message
+    assert "nvidia_ioctl" in finding.message
+    assert "Reboot" in finding.remedy
+
+
+def test_a_hang_in_which_all_stand_alike_blames_nobody() -> None:
+    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, step=5), outcome(1, Status.HUNG, step=5), size=2))))
+    assert (finding.ranks, finding.nodes) == ((), ())
+    assert "nobody" in finding.title
+
+
+def test_what_a_lost_rank_left_unfinished_is_not_told_twice() -> None:
+    seen = run_of(outcome(0, Status.HUNG, told=True), outcome(2, Status.UNHEARD))
+    assert list(run003.judge(with_events(seen, Event(kind=EventKind.LOST, rank=2)))) == []
+
+
+def test_the_same_ranks_failing_alike_are_told_once() -> None:
+    seen = run_of(outcome(2, Status.HUNG), size=4)
+    again = structs.replace(seen.recording.trials[0], number=1)
+    later = structs.replace(seen.recording.outcomes[0], trial=1)
+    recording = structs.replace(
+        seen.recording, trials=(*seen.recording.trials, again), outcomes=(*seen.recording.outcomes, later)
+    )
+    assert len(list(run003.judge(Seen(seen.world, seen.check, recording)))) == 1
+
+
+def test_a_spent_budget_and_a_signal_are_said() -> None:
+    budget = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
+    told = Event(kind=EventKind.SIGNAL, seconds=2.0, detail="15")
+    words = [finding.code for finding in judge_as(run004.CHECK, with_events(run_of(), budget, told))]
+    assert words == ["RUN004.budget", "RUN004.told"]
