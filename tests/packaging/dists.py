@@ -80,17 +80,20 @@ def wheel_contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def environment(folder: Path, *, like_ours: bool) -> Path:
-    """The Python of a new virtual environment without pip; `like_ours` shows it what is installed here.
-
-    A path that a .pth file adds comes after the environment's own packages, and .pth files that lie there are not read:
-    the editable install of this tree, and so this tree, stay hidden.
-    """
+def environment(folder: Path) -> Path:
+    """The Python of a new virtual environment, without pip: `pip --python` serves it from ours."""
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    if like_ours:
-        ours = [path for path in sys.path if path.endswith("-packages")]
-        (site_packages(folder) / "ours.pth").write_text("\n".join(ours) + "\n")
     return folder / "bin" / "python"
+
+
+def show_ours(folder: Path) -> None:
+    """Let an environment import what is installed in ours, after its own packages.
+
+    .pth files in a folder that a .pth file adds are not read: the editable install of this tree, and so this tree, stay
+    out of its sight.
+    """
+    ours = [path for path in sys.path if path.endswith("-packages")]
+    (site_packages(folder) / "ours.pth").write_text("\n".join(ours) + "\n")
 
 
 def site_packages(folder: Path) -> Path:

@@ -86,7 +86,7 @@ def site_with(dependencies, tmp_path):
         for name in dependencies:
             stub(index, name, importlib.metadata.version(name).partition("+")[0])
         folder = tmp_path / "environment"
-        site = Site(folder, environment(folder, like_ours=False), index)
+        site = Site(folder, environment(folder), index)
         site.pip("install", "--no-index", "--no-deps", stub(tmp_path, "torch", version))
         return site
 

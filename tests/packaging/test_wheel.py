@@ -2,11 +2,10 @@
 
 import json
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
-from dists import ROOT, build, environment, run, site_packages, wheel_contents
+from dists import build, environment, run, show_ours, site_packages, wheel_contents
 
 DATA = {
     "ddpdiag/data/mnist/LICENSE",
@@ -31,8 +30,7 @@ def test_the_sdist_has_what_tests_and_readers_need(built):
 
 
 def test_the_sdist_builds_the_same_wheel(built, tmp_path):
-    with tarfile.open(built.sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    run("tar", "-xzf", built.sdist, cwd=tmp_path)
     (source,) = tmp_path.iterdir()
     target = tmp_path / "dist"
     target.mkdir()
@@ -45,12 +43,11 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
 def elsewhere(built, tmp_path) -> Path:
     """The bin folder of an environment with the wheel, in which this tree cannot be imported."""
     folder = tmp_path / "environment"
-    python = environment(folder, like_ours=False)
-    # Before the environment sees ours, lest pip should take our ddpdiag for an older one to be removed.
-    run(
-        sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", built.wheel, cwd=tmp_path
-    )
-    environment(folder, like_ours=True)
+    python = environment(folder)
+    install = ("-m", "pip", "--python", python, "install", "--no-index", "--no-deps", built.wheel)
+    run(sys.executable, *install, cwd=tmp_path)
+    # Only now, lest pip should take our own ddpdiag for an older one that has to go.
+    show_ours(folder)
     return python.parent
 
 

@@ -8,7 +8,7 @@ from seen import arrival_of
 
 from ddpdiag.check import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.model import EventKind, Finding, Header, Kind, Options, Outcome, Recording, Status, Trial
-from ddpdiag.runtime.coordinator import Coordinator, Patience
+from ddpdiag.runtime.coordinator import Coordinator
 from ddpdiag.runtime.messages import (
     Alive,
     Downward,
@@ -24,6 +24,7 @@ from ddpdiag.runtime.messages import (
     Upward,
     Welcome,
 )
+from ddpdiag.runtime.muster import Patience
 
 Answer = Callable[[int, Downward], list[Upward]]
 

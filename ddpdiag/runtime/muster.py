@@ -1,0 +1,190 @@
+"""The muster: which ranks are here, which are leaving, which are lost. Rank 0's side of the Board.
+
+It notes what happens to ranks in the run's lines, and knows nothing of checks and trials.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from ddpdiag.errors import ExitCode
+from ddpdiag.model import Arrival, Event, EventKind, Header
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.board import Hub
+from ddpdiag.runtime.gathering import absent, objection, settle
+from ddpdiag.runtime.messages import (
+    Downward,
+    Farewell,
+    Hello,
+    Leaving,
+    Refused,
+    RollCall,
+    Seated,
+    Upward,
+    Welcome,
+)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long rank 0 waits, in seconds."""
+
+    beat: float = 1.0
+    lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
+    grace: float = 1.5  # peers of a failed rank may fail by themselves, which says more than being stopped
+    wind_down: float = 2.0  # launchers kill the witnesses; this long they may still speak
+    farewell: float = 1.0  # for the last words of those who leave
+
+
+PATIENCE = Patience()
+
+
+class RunEnded(Exception):
+    """The run cannot go on: a signal, ranks that leave, or the budget. What was seen so far is judged."""
+
+
+class Muster:
+    """The ranks of a run. `told_to_leave` gives the signal that this process got, or None; `note` takes each event."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        header: Header,
+        told_to_leave: Callable[[], int | None],
+        patience: Patience,
+        note: Callable[[Line], None],
+    ) -> None:
+        self.arrivals: dict[int, Arrival] = {}
+        self.leaving: set[int] = set()
+        self.lost: set[int] = set()
+        self._hub = hub
+        self._header = header
+        self._told_to_leave = told_to_leave
+        self._patience = patience
+        self._note = note
+        self._begin = time.monotonic()
+        self._identities: dict[int, bytes] = {}
+        self._ranks: dict[bytes, int] = {}
+        self._heard: dict[int, float] = {}
+        self._beat = 0.0
+        self._closed = False  # no more hellos
+
+    @property
+    def gone(self) -> set[int]:
+        """Ranks that came and can do nothing more."""
+        return self.lost | self.leaving
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self._begin
+
+    def gather(self, wait_seconds: float) -> None:
+        """Wait for all ranks, at most so long; then tell everybody their places."""
+        size = self._header.world_size
+        try:
+            while len(self.arrivals) < size and self.now() < wait_seconds:
+                self.attend(0.05)
+        finally:
+            self._closed = True
+            self.arrivals = settle(self.arrivals)
+            for arrival in self.arrivals.values():
+                self._note(arrival)
+            for event in absent(self.arrivals, size, self.now()):
+                self._note(event)
+        for rank, arrival in self.arrivals.items():
+            self.send(rank, Welcome(arrival.place, self._header.options))
+
+    def send(self, rank: int, message: Downward) -> None:
+        """Send to a rank, if it came."""
+        identity = self._identities.get(rank)
+        if identity is not None:
+            self._hub.send(identity, message)
+
+    def attend(self, seconds: float) -> list[tuple[int, Upward]]:
+        """Receive, beat, notice who is lost; RunEnded when ranks or this process were told to leave."""
+        messages = list(self._receive(seconds))
+        now = time.monotonic()
+        if now - self._beat >= self._patience.beat:
+            self._beat = now
+            for rank in self._identities:
+                self.send(rank, RollCall())
+        for rank in self._identities:
+            if rank not in self.gone and now - self._heard.setdefault(rank, now) > self._patience.lost:
+                self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
+        signum = self._told_to_leave()
+        if signum is not None:
+            self._note(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
+        if signum is not None or self.leaving:
+            self._wind_down()
+            raise RunEnded
+        return messages
+
+    def farewell(self, exit_code: int, sentence: str) -> None:
+        """Tell every rank the exit code, and leave last."""
+        for rank in self._identities:
+            self.send(rank, Farewell(exit_code, sentence, tuple(sorted(self.lost))))
+        waiting = set(self._identities) - self.gone
+        end = time.monotonic() + self._patience.farewell
+        while waiting and time.monotonic() < end:
+            waiting -= {rank for rank, _message in self._receive(0.05)}
+        self._hub.close()
+
+    def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
+        """Messages of ranks; hellos are dealt with here."""
+        for identity, message in self._hub.receive(seconds):
+            if isinstance(message, Hello):
+                self._greet(identity, message.arrival)
+                continue
+            rank = self._ranks.get(identity)
+            if rank is None:
+                continue
+            self._heard[rank] = time.monotonic()
+            if isinstance(message, Leaving):
+                self._note_leaving(rank, message.signal)
+            yield rank, message
+
+    def _greet(self, identity: bytes, arrival: Arrival) -> None:
+        rank = arrival.place.rank
+        arrival = structs.replace(arrival, seconds=self.now())
+        known = self.arrivals.get(rank)
+        if known is not None and (known.pid, known.host_id) == (arrival.pid, arrival.host_id):
+            known = None  # the same process again, by another port or after a lost answer
+        refusal = objection(known, arrival, self._header.world_size)
+        if refusal is not None:
+            event, sentence = refusal
+            self._note(event)
+            self._hub.send(identity, Refused(sentence, ExitCode.USAGE))
+        elif self._closed:
+            late = f"rank {rank} came {self.now():.1f} s after the start, when the run had begun without it"
+            self._hub.send(identity, Refused(late, ExitCode.UNKNOWN))
+        else:
+            self.arrivals[rank] = arrival
+            self._identities[rank] = identity
+            self._ranks[identity] = rank
+            self._hub.send(identity, Seated())
+
+    def _note_leaving(self, rank: int, signum: int) -> None:
+        if rank not in self.leaving:
+            self.leaving.add(rank)
+            self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(signum)))
+
+    def _lose(self, rank: int, why: str) -> None:
+        self.lost.add(rank)
+        node = self.arrivals[rank].place.node
+        self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, node=node))
+
+    def _wind_down(self) -> None:
+        """Who is to blame when launchers end the run: they kill the witnesses within 0.1 s of a death.
+
+        Who says leaving, or answers, is a witness; who is silent is the dead one.
+        """
+        silent = {rank for rank in self._identities if rank not in self.gone}
+        for rank in silent:
+            self.send(rank, RollCall())
+        end = time.monotonic() + self._patience.wind_down
+        while silent and time.monotonic() < end:
+            silent -= {rank for rank, _message in self._receive(0.05)}
+        for rank in sorted(silent):
+            self._lose(rank, f"it was silent for {self._patience.wind_down:g} s while the others were told to leave")

@@ -1,0 +1,204 @@
+"""How long `ddpdiag check` takes, training included, beside what people run instead; two ranks, CPU only.
+
+    python -m pip install -c constraints.txt -e '.[benchmark]'
+    python tests/benchmarks/start.py --rounds 10
+
+Every round runs each pair once, one command right after the other, and the next round in the other order, so that
+whatever else the machine does at the time falls on both:
+
+    check / torchrun         `ddpdiag check` and `torchrun --nproc-per-node 2` on a script that only meets (a gloo group,
+                             one barrier, and out): what a check costs over the least that a job costs. At most 1.5.
+    check / accelerate test  `ddpdiag check` and `accelerate test` on two processes, the tool that answers a like question.
+                             Below 1. Left out where accelerate is not installed.
+
+Then `ddpdiag --help` and `ddpdiag explain COL001`, each within 0.3 s and without torch.
+
+The medians of the ratios count. A bar that is missed is said, and changes nothing in the exit code, which is 1 only when
+a command itself failed: a time depends on the machine, and nothing that depends on the machine is a test.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+
+MEET = """\
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+# "MULTI_CPU" would start one process only (accelerate 1.15 leaves several to mpirun). "MULTI_GPU" starts two, as torchrun
+# does, and ACCELERATE_USE_CPU has them meet over gloo.
+TWO_PROCESSES = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+num_machines: 1
+machine_rank: 0
+num_processes: 2
+mixed_precision: 'no'
+use_cpu: false
+"""
+OVER_GLOO = ("Num processes: 2", "DistributedType.MULTI_CPU  Backend: gloo")
+
+SHORT_SECONDS = 0.3
+LEAN = """\
+import contextlib, sys
+sys.argv = ["ddpdiag", *sys.argv[1:]]
+from ddpdiag.cli import main
+with contextlib.suppress(SystemExit):
+    main()
+sys.exit("torch was imported" if "torch" in sys.modules else 0)
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something to time. Its output must hold `words`, so that nothing else than what was meant is timed."""
+
+    name: str
+    arguments: Sequence[str]
+    words: Sequence[str] = ()
+
+    def seconds(self, folder: Path) -> float:
+        """One run, from start to exit; leaves the benchmark when it fails."""
+        begin = time.perf_counter()
+        done = subprocess.run(
+            self.arguments,
+            cwd=folder,
+            env=variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        seconds = time.perf_counter() - begin
+        missing = [word for word in self.words if word not in done.stdout]
+        if done.returncode or missing:
+            print(f"{self.name} left with {done.returncode}, without {missing or 'nothing'}:\n{done.stdout[-3000:]}")
+            sys.exit(1)
+        return seconds
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`ours` against `theirs`; `bar` is what the ratio of their seconds may be, or must stay below."""
+
+    ours: Command
+    theirs: Command
+    bar: float
+    below: bool
+
+    def passes(self, ratio: float) -> bool:
+        return ratio < self.bar if self.below else ratio <= self.bar
+
+
+def variables() -> dict[str, str]:
+    """A user's environment: both tools with their compiled modules, no launcher, no GPU, scripts on PATH."""
+    left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    environ = {name: value for name, value in os.environ.items() if name not in left_out}
+    ours = {"PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    return environ | ours | {"ACCELERATE_USE_CPU": "true"}
+
+
+def pairs(folder: Path) -> list[Pair]:
+    """What is compared here; the scripts that it takes are written to `folder`."""
+    (folder / "meet.py").write_text(MEET)
+    (folder / "two.yaml").write_text(TWO_PROCESSES)
+    check = Command("ddpdiag check", [str(SCRIPTS / "ddpdiag"), "check", "--nproc-per-node", "2"], ["FIT: 2 ranks"])
+    torchrun = Command("torchrun", [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", str(folder / "meet.py")])
+    found = [Pair(check, torchrun, 1.5, below=False)]
+    if installed("accelerate") is not None:
+        test = [str(SCRIPTS / "accelerate"), "test", "--config_file", str(folder / "two.yaml")]
+        found.append(Pair(check, Command("accelerate test", test, OVER_GLOO), 1.0, below=True))
+    else:
+        print("accelerate is not installed: nothing is compared with `accelerate test`\n")
+    return found
+
+
+def compare(pair: Pair, rounds: int, folder: Path) -> None:
+    """Run a pair `rounds` times and print what each run took, and how the ratios lie to the bar."""
+    print(f"{pair.ours.name} / {pair.theirs.name}")
+    print(f"{'round':>5}  {'first':<16}{pair.ours.name:>16}{pair.theirs.name:>18}{'ratio':>8}")
+    ratios = []
+    for number in range(1, rounds + 1):
+        order = (pair.ours, pair.theirs) if number % 2 else (pair.theirs, pair.ours)
+        seconds = {command.name: command.seconds(folder) for command in order}
+        ours, theirs = seconds[pair.ours.name], seconds[pair.theirs.name]
+        ratios.append(ours / theirs)
+        print(f"{number:>5}  {order[0].name:<16}{ours:>14.2f} s{theirs:>16.2f} s{ratios[-1]:>8.2f}", flush=True)
+    low, middle, high = quartiles(ratios)
+    verdict = "passes" if pair.passes(middle) else "falls short"
+    bar = f"{'below' if pair.below else 'at most'} {pair.bar:g}"
+    print(f"ratio: median {middle:.2f}, quartiles {low:.2f} and {high:.2f}; bar: {bar}; {verdict}\n")
+
+
+def check_short(arguments: Sequence[str], rounds: int, folder: Path) -> None:
+    """Time a command that should be there at once, and see that it leaves torch alone."""
+    name = " ".join(["ddpdiag", *arguments])
+    Command(f"{name} without torch", [sys.executable, "-c", LEAN, *arguments]).seconds(folder)
+    command = Command(name, [str(SCRIPTS / "ddpdiag"), *arguments])
+    low, middle, high = quartiles([command.seconds(folder) for _ in range(rounds)])
+    verdict = "passes" if middle <= SHORT_SECONDS else "falls short"
+    print(
+        f"{name}: median {middle:.3f} s, quartiles {low:.3f} and {high:.3f} s, torch not imported; "
+        f"bar: at most {SHORT_SECONDS:g} s; {verdict}"
+    )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def installed(name: str) -> str | None:
+    """A package's version; `None` when it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def describe() -> str:
+    """The machine and the versions, without which the numbers say nothing."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].partition(":")[2].strip() if models else platform.machine()
+    packages = [f"{name} {found}" for name in ("torch", "ddpdiag", "accelerate") if (found := installed(name))]
+    load = Path("/proc/loadavg").read_text().split()[0]
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores ({model}), Python {platform.python_version()}, {', '.join(packages)}; load at start {load}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="how often each pair runs, at least 2 (default: 10)")
+    rounds = max(2, parser.parse_args().rounds)
+    print(describe())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = pairs(folder)
+        # Once unmeasured: files into the page cache, modules compiled.
+        for command in {command.name: command for pair in found for command in (pair.ours, pair.theirs)}.values():
+            command.seconds(folder)
+        for pair in found:
+            compare(pair, rounds, folder)
+        for arguments in (["--help"], ["explain", "COL001"]):
+            check_short(arguments, rounds, folder)
+
+
+if __name__ == "__main__":
+    main()
