@@ -66,7 +66,10 @@ def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
         (Status.DIED, "its process ended"),
         (Status.RAISED, "it failed by itself"),
     ):
-        if guilty := _ranks(o for o in failed if o.status is status and not is_echo(o)):
+        guilty = _ranks(o for o in failed if o.status is status and not is_echo(o))
+        if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
+            return Blame(status=status, ranks=(), why="nothing was heard of any of them")
+        if guilty:
             return Blame(status=status, ranks=guilty, why=why)
     hung = [o for o in failed if o.status is Status.HUNG]
     if not hung:

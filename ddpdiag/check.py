@@ -106,11 +106,10 @@ class World(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """Ranks that came, by (host name, boot id): two hosts may share a name, never a boot id."""
+        """Ranks that came, by host (name and boot id)."""
         hosts: dict[tuple[str, str], tuple[int, ...]] = {}
         for rank, arrival in self.arrivals.items():
-            key = (arrival.place.node, arrival.host_id)
-            hosts[key] = (*hosts.get(key, ()), rank)
+            hosts[arrival.host] = (*hosts.get(arrival.host, ()), rank)
         return hosts
 
     def node_of(self, rank: int) -> str:

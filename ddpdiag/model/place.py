@@ -34,3 +34,8 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     pci_gpus: int | None = None
     coordinator: str = ""
     agent_store: bool = False
+
+    @property
+    def host(self) -> tuple[str, str]:
+        """What tells hosts apart: two may share a name, and containers of one host its boot id."""
+        return self.place.node, self.host_id

@@ -4,6 +4,8 @@ from enum import Enum
 
 from msgspec import Raw, Struct, field
 
+NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
+
 
 class Kind(Enum):
     """Which worker runs a trial: one without torch, started at once, or one forked by the nursery."""
@@ -77,7 +79,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     code: str
     rank: int
     status: Status
-    data: Raw = Raw()
+    data: Raw = NOTHING
     step: int = 0
     at: str = ""
     error: str = ""

@@ -211,10 +211,9 @@ class Coordinator:
     def _address(self, rank: int, group: tuple[int, ...]) -> str:
         """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at rank 0's name."""
         own = self._muster.arrivals[rank]
-        hosts = {self._muster.arrivals[other].host_id for other in group}
-        if len(hosts) == 1:
+        if len({self._muster.arrivals[other].host for other in group}) == 1:
             return "127.0.0.1"
-        return own.coordinator if own.host_id == self._muster.arrivals[0].host_id else own.address
+        return own.coordinator if own.host == self._muster.arrivals[0].host else own.address
 
     def _tend(self, flight: Flight) -> None:
         """Close what cannot end by itself: lost ranks, peers of failed ones, and what is long past its deadline."""

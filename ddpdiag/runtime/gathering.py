@@ -14,7 +14,7 @@ def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
     """
     hosts: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(arrivals):
-        hosts.setdefault((arrivals[rank].place.node, arrivals[rank].host_id), []).append(rank)
+        hosts.setdefault(arrivals[rank].host, []).append(rank)
     settled: dict[int, Arrival] = {}
     for number, ranks in enumerate(hosts.values()):
         for local, rank in enumerate(ranks):

@@ -6,15 +6,16 @@
 Every round runs each pair once, one command right after the other, and the next round in the other order, so that
 whatever else the machine does at the time falls on both:
 
-    check / torchrun         `ddpdiag check` and `torchrun --nproc-per-node 2` on a script that only meets (a gloo group,
-                             one barrier, and out): what a check costs over the least that a job costs. At most 1.5.
-    check / accelerate test  `ddpdiag check` and `accelerate test` on two processes, the tool that answers a like question.
+    check / torchrun         `ddpdiag check` and `torchrun --nproc-per-node 2` on a script that only meets (a gloo
+                             group, one barrier, and out): what a check costs over the least that a job costs.
+                             At most 1.5.
+    check / accelerate test  `ddpdiag check` and `accelerate test` on two processes, which answers a like question.
                              Below 1. Left out where accelerate is not installed.
 
 Then `ddpdiag --help` and `ddpdiag explain COL001`, each within 0.3 s and without torch.
 
-The medians of the ratios count. A bar that is missed is said, and changes nothing in the exit code, which is 1 only when
-a command itself failed: a time depends on the machine, and nothing that depends on the machine is a test.
+The medians of the ratios count. A bar that is missed is said, and changes nothing in the exit code, which is 1 only
+when a command itself failed: a time depends on the machine, and nothing that depends on the machine is a test.
 """
 
 import argparse
@@ -41,8 +42,8 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-# "MULTI_CPU" would start one process only (accelerate 1.15 leaves several to mpirun). "MULTI_GPU" starts two, as torchrun
-# does, and ACCELERATE_USE_CPU has them meet over gloo.
+# "MULTI_CPU" would start one process only (accelerate 1.15 starts several through mpirun alone). "MULTI_GPU" starts
+# two, as torchrun does, and ACCELERATE_USE_CPU has them meet over gloo.
 TWO_PROCESSES = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU

@@ -4,6 +4,7 @@ Every process that descends from a run inherits the mark, whatever it is called 
 finds what a run left behind.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -58,14 +59,6 @@ def _process(pid: int) -> Process | None:
     except OSError:
         return None
     return Process(pid, parent, command, dict(word.split("=", 1) for word in words if "=" in word))
-
-
-def wait_until(true: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    """Poll until something is true; an AssertionError says what never came true."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
-        time.sleep(0.02)
 
 
 def free_port() -> int:
@@ -153,6 +146,14 @@ class Job:
         assert self.end - self.begin <= seconds, f"it took {self.end - self.begin:.1f} s\n{self.told()}"
         return self.process.returncode
 
+    def wait_until(self, true: Callable[[], object], seconds: float = 30.0) -> None:
+        """Poll until something is true of a run that goes on."""
+        end = time.monotonic() + seconds
+        while not true():
+            assert self._waiter.is_alive(), self.told()
+            assert time.monotonic() < end, f"not within {seconds:g} s\n{self.told()}"
+            time.sleep(0.02)
+
     def _wait(self) -> None:
         self.process.wait()
         self.end = time.monotonic()
@@ -181,10 +182,8 @@ class Job:
     def destroy(self) -> None:
         """End what a failed test left behind."""
         for process in processes(self.mark):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 process.kill(signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._waiter.join(10)
 
     # Who is who ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from jobs import CHECK, Job, torchrun, wait_until
+from jobs import CHECK, Job, torchrun
 
 STANDALONE = (*CHECK, "--nproc-per-node", "2")
 QUICK = ("--select", "LCH001")
@@ -14,7 +14,7 @@ def _interrupted(start, *arguments: str) -> Job:
     """A run whose rank 1 sleeps in the all-reduce."""
     options = ("--select", "LCH003", "--select", "COL001", "--json", "{json}")
     job = start(*arguments, *options, DDPDIAG_TEST_FAULT="sleep 1")
-    wait_until(job.reached.exists, "the all-reduce is reached")
+    job.wait_until(job.reached.exists)
     return job
 
 
@@ -68,7 +68,7 @@ def test_a_killed_launcher_leaves_no_process(start):
 
 def test_ctrl_c_before_all_ranks_came_ends_the_wait(start):
     job = start(*CHECK, "--rank", "0", "--world-size", "2", "--master-addr", "127.0.0.1", "--json", "{json}")
-    wait_until(lambda: list(job.temporary.glob("ddpdiag-*")), "it waits")
+    job.wait_until(lambda: list(job.temporary.glob("ddpdiag-*")))
     job.process.send_signal(signal.SIGINT)
     assert job.wait(12) == 130, job.told()
     assert "Traceback" not in job.told()

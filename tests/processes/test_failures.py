@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 import pytest
-from jobs import CHECK, Job, Process, Start, processes, torchrun, wait_until
+from jobs import CHECK, Job, Process, Start, processes, torchrun
 
 RANKS = 4
 GUILTY = 2
@@ -65,7 +65,7 @@ def _started(start: Start, launcher: str, name: str) -> Job:
     check = (*CHECK, "--select", "LCH003", "--select", "COL001", "--budget", str(budget), "--json", "{json}")
     arguments = (*torchrun(RANKS), *check) if launcher == "torchrun" else (*check, "--nproc-per-node", str(RANKS))
     job = start(*arguments, DDPDIAG_TEST_FAULT=f"{fault} {GUILTY}")
-    wait_until(job.reached.exists, f"the fault of a rank that {name}")
+    job.wait_until(job.reached.exists)
     act(job)
     return job
 
@@ -102,7 +102,7 @@ def test_a_frozen_rank_0_leaves_the_others_with_their_records(runs, launcher, st
     job = runs["frozen rank 0"]
     if launcher == "torchrun":
         # torchrun would do this 30 s after the others have left, whatever its --shutdown-timeout says (torch 2.13).
-        wait_until(lambda: len(_supervisors(job)) <= 1, "the others have left")
+        job.wait_until(lambda: len(_supervisors(job)) <= 1)
         for frozen in _supervisors(job):
             frozen.kill(signal.SIGKILL)
     assert job.wait(60) == (3 if launcher == "standalone" else 1)

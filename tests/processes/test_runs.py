@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from jobs import CHECK, Job, free_port, torchrun, wait_until
+from jobs import CHECK, Job, free_port, torchrun
 
 
 def check_fit(job: Job, ranks: int, launcher: str) -> None:
@@ -86,7 +86,7 @@ def test_two_processes_with_one_rank_are_told_so(start, order):
 def test_two_processes_with_rank_0_are_told_so(start):
     port = free_port()
     first = start(*by_hand(0, 2, port, "--board-wait", "5"))
-    wait_until(lambda: list(first.temporary.glob("ddpdiag-*")), "the first is there")
+    first.wait_until(lambda: list(first.temporary.glob("ddpdiag-*")))
     second = start(*by_hand(0, 2, port, "--board-wait", "5"))
     assert second.wait() == 2, second.told()
     assert "another rank 0" in second.stderr

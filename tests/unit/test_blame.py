@@ -25,6 +25,10 @@ def test_an_unheard_rank_explains_everything_else() -> None:
     assert blamed([*others, outcome(2, Status.UNHEARD)]).ranks == (2,)
 
 
+def test_silence_of_all_ranks_blames_none_of_them() -> None:
+    assert blamed([outcome(rank, Status.UNHEARD) for rank in range(3)]).ranks == ()
+
+
 def test_a_crash_explains_the_hangs_and_echoes_around_it() -> None:
     outcomes = [outcome(0, Status.RAISED, error=ECHO), outcome(1, Status.HUNG, step=2), outcome(2, Status.DIED)]
     assert blamed(outcomes).ranks == (2,)

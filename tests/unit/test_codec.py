@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,11 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [outcome.rank for outcome in recording.outcomes] == [0, 1]
     assert math.isnan(decode(recording.outcomes[0].data, Sample).loss)
     assert assemble(disassemble(recording)) == recording
+
+
+def test_an_outcome_without_data_is_a_line_of_json() -> None:
+    outcome = Outcome(trial=1, code="COL001", rank=0, status=Status.HUNG)
+    assert msgspec.json.decode(encode_line(outcome), type=Outcome) == outcome
 
 
 def test_a_recording_cut_in_a_line_is_read_up_to_there_and_says_so(tmp_path: Path) -> None:
