@@ -40,7 +40,7 @@ from ddpdiag.runtime.signals import Signals
 LOST_AFTER_SECONDS = 8.0
 _LEAVE_SECONDS = 2.0
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
-_EXEC_TIME = ("OMP_", "MKL_", "LD_", "KMP_", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "PYTHON")
+EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
 
 
 class Supervisor:
@@ -177,7 +177,7 @@ class Supervisor:
         if worker is not None:
             worker.end()
             worker.close()
-        if trial.kind is Kind.PLAIN or any(name.startswith(_EXEC_TIME) for name in trial.env):
+        if trial.kind is Kind.PLAIN or any(name.startswith(EXEC_TIME) for name in trial.env):
             self._workers[trial.kind] = self._exec_worker(trial.kind, trial.env)
         else:
             self._workers[trial.kind] = self._nursery.fork(trial.env)

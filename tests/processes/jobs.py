@@ -23,6 +23,7 @@ INJECT = Path(__file__).parent.parent / "inject"
 CHECK = ("-m", "ddpdiag", "check")
 REPORT_HEAD = re.compile(r"^ddpdiag: \d+ ranks? on ", re.MULTILINE)
 
+_OURS_IN_TRACEBACK = re.compile(r'^ *File ".*/ddpdiag/', re.MULTILINE)
 _MARK = "DDPDIAG_TEST_MARK"
 # What a launcher around the tests would tell the runs.
 _FOREIGN = re.compile(
@@ -90,6 +91,7 @@ class Job:
             _MARK: self.mark,
             "TMPDIR": str(self.temporary),
             "PYTHONPATH": str(INJECT),
+            "OMP_NUM_THREADS": "1",  # as torchrun sets it; threads that fight for two cores take ten times as long
             "DDPDIAG_TEST_REACHED": str(self.reached),
         }
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -124,6 +126,11 @@ class Job:
     def reports(self) -> int:
         """How many reports for people are on standard output."""
         return len(REPORT_HEAD.findall(self.stdout))
+
+    @property
+    def has_traceback(self) -> bool:
+        """Does a traceback show our code? torchrun prints one of its own whenever a rank fails."""
+        return bool(_OURS_IN_TRACEBACK.search(self.stdout + self.stderr)) or "this is a bug" in self.stderr
 
     @property
     def errors(self) -> list[dict]:

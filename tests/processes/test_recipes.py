@@ -1,0 +1,30 @@
+"""The recipes, run."""
+
+import os
+import sys
+from pathlib import Path
+
+from jobs import REPORT_HEAD, Start
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+BASH = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
+
+
+def test_torchrun_trains_after_a_check_that_found_the_host_fit(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os; print('trained as rank', os.environ['RANK'])\n")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = start("-c", BASH, str(RECIPES / "torchrun.sh"), str(script), PATH=path)
+    assert job.wait() == 0, job.told()
+    assert len(REPORT_HEAD.findall(job.stdout)) == 1
+    assert "trained as rank 0" in job.stdout
+    assert "trained as rank 1" in job.stdout
+
+
+def test_torchrun_does_not_train_on_an_unfit_host(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = start("-c", BASH, str(RECIPES / "torchrun.sh"), str(script), PATH=path, TORCH_DISTRIBUTED_DEBUG="LOUD")
+    assert job.wait() != 0
+    assert "trained" not in job.stdout
