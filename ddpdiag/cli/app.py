@@ -8,16 +8,22 @@ import typer
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
 
+
+def _examples(*lines: str) -> str:
+    """An epilog of one example a line."""
+    return "\n\n".join(["Examples:", *lines])
+
+
 app = typer.Typer(
     name="ddpdiag",
     help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, "
     "how fast, and if not, which rank, GPU, host or link is to blame.",
-    epilog="Try: ddpdiag check  |  torchrun --nproc-per-node 8 -m ddpdiag check  |  srun ddpdiag check",
+    epilog=_examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
     no_args_is_help=True,
     add_completion=False,
     context_settings=_SETTINGS,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 _LAUNCH, _WHAT, _OUT = "Launch", "What is checked", "Output"
@@ -41,42 +47,54 @@ def ddpdiag(
 
 
 @app.command(
-    epilog="Examples: ddpdiag check --nproc-per-node 4  |  ddpdiag check --stage rendezvous --stage collective  |  "
-    "ddpdiag check --json report.json --record run.jsonl  |  "
-    "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)"
+    epilog=_examples(
+        "ddpdiag check --nproc-per-node 4",
+        "ddpdiag check --stage rendezvous --stage collective",
+        "ddpdiag check --json report.json --record run.jsonl",
+        "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
+    )
 )
 def check(
     context: typer.Context,
     nproc_per_node: Annotated[
         int | None,
-        typer.Option(help="Ranks to start on this host (default: its GPUs, else 2).", rich_help_panel=_LAUNCH),
+        typer.Option(
+            metavar="N", help="Ranks to start on this host (default: its GPUs, else 2).", rich_help_panel=_LAUNCH
+        ),
     ] = None,
     nnodes: Annotated[
-        int | None, typer.Option(help="Hosts, when started once on each by hand.", rich_help_panel=_LAUNCH)
+        int | None, typer.Option(metavar="N", help="Hosts, when started once on each by hand.", rich_help_panel=_LAUNCH)
     ] = None,
-    node_rank: Annotated[int | None, typer.Option(help="This host's number, from 0.", rich_help_panel=_LAUNCH)] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(metavar="I", help="This host's number, from 0.", rich_help_panel=_LAUNCH)
+    ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="This process's rank, when started by hand.", rich_help_panel=_LAUNCH)
+        int | None,
+        typer.Option(metavar="R", help="This process's rank, when started by hand.", rich_help_panel=_LAUNCH),
     ] = None,
-    world_size: Annotated[int | None, typer.Option(help="Number of ranks in all.", rich_help_panel=_LAUNCH)] = None,
+    world_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of ranks in all.", rich_help_panel=_LAUNCH)
+    ] = None,
     local_rank: Annotated[
-        int | None, typer.Option(help="This process's rank on its host.", rich_help_panel=_LAUNCH)
+        int | None, typer.Option(metavar="R", help="This process's rank on its host.", rich_help_panel=_LAUNCH)
     ] = None,
     master_addr: Annotated[
-        str | None, typer.Option(help="Host name or address of rank 0.", rich_help_panel=_LAUNCH)
+        str | None, typer.Option(metavar="HOST", help="Host name or address of rank 0.", rich_help_panel=_LAUNCH)
     ] = None,
     master_port: Annotated[
-        int | None, typer.Option(help="Port that the job would use.", rich_help_panel=_LAUNCH)
+        int | None, typer.Option(metavar="PORT", help="Port that the job would use.", rich_help_panel=_LAUNCH)
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option(help="Name of this run, the same on all ranks.", rich_help_panel=_LAUNCH)
+        str | None,
+        typer.Option(metavar="NAME", help="Name of this run, the same on all ranks.", rich_help_panel=_LAUNCH),
     ] = None,
     board_wait: Annotated[
         float,
         typer.Option(min=0.1, metavar="SECONDS", help="How long ranks wait for each other.", rich_help_panel=_LAUNCH),
     ] = 15.0,
     board_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the control channel.", rich_help_panel=_LAUNCH)
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port of the control channel.", rich_help_panel=_LAUNCH),
     ] = None,
     port_range: Annotated[
         str | None,
@@ -99,10 +117,10 @@ def check(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="auto, nccl, gloo or any that torch knows.", rich_help_panel=_WHAT)
+        str, typer.Option(metavar="NAME", help="auto, nccl, gloo or any that torch knows.", rich_help_panel=_WHAT)
     ] = "auto",
     expect_gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs that every host must show.", rich_help_panel=_WHAT)
+        int | None, typer.Option(metavar="N", min=0, help="GPUs that every host must show.", rich_help_panel=_WHAT)
     ] = None,
     depth: Annotated[
         str, typer.Option(metavar="quick|standard|deep", help="How much is measured.", rich_help_panel=_WHAT)
@@ -188,7 +206,7 @@ def check(
     raise typer.Exit(command.run(asked, wishes, outputs))
 
 
-@app.command(epilog="Examples: ddpdiag judge run.jsonl  |  ddpdiag judge rank-*.jsonl --json -")
+@app.command(epilog=_examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
 def judge(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
@@ -207,7 +225,7 @@ def judge(
     raise typer.Exit(command.run(files, Outputs(json=json, record=record, details=details), strict=strict))
 
 
-@app.command(epilog="Examples: ddpdiag explain COL001  |  ddpdiag explain TRN001.diverged")
+@app.command(epilog=_examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged"))
 def explain(code: Annotated[str, typer.Argument(help="A check's code, or a finding's.")]) -> None:
     """Print the manual page of a check."""
     from ddpdiag.checks import by_code
