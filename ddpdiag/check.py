@@ -254,13 +254,13 @@ def new_trial(
     fresh: bool | None = None,
     attempt: int | None = None,
 ) -> Trial:
-    """A trial of this check; the coordinator gives it its number."""
+    """A trial of this check, without its number; `--set CODE.deadline_seconds` changes the deadline."""
     check = seen.check
     return Trial(
         code=check.code,
         groups=scope_groups(check.scope, seen.world) if groups is None else groups,
         kind=check.kind,
-        deadline_seconds=check.deadline,
+        deadline_seconds=seen.number("deadline_seconds", check.deadline),
         attempt=len(seen.trials) if attempt is None else attempt,
         params=dict(params or {}),
         env=dict(env or {}),

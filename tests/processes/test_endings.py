@@ -66,6 +66,18 @@ def test_a_killed_launcher_leaves_no_process(start):
     assert job.left_files() == []
 
 
+def test_a_killed_rank_0_is_told_and_the_others_keep_their_records(start):
+    job = _interrupted(start, *STANDALONE)
+    job.supervisor(0).kill(signal.SIGKILL)
+    assert job.wait(25) == 3, job.told()
+    assert job.left_processes() == []
+    assert "rank 0" in job.stderr, "a run that ends without a report says why"
+    assert not job.has_traceback, job.told()
+    (folder,) = job.temporary.glob("ddpdiag-*")
+    assert str(folder / "rank-1.jsonl") in job.stderr
+    assert {path.name for path in folder.iterdir()} <= {"rank-0.jsonl", "rank-1.jsonl"}
+
+
 def test_ctrl_c_before_all_ranks_came_ends_the_wait(start):
     job = start(*CHECK, "--rank", "0", "--world-size", "2", "--master-addr", "127.0.0.1", "--json", "{json}")
     job.wait_until(lambda: list(job.temporary.glob("ddpdiag-*")))
