@@ -78,8 +78,9 @@ def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
 
 
 def _among_hung(hung: Sequence[Outcome], members: int) -> Blame:
-    if members == 1 or (len(hung) == 1 and not hung[0].told):
-        return Blame(status=Status.HUNG, ranks=_ranks(hung), why="only it did not end")
+    if members == 1 or len(hung) == 1:
+        own = _ranks(o for o in hung if not o.told)
+        return Blame(status=Status.HUNG, ranks=own, why="only it did not end" if own else "it was told to stop")
     for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
         if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
             return Blame(status=Status.HUNG, ranks=guilty, why=why)

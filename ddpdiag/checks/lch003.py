@@ -121,5 +121,5 @@ CHECK = Check(
     judge=judge,
     data=Data,
     kind=Kind.TORCH,
-    deadline=30.0,
+    deadline=10.0,
 )

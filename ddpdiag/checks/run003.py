@@ -13,7 +13,7 @@ Fix: start with the rank that is named; its own error and stack say more than th
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.blame import Blame, blamed, front
+from ddpdiag.blame import Blame, blamed, front, is_echo
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.run001 import Nothing
@@ -42,12 +42,16 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         for group in trial.groups:
             outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number and o.rank in group]
             blame = blamed(outcomes)
-            if blame is None or (blame.ranks and lost.issuperset(blame.ranks)):
+            if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
                 continue  # RUN002 names the lost
             codes = told.setdefault((blame.status, blame.ranks), [])
             codes.append(trial.code)
             if len(codes) == 1:
                 yield _finding(seen, trial, blame, outcomes)
+
+
+def _failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
 
 
 def _finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:

@@ -21,8 +21,9 @@ from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render.progress import listener
 from ddpdiag.runtime.environment import read_launch
-from ddpdiag.runtime.launch import Run, prepare, run_rank, start_ranks
+from ddpdiag.runtime.launch import Run, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
+from ddpdiag.runtime.local import start_ranks
 
 __all__ = ["Outputs", "Wishes", "run"]
 

@@ -13,6 +13,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.runtime.board import Hub
 from ddpdiag.runtime.flight import Flight
 from ddpdiag.runtime.messages import (
+    Farewell,
     Open,
     Order,
     Ready,
@@ -27,6 +28,8 @@ AnyCheck = Check[Any]
 
 # Kept back from the budget for judgement, report and farewell.
 RESERVE_SECONDS = 3.0
+# The first trial with torch waits for its import: 1-2 s from a local disk, more than 10 s from a busy file server.
+IMPORT_SECONDS = 30.0
 
 
 class Listener(Protocol):
@@ -64,6 +67,7 @@ class Coordinator:
         self._lines: list[Line] = [header]
         self._muster = Muster(hub, header, told_to_leave, patience, self._lines.append)
         self._without_torch: set[int] = set()
+        self._torch_is_there = False
 
     # The run ---------------------------------------------------------------------------------------------------------
 
@@ -85,9 +89,9 @@ class Coordinator:
         """The run so far, line by line."""
         return tuple(self._lines)
 
-    def farewell(self, exit_code: int, sentence: str) -> None:
-        """Tell every rank the exit code, and leave last."""
-        self._muster.farewell(exit_code, sentence)
+    def farewell(self, exit_code: int, sentence: str) -> Farewell:
+        """Tell every rank the exit code, and leave last; what they were told."""
+        return self._muster.farewell(exit_code, sentence)
 
     @property
     def _unable(self) -> set[int]:
@@ -169,7 +173,9 @@ class Coordinator:
             self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._muster.now(), detail=spent))
             raise RunEnded
         number = sum(isinstance(line, Trial) for line in self._lines) + 1
-        trial = with_number(planned, number, min(planned.deadline_seconds, left))
+        importing = planned.kind is Kind.TORCH and not self._torch_is_there
+        wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
+        trial = with_number(planned, number, min(wanted, left))
         self._lines.append(trial)
         flight = Flight(trial)
         for rank in trial.ranks:
@@ -198,6 +204,7 @@ class Coordinator:
         flight.pending.discard(outcome.rank)
         if outcome.status is not Status.DONE:
             flight.fail(outcome.rank)
+        self._torch_is_there |= flight.trial.kind is Kind.TORCH and not flight.pending
         if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
             self._without_torch.add(outcome.rank)
 

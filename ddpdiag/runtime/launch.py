@@ -1,12 +1,8 @@
-"""From a launch to an exit code: one rank's part in a run, and the start of all ranks on this host."""
+"""From a launch to an exit code: one rank's part in a run."""
 
 import os
-import select
-import signal
-import sys
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,17 +19,16 @@ from ddpdiag.probes.sockets import free_port
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.runtime.board import Desk, Hub, board_ports, join
 from ddpdiag.runtime.coordinator import Coordinator, Listener
-from ddpdiag.runtime.environment import places, worker_variables
+from ddpdiag.runtime.environment import worker_variables
 from ddpdiag.runtime.launchers import Launch
 from ddpdiag.runtime.messages import Farewell, Seal
 from ddpdiag.runtime.record import Record, run_folder
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.supervisor import Supervisor
-from ddpdiag.runtime.tether import die_with_parent
 
 LOOPBACK = "127.0.0.1"
-# Ranks leave within a second of each other; who stays longer is stopped, and is ended.
-_STRAGGLER_SECONDS = 5.0
+# Our own supervisor kills its children within this time, or they cannot be killed.
+_STRAGGLER_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -144,8 +139,11 @@ def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arriv
     coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told)
     coordinator.conduct(run.desk.wait_seconds)
     report = run.publish(coordinator.lines())
-    coordinator.farewell(report.exit_code, report.sentence)
-    farewell = served.result(timeout=_STRAGGLER_SECONDS)
+    farewell = coordinator.farewell(report.exit_code, report.sentence)
+    # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
+    wait([served], timeout=_STRAGGLER_SECONDS)
+    if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
+        raise error
     thread.shutdown(wait=False)
     return farewell
 
@@ -170,74 +168,3 @@ def _with_record(lost: RunLost, record: Record) -> RunLost:
         return lost
     record.keep()
     return RunLost(f"{lost}; its record is kept in {record.path}", lost.exit_code)
-
-
-# All ranks on this host ----------------------------------------------------------------------------------------------
-
-
-def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
-    """Fork one supervisor for each of the launch's ranks and wait for them; rank 0's exit code, or the worst.
-
-    A fork without exec: nothing here has threads yet, and an interpreter's start is saved for each rank.
-    """
-    if len(run.launch.ranks) > 1:
-        # As torchrun does: else every rank starts a thread per core, and they fight for the cores.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    signals = Signals(children=True)
-    parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    children: dict[int, int] = {}
-    for place in places(run.launch):
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(parent, signal.SIGTERM)
-            os._exit(run_one(place))
-        children[pid] = place.rank
-    codes = _wait_for(children, signals, run.options.budget_seconds + run.desk.wait_seconds + 30.0)
-    return _combined(codes)
-
-
-def _wait_for(children: dict[int, int], signals: Signals, seconds: float) -> dict[int, int]:
-    """Exit code by rank. When some have left, the others get a few seconds more; nobody outlives `seconds`."""
-    codes: dict[int, int] = {}
-    waiting = dict(children)
-    end = time.monotonic() + seconds
-    forwarded = False
-    while waiting:
-        select.select([signals.woken], [], [], 0.5)
-        signals.drain()
-        if signals.told is not None and not forwarded:
-            forwarded = True
-            for pid in waiting:
-                os.kill(pid, signals.told)
-        for pid in [pid for pid, rank in waiting.items() if _exited(pid, rank, codes)]:
-            del waiting[pid]
-            end = min(end, _end_after(children, waiting, end))
-        if waiting and time.monotonic() > end:
-            for pid in waiting:
-                os.kill(pid, signal.SIGKILL)
-    return codes
-
-
-def _end_after(children: dict[int, int], waiting: dict[int, int], end: float) -> float:
-    """Rank 0 leaves last; so whoever is left when it is gone, or it alone when all others are, is stuck."""
-    ranks = set(waiting.values())
-    rank_0_here = 0 in children.values()
-    if (rank_0_here and 0 not in ranks) or ranks == {0}:
-        return time.monotonic() + _STRAGGLER_SECONDS
-    return end
-
-
-def _exited(pid: int, rank: int, codes: dict[int, int]) -> bool:
-    done, status = os.waitpid(pid, os.WNOHANG)
-    if done:
-        codes[rank] = os.waitstatus_to_exitcode(status)
-    return bool(done)
-
-
-def _combined(codes: dict[int, int]) -> int:
-    """Rank 0 knows the verdict; where it is not here, or was killed, the worst of the others counts."""
-    if codes.get(0, -1) >= 0:
-        return codes[0]
-    return max((code for code in codes.values() if code > 0), default=ExitCode.UNKNOWN)

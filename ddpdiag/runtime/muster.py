@@ -25,6 +25,7 @@ from ddpdiag.runtime.messages import (
     Upward,
     Welcome,
 )
+from ddpdiag.runtime.pulse import frozen_seconds
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,11 @@ class Muster:
 
     def attend(self, seconds: float) -> list[tuple[int, Upward]]:
         """Receive, beat, notice who is lost; RunEnded when ranks or this process were told to leave."""
+        before = time.monotonic()
         messages = list(self._receive(seconds))
         now = time.monotonic()
+        if gap := frozen_seconds(before, now):
+            self._heard = {rank: then + gap for rank, then in self._heard.items()}
         if now - self._beat >= self._patience.beat:
             self._beat = now
             for rank in self._identities:
@@ -121,15 +125,17 @@ class Muster:
             raise RunEnded
         return messages
 
-    def farewell(self, exit_code: int, sentence: str) -> None:
-        """Tell every rank the exit code, and leave last."""
+    def farewell(self, exit_code: int, sentence: str) -> Farewell:
+        """Tell every rank the exit code, and leave last; what they were told."""
+        farewell = Farewell(exit_code, sentence, tuple(sorted(self.lost)))
         for rank in self._identities:
-            self.send(rank, Farewell(exit_code, sentence, tuple(sorted(self.lost))))
+            self.send(rank, farewell)
         waiting = set(self._identities) - self.gone
         end = time.monotonic() + self._patience.farewell
         while waiting and time.monotonic() < end:
             waiting -= {rank for rank, _message in self._receive(0.05)}
         self._hub.close()
+        return farewell
 
     def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
         """Messages of ranks; hellos are dealt with here."""

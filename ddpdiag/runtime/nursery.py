@@ -59,18 +59,13 @@ def _say(link: socket.socket, word: NurseryWord) -> None:
 
 def _serve(link: socket.socket) -> None:
     """Fork on request, report the dead, import in idle moments; ends when the supervisor closes the socket."""
-    woken, waker = socket.socketpair()
-    waker.setblocking(False)
-    signal.set_wakeup_fd(waker.fileno())
-    signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+    # In the handler, so that the supervisor learns of a death in the middle of an import, too.
+    signal.signal(signal.SIGCHLD, lambda _signum, _frame: _reap(link))
     waiting = list(LAZY_IMPORTS)
     while True:
-        ready, _, _ = select.select([link, woken], [], [], 0 if waiting else None)
-        if woken in ready:
-            woken.recv(4096)
-            _reap(link)
+        ready, _, _ = select.select([link], [], [], 0 if waiting else None)
         if link in ready:
-            _fork(link, (link, woken, waker))
+            _fork(link)
         if not ready and waiting:
             importlib.import_module(waiting.pop(0))
             gc.freeze()  # forks then share these pages instead of copying them
@@ -87,7 +82,7 @@ def _reap(link: socket.socket) -> None:
         _say(link, Exited(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _fork(link: socket.socket, own: tuple[socket.socket, ...]) -> None:
+def _fork(link: socket.socket) -> None:
     data, ancillary, _, _ = link.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
     if not data:
         os._exit(0)
@@ -95,23 +90,25 @@ def _fork(link: socket.socket, own: tuple[socket.socket, ...]) -> None:
     for _level, _kind, payload in ancillary:
         descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
     parent = os.getpid()
+    # Its end must not be told before its start.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     pid = os.fork()
     if pid == 0:
-        _become_worker(parent, own, descriptors)
+        _become_worker(parent, link, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     _say(link, Forked(pid))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def _become_worker(parent: int, own: tuple[socket.socket, ...], descriptors: "array.array[int]") -> None:
+def _become_worker(parent: int, nursery: socket.socket, descriptors: "array.array[int]") -> None:
     from ddpdiag.runtime.worker import serve
 
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     die_with_parent(parent)
     leave_terminal()
-    for connection in own:
-        connection.close()
+    nursery.close()
     gc.enable()
     link, page, stack_file = descriptors
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -47,23 +48,22 @@ class Record:
             os.write(self._descriptor, encode_line(line))
 
     def keep(self) -> None:
-        """Leave the record on disk, and nothing else."""
-        _remove_folder(self.scratch)
+        """Leave the record on disk, and nothing else: no scratch of ours, and none of rank 0's, which is lost."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_scratch(self.folder, 0)
 
     def remove(self, others: tuple[int, ...] = ()) -> None:
         """Remove this rank's files, those of `others` that cannot do it themselves, and the folder when it is empty."""
         for rank in (*others, int(self.path.stem.removeprefix("rank-"))):
             with contextlib.suppress(OSError):
                 (self.folder / f"rank-{rank}.jsonl").unlink()
-            _remove_folder(self.folder / f"scratch-{rank}")
+            remove_scratch(self.folder, rank)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
 
-def _remove_folder(folder: Path) -> None:
-    """Remove a flat folder of ours."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            path.unlink()
+def remove_scratch(folder: Path, rank: int) -> None:
+    """Remove a rank's scratch folder, whatever torch put into it, and the run's folder if that is empty now."""
+    shutil.rmtree(folder / f"scratch-{rank}", ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -12,7 +12,7 @@ import zmq
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.model import Kind, Options, Outcome, Place, Status, Trial
+from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Status, Trial
 from ddpdiag.runtime.board import Link
 from ddpdiag.runtime.children import Nursery, Worker
 from ddpdiag.runtime.messages import (
@@ -32,12 +32,11 @@ from ddpdiag.runtime.messages import (
     Task,
     Welcome,
 )
+from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
 
-# Rank 0 beats every second; on an overloaded machine a healthy one was seen silent for 3 s.
-LOST_AFTER_SECONDS = 8.0
 _LEAVE_SECONDS = 2.0
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
 EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
@@ -63,8 +62,9 @@ class Supervisor:
         self._record = record
         self._signals = signals
         self._options = Options()
-        env = {**os.environ, **variables(place)}
-        self._nursery = Nursery(env)
+        # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
+        self._own = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch)}
+        self._nursery = Nursery({**self._own, **os.environ, **variables(place)})
         self._workers: dict[Kind, Worker] = {Kind.PLAIN: self._exec_worker(Kind.PLAIN, {})}
         self._workers[Kind.TORCH] = self._nursery.fork({})
         self._running: Running | None = None
@@ -74,11 +74,13 @@ class Supervisor:
     def run(self, link: Link) -> Farewell:
         """Serve until the farewell; RunLost when rank 0 falls silent."""
         self._link = link
-        link.heard = time.monotonic()
+        self._begin = link.heard = time.monotonic()
         if self._signals is not None and self._signals.told is not None:
             self._leave(self._signals.told)
         while self._farewell is None:
+            before = time.monotonic()
             self._wait()
+            link.heard += frozen_seconds(before, time.monotonic())
             for message in link.receive():
                 self._obey(message)
             self._watch_running()
@@ -185,7 +187,7 @@ class Supervisor:
 
     def _exec_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> Worker:
         worker = Worker(kind, overrides, self._nursery.log)
-        env: dict[str, str | None] = {**os.environ, **self._variables(self.place), **overrides}
+        env: dict[str, str | None] = {**self._own, **os.environ, **self._variables(self.place), **overrides}
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
         return worker
 
@@ -250,7 +252,15 @@ class Supervisor:
                 code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.TERMINATED
                 raise RunLost(f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}", code)
         if now - self._link.heard > LOST_AFTER_SECONDS:
+            self._note_loss(now - self._link.heard)
             raise RunLost(
                 f"rank {self.place.rank} on {self.place.node} lost rank 0: nothing was heard of it "
                 f"for {LOST_AFTER_SECONDS:g} s"
             )
+
+    def _note_loss(self, silent_seconds: float) -> None:
+        """Into our own record: that rank 0 is gone, and how far our trial had come."""
+        if self._running is not None:
+            self._expire(self._running, told=True)
+        detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"
+        self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))

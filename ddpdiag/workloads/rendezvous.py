@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.check import Context
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.workloads.group import choose_device, group_timeout
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 
 def meet(ctx: Context, method: str, backend: str) -> float:
@@ -26,9 +26,11 @@ def meet(ctx: Context, method: str, backend: str) -> float:
     begin = time.perf_counter()
     ctx.step(f"init_process_group {method}://")
     with _variables(environment):
-        dist.init_process_group(
-            backend, init_method=url, rank=ctx.group_rank, world_size=len(ctx.group), timeout=group_timeout(ctx)
-        )
+        # What init_process_group(init_method=url) does, with a prefix for each trial: torchrun's agent keeps the keys
+        # of all of them in one store (torch 2.13 adds no prefix), and a second trial would read the first one's.
+        store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=group_timeout(ctx)))
+        own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
     seconds = time.perf_counter() - begin
     try:
         work = dist.barrier(async_op=True)
@@ -49,14 +51,11 @@ def _tcp(ctx: Context) -> tuple[str, dict[str, str]]:
 
 
 def _env(ctx: Context) -> tuple[str, dict[str, str]]:
-    """As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT.
-
-    The agent's store keeps the keys of every attempt, so each of our trials counts as a restart of its own.
-    """
+    """As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT."""
     ctx.gate()
     if not ctx.trial.params.get("agent_store"):
         return "env://", {}
-    return "env://", {_AGENT_STORE: "True", _RESTART_COUNT: str(1000 + ctx.trial.number)}
+    return "env://", {_AGENT_STORE: "True"}
 
 
 def _file(ctx: Context) -> tuple[str, dict[str, str]]:

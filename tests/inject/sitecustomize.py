@@ -6,7 +6,7 @@ DDPDIAG_TEST_REACHED appears.
 
     sleep, gil, segv, raise   in the rank's first all-reduce
     import                    `import torch` never ends
-    slow-import               `import torch` takes 12 s longer
+    slow-import               `import torch` takes 5 s longer
 """
 
 import ctypes
@@ -36,7 +36,7 @@ def _raise():
 
 
 _IN_ALL_REDUCE = {"sleep": _forever, "gil": _hold_the_gil, "segv": lambda: ctypes.string_at(0), "raise": _raise}
-_IN_IMPORT = {"import": _forever, "slow-import": lambda: time.sleep(12)}
+_IN_IMPORT = {"import": _forever, "slow-import": lambda: time.sleep(5)}
 
 
 def _announced(act):

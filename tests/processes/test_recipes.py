@@ -12,7 +12,7 @@ BASH = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
 
 def test_torchrun_trains_after_a_check_that_found_the_host_fit(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import os; print('trained as rank', os.environ['RANK'])\n")
+    script.write_text("import os; os.write(1, b'trained as rank %s\\n' % os.environb[b'RANK'])\n")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     job = start("-c", BASH, str(RECIPES / "torchrun.sh"), str(script), PATH=path)
     assert job.wait() == 0, job.told()

@@ -156,7 +156,5 @@ def test_a_failed_run_is_judged_again_the_same(start, tmp_path):
 
 def test_a_slow_import_is_no_hang(start):
     """The deadline of a short check does not count what torch needs to come."""
-    job = start(
-        *CHECK, "--nproc-per-node", "2", "--select", "RDZ001", "--json", "{json}", DDPDIAG_TEST_FAULT="slow-import 1"
-    )
-    check_fit(job, 2, "standalone")
+    options = ("--select", "RDZ001", "--set", "RDZ001.deadline_seconds=3", "--json", "{json}")
+    check_fit(start(*CHECK, "--nproc-per-node", "2", *options, DDPDIAG_TEST_FAULT="slow-import 1"), 2, "standalone")

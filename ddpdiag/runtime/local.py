@@ -1,0 +1,116 @@
+"""All ranks on this host, started by one process that watches over them, so that nobody stays behind."""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from ddpdiag.errors import RunLost
+from ddpdiag.model import Place
+from ddpdiag.runtime.environment import places
+from ddpdiag.runtime.launch import Run
+from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
+from ddpdiag.runtime.record import remove_scratch, run_folder
+from ddpdiag.runtime.running import how_it_ended
+from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.tether import die_with_parent
+
+# Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
+_STRAGGLER_SECONDS = 3.0
+_KILL_SECONDS = 2.0
+# Beyond budget and board wait: time to judge, to report and to leave.
+_BEYOND_BUDGET_SECONDS = 30.0
+
+
+def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
+    """Fork one supervisor for each of the launch's ranks and wait for them; rank 0's exit code, or the worst.
+
+    A fork without exec: nothing here has threads yet, and an interpreter's start is saved for each rank.
+    Raises RunLost when rank 0 was killed, because then nobody else says so.
+    """
+    if len(run.launch.ranks) > 1:
+        # As torchrun does: else every rank starts a thread per core, and they fight for the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signals = Signals(children=True)
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children: dict[int, int] = {}
+    for place in places(run.launch):
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent, signal.SIGTERM)
+            os._exit(run_one(place))
+        children[pid] = place.rank
+    watch = _Watch(children, signals, run.options.budget_seconds + run.desk.wait_seconds + _BEYOND_BUDGET_SECONDS)
+    codes = watch.wait()
+    _tidy(run, codes)
+    return _combined(codes)
+
+
+class _Watch:
+    """The wait for all children. `seconds` is what nobody outlives."""
+
+    def __init__(self, children: Mapping[int, int], signals: Signals, seconds: float) -> None:
+        self._waiting = dict(children)
+        self._ranks = frozenset(children.values())
+        self._signals = signals
+        self._end = time.monotonic() + seconds
+        self._codes: dict[int, int] = {}
+
+    def wait(self) -> dict[int, int]:
+        """Exit code by rank, negative for a signal."""
+        forwarded = False
+        while self._waiting:
+            before = time.monotonic()
+            select.select([self._signals.woken], [], [], 0.5)
+            self._end += frozen_seconds(before, time.monotonic())
+            self._signals.drain()
+            if self._signals.told is not None and not forwarded:
+                forwarded = True
+                self._kill_all(self._signals.told)
+            self._reap()
+            if time.monotonic() > self._end:
+                self._kill_all(signal.SIGKILL)
+            if time.monotonic() > self._end + _KILL_SECONDS:
+                break  # stuck in the kernel: nobody can end it, and nobody shall wait for it
+        return self._codes | dict.fromkeys(self._waiting.values(), -signal.SIGKILL)
+
+    def _kill_all(self, signum: int) -> None:
+        for pid in self._waiting:
+            os.kill(pid, signum)
+
+    def _reap(self) -> None:
+        for pid, rank in list(self._waiting.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del self._waiting[pid]
+                self._codes[rank] = os.waitstatus_to_exitcode(status)
+                self._end = min(self._end, time.monotonic() + self._patience())
+
+    def _patience(self) -> float:
+        """How long the others may stay, now that somebody has left."""
+        if self._ranks.isdisjoint({0}):
+            return float("inf")
+        if 0 not in self._codes:
+            return _STRAGGLER_SECONDS if set(self._waiting.values()) == {0} else float("inf")
+        # If rank 0 was killed, they must notice its silence first, and say so.
+        return _STRAGGLER_SECONDS + (LOST_AFTER_SECONDS if self._codes[0] < 0 else 0.0)
+
+
+def _tidy(run: Run, codes: Mapping[int, int]) -> None:
+    """Who was killed left its scratch folder; records stay, for whoever wants to know why."""
+    for rank, code in codes.items():
+        if code < 0:
+            remove_scratch(run_folder(run.launch.run_id), rank)
+
+
+def _combined(codes: Mapping[int, int]) -> int:
+    """Rank 0 knows the verdict; where it is not here, the worst of the others counts."""
+    if 0 not in codes:
+        return max(abs(code) for code in codes.values())
+    if codes[0] >= 0:
+        return codes[0]
+    raise RunLost(f"rank 0 was lost, and its report with it: its process was {how_it_ended(codes[0])}")
