@@ -3,6 +3,7 @@
 Before any collective the processes must find each other: through a TCP store on a given address (`tcp://`), through the
 variables of the launcher (`env://`, what most scripts use, and under torchrun the agent's own store) or through a file
 that all can see (`file://`). Each is tried alone, with the group opened, one barrier passed and the group closed.
+The table of ranks shows when each of them came, counted from rank 0's own start.
 
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
 port that another job holds, a directory that is not shared or has no locks, a rank that never came.
@@ -96,6 +97,11 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {f"rendezvous.{method}_seconds": min(values) for method, values in seconds.items()}
 
 
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """When each rank came, in seconds after rank 0 began to wait: a slow file server or a late host shows here."""
+    return {rank: {"arrival_seconds": arrival.seconds} for rank, arrival in seen.world.arrivals.items()}
+
+
 CHECK = Check(
     "RDZ001",
     "rendezvous",
@@ -106,6 +112,7 @@ CHECK = Check(
     data=Data,
     measure=measure,
     plan=plan,
+    columns=columns,
     figures=figures,
     kind=Kind.TORCH,
     deadline=10,
