@@ -1,5 +1,6 @@
 """`ddpdiag check`: options into data, then one rank's part, or all ranks of this host."""
 
+import math
 import os
 import secrets
 import socket
@@ -59,6 +60,9 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
         cores=os.cpu_count() or 1,
         fresh=secrets.token_hex(6),
     )
+    for option, seconds in (("--budget", wishes.budget), ("--board-wait", wishes.board_wait)):
+        if seconds is not None and not math.isfinite(seconds):
+            raise UsageError(f"{option} {seconds}: expected a number of seconds; every run has an end")
     options = _options(wishes, launch)
     validate(options, all_checks())
     if launch.place.rank == 0:
@@ -136,18 +140,18 @@ def _settings(values: Sequence[str]) -> dict[str, str]:
     for value in values:
         name, equals, number = value.partition("=")
         code, dot, _word = name.partition(".")
-        if not equals or not dot or not _is_number(number):
-            raise UsageError(f"--set {value}: expected CODE.name=number, such as LCH003.slow_import_seconds=20")
+        if not equals or not dot or not _is_threshold(number):
+            raise UsageError(f"--set {value}: expected CODE.name=number, 0 or more, such as COL001.deadline_seconds=60")
         settings[f"{code.upper()}{name[len(code) :]}"] = number
     return settings
 
 
-def _is_number(text: str) -> bool:
+def _is_threshold(text: str) -> bool:
+    """A finite number that is not negative: with NaN no limit is ever passed, and no deadline."""
     try:
-        float(text)
+        return math.isfinite(number := float(text)) and number >= 0
     except ValueError:
         return False
-    return True
 
 
 def _port_range(text: str) -> str:

@@ -1,6 +1,6 @@
 """How long `ddpdiag check` takes, training included, beside what people run instead; two ranks, CPU only.
 
-    python -m pip install -c constraints.txt -e '.[benchmark]'
+    python -m pip install -c constraints.txt '.[benchmark]'
     python tests/benchmarks/start.py --rounds 10
 
 Every round runs each pair once, one command right after the other, and the next round in the other order, so that
