@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Event, Header, Outcome, Recording, Skip, Trial
@@ -121,7 +122,7 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
     if len(runs := {header.run_id for header in headers}) > 1:
         raise UsageError(f"the files belong to different runs: {', '.join(sorted(runs))}; give the files of one run")
     arrivals = _first({a.place.rank: a for a in reversed(by_kind[Arrival])})
-    trials = _first({t.number: t for t in reversed(by_kind[Trial])})
+    trials = _merged(by_kind[Trial])
     outcomes = _first({(o.trial, o.rank): o for o in reversed(by_kind[Outcome])})
     skips = {skip.code: skip for skip in by_kind[Skip]}
     return Recording(
@@ -134,6 +135,19 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
         end=by_kind[End][-1] if by_kind[End] else None,
         notes=tuple(notes),
     )
+
+
+def _merged(trials: Iterable[Trial]) -> dict[int, Trial]:
+    """Trials by number; each rank's own record knows its own group only."""
+    merged: dict[int, Trial] = {}
+    for trial in trials:
+        known = merged.get(trial.number)
+        if known is None or known.groups == trial.groups:
+            merged[trial.number] = trial
+        else:
+            groups = tuple(sorted({*known.groups, *trial.groups}))
+            merged[trial.number] = structs.replace(known, groups=groups)
+    return dict(sorted(merged.items()))
 
 
 def _first(lines: dict[K, T]) -> dict[K, T]:

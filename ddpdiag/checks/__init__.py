@@ -25,6 +25,7 @@ _MODULES = (
     "run002",
     "run003",
     "run004",
+    "run005",
 )
 
 

@@ -22,7 +22,7 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     source address of its connection to rank 0; `seconds` counts from the start of the run at rank 0.
     `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
     `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
-    agent serves the store which env:// uses.
+    agent serves the store which env:// uses. `nonce` tells processes apart that share host and pid (containers).
     """
 
     place: Place
@@ -34,6 +34,7 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     pci_gpus: int | None = None
     coordinator: str = ""
     agent_store: bool = False
+    nonce: str = ""
 
     @property
     def host(self) -> tuple[str, str]:

@@ -12,11 +12,12 @@ from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival
-from ddpdiag.probes.sockets import Reach, holder_of, reach
+from ddpdiag.probes.sockets import Reach, holder_of, reach, resolve
 from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Downward, Hello, Refused, Seal, Seated, Upward, Welcome
 
-# Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit.
-_PORTS_FROM, _PORTS = 20_000, 12_000
+# Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
+# the ports that we derive for jobs (see runtime.said).
+_PORTS_FROM, _PORTS = 30_000, 2_700
 _CANDIDATES = 4
 _LAST_WORDS_MS = 500
 
@@ -26,7 +27,8 @@ def board_ports(run_id: str, master_port: int | None, asked: int | None) -> tupl
     if asked is not None:
         return (asked,)
     start = zlib.crc32(f"{run_id}:{master_port}".encode())
-    return tuple(_PORTS_FROM + (start + index * 1009) % _PORTS for index in range(_CANDIDATES))
+    ports = (_PORTS_FROM + (start + index * 1009) % _PORTS for index in range(_CANDIDATES + 1))
+    return tuple(port for port in ports if port != master_port)[:_CANDIDATES]
 
 
 def raise_open_files() -> None:
@@ -44,6 +46,8 @@ def _socket(kind: int) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+    # Longer than our own patience: who is silent is judged by us, with a sentence, not cut off by the library.
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     return socket
 
 
@@ -59,6 +63,7 @@ class Hub:
         self._seal = seal
         self._socket = _socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
 
     def _bind(self, ports: Sequence[int], interface: str, arrival: Arrival) -> int:
@@ -152,28 +157,31 @@ def join(desk: Desk, seal: Seal, arrival: Arrival, stopped: Callable[[], int | N
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
     """
     end = time.monotonic() + desk.wait_seconds
-    answer = Reach.REFUSED
-    while time.monotonic() < end:
+    answer = Reach.UNKNOWN_NAME
+    while (left := end - time.monotonic()) > 0:
         if signum := stopped():
             raise RunLost(f"rank {arrival.place.rank} was told to leave before it reached rank 0", 128 + signum)
-        for port in desk.ports:
-            reached = reach(desk.host, port, min(2.0, max(0.1, end - time.monotonic())))
-            answer = reached.reach
-            if reached.reach is Reach.ACCEPTED:
-                link = _greet(reached.address or desk.host, port, seal, arrival, reached.source, desk.greet_seconds)
-                if link is not None:
-                    return link
+        # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
+        for address in resolve(desk.host, desk.ports[0], left) or ():
+            for port in desk.ports:
+                reached = reach(address, port, min(2.0, max(0.1, end - time.monotonic())))
+                answer = reached.reach
+                if answer is Reach.ACCEPTED:
+                    link = _greet(address, port, seal, arrival, reached.source, desk.greet_seconds)
+                    if link is not None:
+                        return link
         time.sleep(0.02)
     ports = ", ".join(map(str, desk.ports))
     raise RunLost(
         f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {desk.host} (port {ports}) "
-        f"within {desk.wait_seconds:g} s: {_SENTENCES[answer]}"
+        f"within {desk.wait_seconds:g} s: {_SENTENCES.get(answer, answer.value)}"
     )
 
 
 def _greet(address: str, port: int, seal: Seal, arrival: Arrival, source: str | None, seconds: float) -> Link | None:
     """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`."""
     socket = _socket(zmq.DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, f"{arrival.place.rank}-{arrival.nonce}".encode())
     socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
     link = Link(socket, seal)
     link.send(Hello(structs.replace(arrival, address=source or address)))

@@ -7,10 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from typing import IO
+from pathlib import Path
 
 import msgspec
 
@@ -27,7 +26,7 @@ from ddpdiag.runtime.messages import (
     decode_nursery_word,
     decode_worker_word,
 )
-from ddpdiag.runtime.page import StepPage
+from ddpdiag.runtime.page import StepPage, nameless_file
 from ddpdiag.runtime.tether import DUMP_SIGNAL
 
 _SOCKET_BUFFER = 1 << 20
@@ -40,23 +39,25 @@ class Log:
     """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
 
     def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        os.set_inheritable(self._file.fileno(), True)
+        self._descriptor = nameless_file("ddpdiag-log")
 
     def fileno(self) -> int:
         """Descriptor for the child."""
-        return self._file.fileno()
+        return self._descriptor
+
+    def close(self) -> None:
+        """Give back the descriptor."""
+        os.close(self._descriptor)
 
     def tail(self, size: int = 4000, since: int = 0) -> str:
         """Its last `size` bytes written after offset `since`, as text."""
-        descriptor = self._file.fileno()
-        end = os.fstat(descriptor).st_size
+        end = self.size()
         start = max(since, end - size)
-        return os.pread(descriptor, max(0, end - start), start).decode(errors="replace").strip()
+        return os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace").strip()
 
     def size(self) -> int:
         """Bytes written so far."""
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self._descriptor).st_size
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -69,12 +70,13 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
     """Start `python -m module` with these descriptors; returns its pid at once."""
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        # -P: a module in the user's current directory must not take the place of one of the standard library.
+        [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=log.fileno(),
         stderr=log.fileno(),
         pass_fds=passed,
-        env=dict(env),
+        env=_with_home(env),
     )
     process.returncode = 0  # we reap it ourselves, by pid
     with contextlib.suppress(
@@ -82,6 +84,14 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
     ):  # rank 0 raised its own limit for the Board; checks look at the user's
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
     return process.pid
+
+
+def _with_home(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
+    home = str(Path(__file__).parents[2])
+    if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:
+        return dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (env.get("PYTHONPATH"), home)))}
 
 
 def reap(pid: int) -> int | None:
@@ -117,11 +127,11 @@ class Worker:
         self.forked = False
         self.link, self._theirs = _pair()
         self.page = StepPage.create()
-        self._stack: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._stack = nameless_file("ddpdiag-stack")
 
     def descriptors(self) -> tuple[int, int, int]:
         """What the worker needs: its end of the link, the page, the stack file."""
-        return self._theirs.fileno(), self.page.descriptor, self._stack.fileno()
+        return self._theirs.fileno(), self.page.descriptor, self._stack
 
     def started(self, pid: int | None) -> None:
         """The other end of the link belongs to the worker now."""
@@ -171,7 +181,7 @@ class Worker:
             return ()
         signal_process(self.pid, DUMP_SIGNAL)
         signal_process(self.pid, signal.SIGCONT)
-        return main_thread(_settled(self._stack.fileno(), 0, _DUMP_SECONDS))
+        return main_thread(_settled(self._stack, 0, _DUMP_SECONDS))
 
     def end(self) -> bool:
         """Kill it; True if it is gone within 2 s."""
@@ -192,7 +202,7 @@ class Worker:
         self.link.close()
         self._theirs.close()
         self.page.close()
-        self._stack.close()
+        os.close(self._stack)
 
 
 def _settled(descriptor: int, start: int, seconds: float) -> str:
@@ -226,6 +236,7 @@ class Nursery:
         self.import_seconds: float | None = None
         self.exit_code: int | None = None
         self.closed = False
+        self.ended = False
         self._asked: list[Worker] = []  # in the order in which their pids will come
         self._workers: list[Worker] = []
         self.link, theirs = _pair()
@@ -286,6 +297,7 @@ class Nursery:
 
     def end(self) -> bool:
         """Kill it; its workers go with it. True if it is gone within 2 s."""
+        self.ended = True
         self.link.close()
         signal_process(self.pid, signal.SIGKILL)
         end = time.monotonic() + _KILL_SECONDS

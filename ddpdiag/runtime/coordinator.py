@@ -11,11 +11,11 @@ from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.board import Hub
-from ddpdiag.runtime.flight import Flight
+from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
 from ddpdiag.runtime.messages import (
     Farewell,
+    Noted,
     Open,
-    Order,
     Ready,
     Result,
     Stop,
@@ -74,7 +74,7 @@ class Coordinator:
     def conduct(self, wait_seconds: float) -> Recording:
         """Gather, run all checks, and return what was seen; never raises for what ranks do."""
         try:
-            self._muster.gather(wait_seconds)
+            self._muster.gather(min(wait_seconds, self._header.options.budget_seconds - RESERVE_SECONDS))
             self._run_checks()
         except RunEnded:
             pass
@@ -88,6 +88,10 @@ class Coordinator:
     def lines(self) -> tuple[Line, ...]:
         """The run so far, line by line."""
         return tuple(self._lines)
+
+    def idle(self) -> None:
+        """Keep in touch for a moment, while somebody else judges and writes."""
+        self._muster.idle(0.05)
 
     def farewell(self, exit_code: int, sentence: str) -> Farewell:
         """Tell every rank the exit code, and leave last; what they were told."""
@@ -177,14 +181,15 @@ class Coordinator:
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
         trial = with_number(planned, number, min(wanted, left))
         self._lines.append(trial)
-        flight = Flight(trial)
+        flight = Flight(trial, trial.deadline_seconds + min(SLACK_SECONDS, left - trial.deadline_seconds + 1.5))
         for rank in trial.ranks:
-            self._muster.send(rank, Order(trial))
+            self._muster.send(rank, flight.order(rank))
         try:
             while flight.pending:
                 for rank, message in self._muster.attend(0.05):
                     self._take(flight, rank, message)
                 self._tend(flight)
+                self._repeat(flight)
         except RunEnded:
             self._close(flight)
             raise
@@ -194,8 +199,10 @@ class Coordinator:
             case Ready(trial=number, offer=offer) if number == flight.trial.number:
                 flight.offers[rank] = offer
                 self._open_gate(flight, flight.trial.group_of(rank))
-            case Result(outcome) if outcome.trial == flight.trial.number and outcome.rank == rank:
-                self._book(flight, outcome)
+            case Result(outcome) if outcome.rank == rank:
+                self._muster.send(rank, Noted(outcome.trial))
+                if outcome.trial == flight.trial.number and rank in flight.pending:
+                    self._book(flight, outcome)
             case _:
                 pass
 
@@ -208,11 +215,11 @@ class Coordinator:
         if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
             self._without_torch.add(outcome.rank)
 
-    def _open_gate(self, flight: Flight, group: tuple[int, ...]) -> None:
+    def _open_gate(self, flight: Flight, group: tuple[int, ...], only: int | None = None) -> None:
         if not all(rank in flight.offers for rank in group):
             return
         first = group[0]
-        for rank in group:
+        for rank in group if only is None else (only,):
             self._muster.send(rank, Open(flight.trial.number, self._address(first, group), flight.offers[first]))
 
     def _address(self, rank: int, group: tuple[int, ...]) -> str:
@@ -235,6 +242,15 @@ class Coordinator:
         if now > flight.latest:
             for rank in list(flight.pending):
                 self._unheard(flight, rank)
+
+    def _repeat(self, flight: Flight) -> None:
+        """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
+        if not flight.time_to_repeat():
+            return
+        for rank in flight.pending - self._muster.gone:
+            if rank not in flight.offers:
+                self._muster.send(rank, flight.order(rank))
+            self._open_gate(flight, flight.trial.group_of(rank), only=rank)
 
     def _unheard(self, flight: Flight, rank: int) -> None:
         trial = flight.trial

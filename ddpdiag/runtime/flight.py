@@ -2,23 +2,39 @@
 
 import time
 
+from msgspec import structs
+
 from ddpdiag.model import Trial
+from ddpdiag.runtime.messages import Order
 
 # What a supervisor needs after its deadline: 0.5 s for the dump, 2 s for the kill, and the way here.
 SLACK_SECONDS = 4.0
+_REPEAT_SECONDS = 2.0
 
 
 class Flight:
     """Who has still to answer, who stands at the gate, and which groups have failed since when."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, patience_seconds: float) -> None:
         self.trial = trial
         self.pending = set(trial.ranks)
         self.offers: dict[int, str] = {}
         self.failed: dict[tuple[int, ...], float] = {}
         self.stopped: set[tuple[int, ...]] = set()
         self._begin = time.monotonic()
-        self.latest = self._begin + trial.deadline_seconds + SLACK_SECONDS
+        self._repeated = self._begin
+        self.latest = self._begin + patience_seconds
+
+    def order(self, rank: int) -> Order:
+        """The trial as one rank gets it: with its own group only, since thousands of others would not fit the wire."""
+        return Order(structs.replace(self.trial, groups=(self.trial.group_of(rank),)))
+
+    def time_to_repeat(self) -> bool:
+        """Is it time to say again what may have been lost?"""
+        due = time.monotonic() - self._repeated > _REPEAT_SECONDS
+        if due:
+            self._repeated = time.monotonic()
+        return due
 
     def age(self) -> float:
         """Seconds since it was handed out."""

@@ -1,6 +1,8 @@
 """From a launch to an exit code: one rank's part in a run."""
 
 import os
+import secrets
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -78,7 +80,10 @@ def prepare(
     """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
     whole = len(launch.ranks) == launch.place.world_size
     if whole:
-        ports: tuple[int, ...] = (board_port if board_port is not None else free_port(LOOPBACK),)
+        # Several, because somebody may take one before rank 0 binds it.
+        ports: tuple[int, ...] = (
+            (board_port,) if board_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
+        )
     else:
         ports = board_ports(launch.run_id, launch.port, board_port)
     host = LOOPBACK if whole else launch.coordinator
@@ -104,7 +109,11 @@ def run_rank(run: Run, place: Place) -> int:
     try:
         farewell = _take_part(run, place, seal, record, signals)
     except RunLost as lost:
+        write_error_file(os.environ, str(lost))
         raise _with_record(lost, record) from lost
+    except BaseException:
+        record.remove()
+        raise
     if farewell.exit_code != ExitCode.FIT:
         # torchrun's own summary then shows the sentence instead of "error_file: <N/A>".
         write_error_file(os.environ, farewell.sentence)
@@ -128,23 +137,31 @@ def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Sign
             return supervisor.run(join(run.desk, seal, arrival, lambda: signals.told))
         return _lead(run, hub, supervisor, seal, arrival, signals)
     finally:
-        supervisor.end_children()
+        for survivor in supervisor.end_children():
+            sys.stderr.write(f"ddpdiag: {survivor}\n")
 
 
 def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arrival, signals: Signals) -> Farewell:
     """Rank 0: the coordinator in the main thread, its own supervisor beside it."""
     desk = Desk(LOOPBACK, (hub.port,), run.desk.wait_seconds)
-    thread = ThreadPoolExecutor(1, thread_name_prefix="supervisor")
-    served: Future[Farewell] = thread.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
+    threads = ThreadPoolExecutor(2)
+    served: Future[Farewell] = threads.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
     coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told)
-    coordinator.conduct(run.desk.wait_seconds)
-    report = run.publish(coordinator.lines())
+    try:
+        coordinator.conduct(run.desk.wait_seconds)
+        published = threads.submit(run.publish, coordinator.lines())
+        while not published.done():
+            coordinator.idle()  # a slow disk or a large world must not look like a lost rank 0
+        report = published.result()
+    except BaseException:
+        coordinator.farewell(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more")
+        raise
     farewell = coordinator.farewell(report.exit_code, report.sentence)
     # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
     wait([served], timeout=_STRAGGLER_SECONDS)
     if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
         raise error
-    thread.shutdown(wait=False)
+    threads.shutdown(wait=False)
     return farewell
 
 
@@ -158,6 +175,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         pci_gpus=pci_gpus(sys_root(os.environ)),
         coordinator=run.launch.coordinator,
         agent_store=run.launch.agent_store,
+        nonce=secrets.token_hex(4),
     )
 
 

@@ -14,7 +14,7 @@ from ddpdiag.runtime.launch import Run
 from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
 from ddpdiag.runtime.record import remove_scratch, run_folder
 from ddpdiag.runtime.running import how_it_ended
-from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.signals import LEAVE, Signals
 from ddpdiag.runtime.tether import die_with_parent
 
 # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
@@ -35,15 +35,19 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     signals = Signals(children=True)
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # a child must not write what we hold in a buffer once more
+            stream.flush()
     children: dict[int, int] = {}
+    # Held back until a child has handlers of its own: what comes in between would be lost in ours.
+    signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
     for place in places(run.launch):
         pid = os.fork()
         if pid == 0:
             die_with_parent(parent, signal.SIGTERM)
             os._exit(run_one(place))
         children[pid] = place.rank
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
     watch = _Watch(children, signals, run.options.budget_seconds + run.desk.wait_seconds + _BEYOND_BUDGET_SECONDS)
     codes = watch.wait()
     _tidy(run, codes)

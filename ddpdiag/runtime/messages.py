@@ -80,6 +80,12 @@ class Open(Struct, frozen=True, tag="open"):
     offer: str
 
 
+class Noted(Struct, frozen=True, tag="noted"):
+    """Your result of this trial is in the recording; until this comes it is sent again at every roll-call."""
+
+    trial: int
+
+
 class Stop(Struct, frozen=True, tag="stop"):
     """Your part in this trial is over, because of somebody else."""
 
@@ -102,7 +108,7 @@ class Farewell(Struct, frozen=True, tag="farewell"):
 
 
 Upward = Hello | Ready | Result | Leaving | Alive
-Downward = Seated | Refused | Welcome | Order | Open | Stop | RollCall | Farewell
+Downward = Seated | Refused | Welcome | Order | Open | Noted | Stop | RollCall | Farewell
 
 # Supervisor to worker, and back --------------------------------------------------------------------------------------
 

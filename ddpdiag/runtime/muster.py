@@ -92,8 +92,9 @@ class Muster:
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
-            for event in absent(self.arrivals, size, self.now()):
-                self._note(event)
+        # Not before: who had no time to come is not absent.
+        for event in absent(self.arrivals, size, self.now()):
+            self._note(event)
         for rank, arrival in self.arrivals.items():
             self.send(rank, Welcome(arrival.place, self._header.options))
 
@@ -110,10 +111,7 @@ class Muster:
         now = time.monotonic()
         if gap := frozen_seconds(before, now):
             self._heard = {rank: then + gap for rank, then in self._heard.items()}
-        if now - self._beat >= self._patience.beat:
-            self._beat = now
-            for rank in self._identities:
-                self.send(rank, RollCall())
+        self._beat_if_due(now)
         for rank in self._identities:
             if rank not in self.gone and now - self._heard.setdefault(rank, now) > self._patience.lost:
                 self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
@@ -124,6 +122,17 @@ class Muster:
             self._wind_down()
             raise RunEnded
         return messages
+
+    def idle(self, seconds: float) -> None:
+        """Beat, and let what comes pass."""
+        list(self._receive(seconds))
+        self._beat_if_due(time.monotonic())
+
+    def _beat_if_due(self, now: float) -> None:
+        if now - self._beat >= self._patience.beat:
+            self._beat = now
+            for rank in self._identities:
+                self.send(rank, RollCall())
 
     def farewell(self, exit_code: int, sentence: str) -> Farewell:
         """Tell every rank the exit code, and leave last; what they were told."""
@@ -155,8 +164,9 @@ class Muster:
         rank = arrival.place.rank
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
-        if known is not None and (known.pid, known.host_id) == (arrival.pid, arrival.host_id):
-            known = None  # the same process again, by another port or after a lost answer
+        if known is not None and known.nonce == arrival.nonce:
+            self._hub.send(identity, Seated())  # the same process again, after a lost answer
+            return
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal

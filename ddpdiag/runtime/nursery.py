@@ -67,8 +67,15 @@ def _serve(link: socket.socket) -> None:
         if link in ready:
             _fork(link)
         if not ready and waiting:
-            importlib.import_module(waiting.pop(0))
-            gc.freeze()  # forks then share these pages instead of copying them
+            _import_lazily(waiting.pop(0))
+
+
+def _import_lazily(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception:  # noqa: BLE001 - an edge: a build of torch may lack it, and then says so where it is needed
+        traceback.print_exc()
+    gc.freeze()  # forks then share these pages instead of copying them
 
 
 def _reap(link: socket.socket) -> None:

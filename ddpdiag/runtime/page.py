@@ -13,6 +13,14 @@ _LABEL_BYTES = 120
 _SIZE = mmap.PAGESIZE
 
 
+def nameless_file(name: str) -> int:
+    """A descriptor of an empty file without a name, in memory: on a full disk a mapped page would end us by SIGBUS."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class StepPage:
     """A step number and its name. One writer; a torn label is possible and harmless."""
 
@@ -22,10 +30,10 @@ class StepPage:
 
     @classmethod
     def create(cls) -> "StepPage":
-        """A fresh page in an unlinked file, whose descriptor can be handed to a worker."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(_SIZE)
-            return cls(os.dup(file.fileno()))
+        """A fresh page, whose descriptor can be handed to a worker."""
+        descriptor = nameless_file("ddpdiag-steps")
+        os.truncate(descriptor, _SIZE)
+        return cls(descriptor)
 
     def write(self, step: int, label: str) -> None:
         """Announce a step."""

@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpdiag.codec import encode_line
+from ddpdiag.errors import UsageError
 from ddpdiag.model import Header, Outcome
 from ddpdiag.model.recording import Line
 
@@ -18,14 +20,14 @@ def run_folder(run_id: str) -> Path:
     If somebody else owns one of that name, a folder with a random suffix is made.
     """
     name = "ddpdiag-" + re.sub(r"[^A-Za-z0-9_.-]", "_", run_id)[:80]
-    folder = Path(tempfile.gettempdir()) / name
     try:
+        folder = Path(tempfile.gettempdir()) / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid == os.getuid() and not folder.is_symlink():
             return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix=name + "-"))
+        return Path(tempfile.mkdtemp(prefix=name + "-"))
+    except OSError as error:
+        raise UsageError(f"no folder for the run's records: {error}; set TMPDIR to one that can be written") from error
 
 
 class Record:
@@ -33,11 +35,14 @@ class Record:
 
     def __init__(self, folder: Path, rank: int, header: Header) -> None:
         self.folder = folder
+        self.rank = rank
         self.path = folder / f"rank-{rank}.jsonl"
         self.scratch = folder / f"scratch-{rank}"
-        self.scratch.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
-        self._descriptor = os.open(self.path, flags, 0o600)
+        self._descriptor = -1
+        with contextlib.suppress(OSError):  # a full disk loses the copy, not the run
+            self.scratch.mkdir(mode=0o700, exist_ok=True)
+            self._descriptor = os.open(self.path, flags, 0o600)
         self.outcomes = 0
         self.write(header)
 
@@ -48,13 +53,19 @@ class Record:
             os.write(self._descriptor, encode_line(line))
 
     def keep(self) -> None:
-        """Leave the record on disk, and nothing else: no scratch of ours, and none of rank 0's, which is lost."""
+        """Leave the record on disk, under a name that the next run does not take, and nothing else.
+
+        No scratch of ours stays, and none of rank 0's, which is lost.
+        """
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+        with contextlib.suppress(OSError):
+            self.path = self.path.rename(self.path.with_suffix(f".{stamp}.jsonl"))
         shutil.rmtree(self.scratch, ignore_errors=True)
         remove_scratch(self.folder, 0)
 
     def remove(self, others: tuple[int, ...] = ()) -> None:
         """Remove this rank's files, those of `others` that cannot do it themselves, and the folder when it is empty."""
-        for rank in (*others, int(self.path.stem.removeprefix("rank-"))):
+        for rank in (*others, self.rank):
             with contextlib.suppress(OSError):
                 (self.folder / f"rank-{rank}.jsonl").unlink()
             remove_scratch(self.folder, rank)

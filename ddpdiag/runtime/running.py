@@ -6,7 +6,7 @@ from msgspec import structs
 
 from ddpdiag.model import Outcome, ProcessState, Status, Trial
 from ddpdiag.runtime.children import Worker
-from ddpdiag.runtime.messages import Answer
+from ddpdiag.runtime.messages import Answer, Ready
 
 IMPORT_STEP = "import torch"
 
@@ -21,6 +21,7 @@ class Running:
         self.deadline = now + trial.deadline_seconds
         self.log_start = worker.log.size()
         self.opened = False
+        self.ready: Ready | None = None
         worker.page.write(0, "")  # the worker is idle: what stands there is the trial before
         self._rank = rank
         self._gate: float | None = None
@@ -39,10 +40,10 @@ class Running:
             timings={**self._timings(), **answer.timings},
         )
 
-    def hung(self, process: ProcessState, now: float, *, importing: bool, told: bool) -> Outcome:
-        """The deadline has passed, or rank 0 ended our part."""
+    def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
+        """The deadline has passed, or rank 0 ended our part; `at` says where we stood before there was a worker."""
         outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
-        return structs.replace(outcome, step=0, at=IMPORT_STEP) if importing else outcome
+        return outcome if at is None else structs.replace(outcome, step=0, at=at)
 
     def died(self, code: int | None, log: str, now: float) -> Outcome:
         """The worker's process ended without an answer."""

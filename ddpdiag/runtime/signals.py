@@ -26,6 +26,7 @@ class Signals:
                 signal.signal(signum, self._note)
         if children:
             signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # whoever forked us held them back until now
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         if self.told is None:

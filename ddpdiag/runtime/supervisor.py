@@ -12,15 +12,17 @@ import zmq
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Status, Trial
+from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.runtime.board import Link
 from ddpdiag.runtime.children import Nursery, Worker
 from ddpdiag.runtime.messages import (
     Alive,
     Answer,
     AtGate,
+    Downward,
     Farewell,
     Leaving,
+    Noted,
     Open,
     Order,
     Ready,
@@ -34,7 +36,7 @@ from ddpdiag.runtime.messages import (
 )
 from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
 from ddpdiag.runtime.record import Record
-from ddpdiag.runtime.running import Running
+from ddpdiag.runtime.running import IMPORT_STEP, Running
 from ddpdiag.runtime.signals import Signals
 
 _LEAVE_SECONDS = 2.0
@@ -68,6 +70,9 @@ class Supervisor:
         self._workers: dict[Kind, Worker] = {Kind.PLAIN: self._exec_worker(Kind.PLAIN, {})}
         self._workers[Kind.TORCH] = self._nursery.fork({})
         self._running: Running | None = None
+        self._last_trial = 0
+        self._unnoted: Result | None = None
+        self._survivors: list[str] = []
         self._farewell: Farewell | None = None
         self._told_to_leave: tuple[int, float] | None = None
 
@@ -85,7 +90,7 @@ class Supervisor:
                 self._obey(message)
             self._watch_running()
             self._watch_rank_0()
-        self.end_children()
+        self._survivors = self.end_children()  # told once more by whoever called us
         link.send(Alive())
         link.close()
         return self._farewell
@@ -96,13 +101,18 @@ class Supervisor:
             self._told_to_leave = (signum, time.monotonic())
             self._link.send(Leaving(signum))
 
-    def end_children(self) -> None:
-        """Kill worker and nursery."""
+    def end_children(self) -> list[str]:
+        """Kill workers and nursery; a sentence for each process that cannot be killed."""
+        survivors = self._survivors
         for worker in self._workers.values():
-            worker.end()
+            if not worker.end():
+                survivors.append(_survivor(worker.look()))
             worker.close()
         self._workers.clear()
-        self._nursery.end()
+        if not self._nursery.ended and not self._nursery.end():
+            survivors.append(_survivor(self._nursery.look()))
+        self._survivors = []
+        return survivors
 
     # What comes in ---------------------------------------------------------------------------------------------------
 
@@ -130,32 +140,49 @@ class Supervisor:
             return 500
         return round(1000 * min(0.5, max(0.0, self._running.deadline - time.monotonic()) + 0.001))
 
-    def _obey(self, message: object) -> None:
+    def _obey(self, message: Downward) -> None:
         match message:
             case Welcome(place, options):
                 self.place, self._options = place, options
-            case Order(trial):
-                self._start(trial)
-            case Open(trial=number) as opening:
-                if self._running is not None and self._running.trial.number == number:
-                    self._running.opened = self._running.worker.send(opening)
-            case Stop(number):
-                if self._running is not None and self._running.trial.number == number:
-                    self._expire(self._running, told=True)
+            case Noted(number):
+                if self._unnoted is not None and self._unnoted.outcome.trial == number:
+                    self._unnoted = None
             case RollCall():
-                self._link.send(Alive())
+                self._link.send(self._again())
             case Farewell():
                 self._farewell = message
             case Refused(sentence, code):
                 raise RunLost(sentence, code)
-            case Seated() | _:
+            case Seated():
                 pass
+            case Order() | Open() | Stop():
+                self._obey_trial(message)
+
+    def _obey_trial(self, message: Order | Open | Stop) -> None:
+        """Orders and openings come again until something is heard of them, and count once."""
+        running = self._running
+        match message:
+            case Order(trial) if trial.number > self._last_trial:
+                self._start(trial)
+            case Open(trial=number) if running is not None and running.trial.number == number and not running.opened:
+                running.opened = running.worker.send(message)
+            case Stop(number) if running is not None and running.trial.number == number:
+                self._expire(running, told=True)
+            case _:
+                pass
+
+    def _again(self) -> Alive | Ready | Result:
+        """The answer to a roll-call: what rank 0 has not reacted to yet, else a sign of life."""
+        if self._running is not None and self._running.ready is not None and not self._running.opened:
+            return self._running.ready
+        return self._unnoted or Alive()
 
     def _hear(self, running: Running) -> None:
         match running.worker.receive():
             case AtGate(offer):
                 running.reached_gate(time.monotonic())
-                self._link.send(Ready(running.trial.number, offer))
+                running.ready = Ready(running.trial.number, offer)
+                self._link.send(running.ready)
             case Answer() as answer:
                 self._finish(running, running.answered(answer, time.monotonic()))
             case None:
@@ -165,6 +192,7 @@ class Supervisor:
 
     def _start(self, trial: Trial) -> None:
         self._record.write(trial)
+        self._last_trial = trial.number
         worker = self._worker_for(trial)
         running = Running(trial, self.place.rank, worker, time.monotonic())
         self._running = running
@@ -204,7 +232,10 @@ class Supervisor:
         """The deadline: first fix what is known, then wake, dump and kill."""
         importing = running.worker.forked and running.worker.pid is None
         child = self._nursery if importing else running.worker
-        outcome = running.hung(child.look(), time.monotonic(), importing=importing, told=told)
+        step = None
+        if importing:
+            step = IMPORT_STEP if self._nursery.import_seconds is None else "wait for the nursery"
+        outcome = running.hung(child.look(), time.monotonic(), at=step, told=told)
         stack = child.stack()
         survived = not child.end()
         if outcome.process is not None:
@@ -236,7 +267,8 @@ class Supervisor:
         """To our own file first, then to the Board. After anything but DONE the worker is replaced."""
         self._running = None
         self._record.write(outcome)
-        self._link.send(Result(outcome))
+        self._unnoted = Result(outcome)
+        self._link.send(self._unnoted)
         if outcome.status is not Status.DONE:
             worker = self._workers.pop(running.trial.kind)
             worker.end()
@@ -264,3 +296,8 @@ class Supervisor:
             self._expire(self._running, told=True)
         detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"
         self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
+
+
+def _survivor(process: ProcessState) -> str:
+    where = f", waiting in {process.wchan}" if process.wchan else ""
+    return f"pid {process.pid} survived SIGKILL (state {process.state}{where}); it is stuck in the kernel"

@@ -52,7 +52,7 @@ def test_ports_are_the_same_on_every_rank_and_outside_the_ephemeral_range() -> N
     ports = board_ports("run", 29500, None)
     assert ports == board_ports("run", 29500, None)
     assert ports != board_ports("other", 29500, None)
-    assert all(20_000 <= port < 32_000 for port in ports)
+    assert all(20_000 <= port < 32_768 for port in ports)
     assert board_ports("run", 29500, 4711) == (4711,)
 
 

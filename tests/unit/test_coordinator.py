@@ -224,7 +224,7 @@ def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
 
 
 def test_a_second_process_with_a_rank_is_refused_and_noted() -> None:
-    twin = structs.replace(arrival_of(1, 2), pid=99)
+    twin = structs.replace(arrival_of(1, 2), pid=99, nonce="another")
     board = StandIn(2, extra=((b"9", Hello(twin)),))
     board.waiting.sort(key=lambda item: item[0] == b"9")
     board.waiting.insert(1, board.waiting.pop())  # the twin comes before the world is complete
@@ -255,7 +255,7 @@ def test_a_signal_ends_the_run_with_what_was_seen() -> None:
 
 
 def test_a_spent_budget_ends_the_run() -> None:
-    recording = conduct(StandIn(2), check(), options=Options(budget_seconds=1.0))
+    recording = conduct(StandIn(2), check(), options=Options(budget_seconds=3.5))
     assert [event.kind for event in recording.events] == [EventKind.BUDGET]
 
 

@@ -4,7 +4,7 @@ from msgspec import Raw, structs
 from seen import seen_of, with_arrivals, with_events, world_of
 
 from ddpdiag.check import Check, Seen
-from ddpdiag.checks import run001, run002, run003, run004
+from ddpdiag.checks import run001, run002, run003, run004, run005
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
 from ddpdiag.stats import Samples
 
@@ -34,7 +34,7 @@ def only(findings: list[Finding]) -> Finding:
 
 def test_a_clean_run_is_silent() -> None:
     seen = run_of(*(outcome(rank, Status.DONE, data=Raw(b"{}")) for rank in range(4)))
-    for check in (run001.CHECK, run002.CHECK, run003.CHECK, run004.CHECK):
+    for check in (run001.CHECK, run002.CHECK, run003.CHECK, run004.CHECK, run005.CHECK):
         assert list(check.judge(seen)) == []
 
 
@@ -79,6 +79,14 @@ def test_a_process_that_survives_sigkill_is_named_with_where_it_waits() -> None:
     assert "survived SIGKILL" in finding.message
     assert "nvidia_ioctl" in finding.message
     assert "Reboot" in finding.remedy
+
+
+def test_a_bystanders_process_that_survives_is_told_as_well() -> None:
+    process = ProcessState(pid=78, state="D", survived=True)
+    seen = run_of(outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=process))
+    finding = only(judge_as(run005.CHECK, seen))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN005.survived", (1,), ("n0",))
+    assert "pid 78" in finding.title
 
 
 def test_a_hang_in_which_all_stand_alike_blames_nobody() -> None:
