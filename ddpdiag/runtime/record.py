@@ -42,9 +42,16 @@ class Record:
         self._descriptor = -1
         with contextlib.suppress(OSError):  # a full disk loses the copy, not the run
             self.scratch.mkdir(mode=0o700, exist_ok=True)
+            self._move_old_aside()
             self._descriptor = os.open(self.path, flags, 0o600)
         self.outcomes = 0
         self.write(header)
+
+    def _move_old_aside(self) -> None:
+        """An earlier run of the same id kept its record: it is evidence, and no part of this run."""
+        if self.path.exists():
+            stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
+            self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
 
     def write(self, line: Line) -> None:
         """Append a record. A full disk loses the copy, not the run."""
@@ -53,13 +60,7 @@ class Record:
             os.write(self._descriptor, encode_line(line))
 
     def keep(self) -> None:
-        """Leave the record on disk, under a name that the next run does not take, and nothing else.
-
-        No scratch of ours stays, and none of rank 0's, which is lost.
-        """
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        with contextlib.suppress(OSError):
-            self.path = self.path.rename(self.path.with_suffix(f".{stamp}.jsonl"))
+        """Leave the record on disk, and nothing else: no scratch of ours, and none of rank 0's, which is lost."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         remove_scratch(self.folder, 0)
 

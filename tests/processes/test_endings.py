@@ -2,9 +2,10 @@
 
 import os
 import signal
+import time
 
 import pytest
-from jobs import CHECK, Job, torchrun
+from jobs import CHECK, Job, processes, torchrun
 
 STANDALONE = (*CHECK, "--nproc-per-node", "2")
 QUICK = ("--select", "LCH001")
@@ -142,4 +143,18 @@ def test_a_corrupt_data_folder_is_a_finding(start, tmp_path):
     assert job.report["verdict"] == "unfit"
     assert any(str(folder) in finding["message"] for finding in job.errors), job.told()
     assert not job.has_traceback, job.told()
+    job.check_left_nothing()
+
+
+def test_ranks_that_were_suspended_for_a_while_go_on_and_blame_nobody(start):
+    job = start(*STANDALONE, "--json", "{json}")
+    job.wait_until(lambda: len(processes(job.mark)) >= 7)
+    supervisors = [job.supervisor(rank) for rank in (0, 1)]
+    for process in supervisors:
+        process.kill(signal.SIGSTOP)
+    time.sleep(9)  # longer than the silence after which a rank counts as lost
+    for process in supervisors:
+        process.kill(signal.SIGCONT)
+    assert job.wait() == 0, job.told()
+    assert job.report["verdict"] == "fit"
     job.check_left_nothing()

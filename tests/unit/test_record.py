@@ -1,0 +1,74 @@
+"""A rank's own record on disk."""
+
+from pathlib import Path
+
+import pytest
+from ddpdiag.codec import read_recording
+from ddpdiag.errors import UsageError
+from ddpdiag.model import End, Header, Options
+from ddpdiag.runtime.record import Record, remove_scratch, run_folder
+
+HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_nothing_stays_of_a_run_that_was_acknowledged(temporary: Path) -> None:
+    folder = run_folder("a run/../id")
+    record = Record(folder, 0, HEADER)
+    (record.scratch / "fxgraph").mkdir()
+    (record.scratch / "fxgraph" / "file").write_text("torch's")
+    record.write(End(seconds=1.0))
+    assert folder.parent == temporary
+    assert record.path.stat().st_mode & 0o777 == 0o600
+    record.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_it(temporary: Path) -> None:
+    first = Record(run_folder("r"), 1, HEADER)
+    first.keep()
+    second = Record(run_folder("r"), 1, HEADER)
+    second.write(End(seconds=2.0))
+    assert read_recording([second.path]).end == End(seconds=2.0)
+    (old,) = first.folder.glob("old-*-rank-1.jsonl")
+    assert read_recording([old]).end is None
+    second.remove()
+    assert [path.name for path in first.folder.iterdir()] == [old.name]
+
+
+def test_the_files_of_ranks_that_cannot_tidy_up_are_removed(temporary: Path) -> None:
+    lost, living = (Record(run_folder("r"), rank, HEADER) for rank in (2, 0))
+    living.remove(others=(2,))
+    assert not lost.path.exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_not_used(temporary: Path) -> None:
+    (temporary / "elsewhere").mkdir()
+    (temporary / "ddpdiag-r").symlink_to(temporary / "elsewhere")
+    assert run_folder("r").name.startswith("ddpdiag-r-")
+
+
+def test_a_disk_that_takes_nothing_loses_the_copy_and_not_the_run(temporary: Path) -> None:
+    folder = run_folder("r")
+    folder.rmdir()
+    folder.write_text("a file where the folder should be")
+    record = Record(folder, 0, HEADER)
+    record.write(End(seconds=1.0))
+    record.remove()
+
+
+def test_no_temporary_folder_at_all_is_explained(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(temporary / "missing"))
+    with pytest.raises(UsageError, match="set TMPDIR"):
+        run_folder("r")
+
+
+def test_removing_the_scratch_of_a_rank_that_has_none_is_fine(temporary: Path) -> None:
+    remove_scratch(run_folder("r"), 7)
+    assert list(temporary.iterdir()) == []
