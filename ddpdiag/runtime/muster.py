@@ -112,8 +112,8 @@ class Muster:
         if gap := frozen_seconds(before, now):
             self._heard = {rank: then + gap for rank, then in self._heard.items()}
         self._beat_if_due(now)
-        for rank in self._identities:
-            if rank not in self.gone and now - self._heard.setdefault(rank, now) > self._patience.lost:
+        for rank in set(self._identities) - self.gone:
+            if now - self._heard.setdefault(rank, now) > self._patience.lost:
                 self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
         signum = self._told_to_leave()
         if signum is not None:

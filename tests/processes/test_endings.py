@@ -158,3 +158,17 @@ def test_ranks_that_were_suspended_for_a_while_go_on_and_blame_nobody(start):
     assert job.wait() == 0, job.told()
     assert job.report["verdict"] == "fit"
     job.check_left_nothing()
+
+
+def test_supervisors_hold_no_torch_and_nurseries_do(start):
+    job = _interrupted(start, *STANDALONE)
+    for rank in (0, 1):
+        assert "libtorch" not in _mapped(job.supervisor(rank).pid)
+        assert "libtorch" in _mapped(job.nursery(rank).pid)
+    job.process.send_signal(signal.SIGTERM)
+    job.wait()
+
+
+def _mapped(pid: int) -> str:
+    with open(f"/proc/{pid}/maps") as maps:
+        return maps.read()
