@@ -3,7 +3,8 @@
 The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
 only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
 one; `--expect-gpus 0` says that CPUs are meant.
-A difference that a promise explains (a job that was given 2 of 8 GPUs) is none.
+A difference that a promise explains (a job that was given 2 of 8 GPUs) is none. GPUs that are there must also be shown
+to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that follow it, an empty one hides all.
 
 Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
 GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
@@ -11,31 +12,18 @@ compare `nvidia-smi -L` with `lspci -d 10de:`. Memory in use before the job star
 """
 
 import os
-from collections.abc import Iterator, Mapping
-
-from msgspec import Struct
+from collections.abc import Iterator
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage
-from ddpdiag.checks.hosts import MIB, Host, answers_by_host
+from ddpdiag.checks.gpu_hidden import hidden
+from ddpdiag.checks.gpu_view import Data, View, views_of
+from ddpdiag.checks.hosts import MIB
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpus import promised_gpus, visible_gpus
-from ddpdiag.probes.nvml import Enumeration, Gpu, Trouble, enumerate_gpus
+from ddpdiag.probes.nvml import Trouble, enumerate_gpus
 from ddpdiag.probes.procfs import nvidia_gpus, proc_root
-from ddpdiag.probes.sysfs import PciFunction, nvidia_functions, sys_root
+from ddpdiag.probes.sysfs import nvidia_functions, sys_root
 from ddpdiag.stats import odd_ones_out
-
-
-class Data(Struct, frozen=True, kw_only=True):
-    """What a rank finds by NVML, on the PCI bus (None: not readable), in /proc (None: no driver), in its variables.
-
-    `visible` counts what CUDA would show to this rank, `promised` what launcher or container name (None: nothing).
-    """
-
-    nvml: Enumeration
-    functions: tuple[PciFunction, ...] | None = ()
-    proc_gpus: int | None = None
-    visible: int = 0
-    promised: int | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -49,48 +37,23 @@ def measure(ctx: Context) -> Data:
         proc_gpus=None if listed is None else len(listed),
         visible=visible_gpus(os.environ, proc_root(os.environ)),
         promised=promised_gpus(os.environ),
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
-
-
-class View(Struct, frozen=True, kw_only=True):
-    """One host, from the answers of its ranks: with GPUs bound to ranks, each of these may see a part only."""
-
-    host: Host
-    gpus: tuple[Gpu, ...]
-    lost: tuple[Gpu, ...]
-    trouble: Trouble | None
-    error: str
-    functions: tuple[PciFunction, ...] | None
-    promised: int | None
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    views = [_view(host, rows) for host, rows in answers_by_host(seen)]
+    views = views_of(seen)
     most = max(views, key=lambda view: len(view.gpus), default=None)
     for view in views:
         yield from _lost(seen, view)
-        yield from _absent(seen, view, most)
+        absent = list(_absent(seen, view, most))
+        yield from absent
+        # What is not there cannot be shown either.
+        if not any(finding.severity is Severity.ERROR for finding in absent):
+            yield from hidden(seen, view)
         yield from _mixed(seen, view)
         yield from _in_use(seen, view)
     yield from _unlike_hosts(seen, views)
-
-
-def _view(host: Host, rows: Mapping[int, Data]) -> View:
-    every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
-    opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
-    lost = {gpu.index: gpu for gpu in every if gpu.error is not None}
-    troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
-    promises = [row.promised for row in rows.values() if row.promised is not None]
-    return View(
-        host=host,
-        gpus=tuple(opened.values()),
-        lost=tuple(lost.values()),
-        trouble=troubled.trouble,
-        error=troubled.error,
-        functions=next((row.functions for row in rows.values() if row.functions is not None), None),
-        # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
-        promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
-    )
 
 
 def _is_met(seen: Seen[Data], view: View) -> bool:
@@ -128,14 +91,7 @@ def _absent(seen: Seen[Data], view: View, most: View | None) -> Iterator[Finding
     elif reasons:
         yield _fewer(seen, view, reasons)
     elif view.trouble is Trouble.OTHER:
-        yield seen.finding(
-            "nvml",
-            Severity.WARNING,
-            "NVML does not work",
-            f"{view.host.name}: NVML says {view.error!r}; UNKNOWN whether there are GPUs.",
-            ranks=view.host.ranks,
-            remedy=f"Run `nvidia-smi` on {view.host.name} and follow what it says.",
-        )
+        yield _silent_nvml(seen, view)
 
 
 def _reasons(seen: Seen[Data], view: View, most: View | None, count: int) -> list[str]:
@@ -150,6 +106,8 @@ def _reasons(seen: Seen[Data], view: View, most: View | None, count: int) -> lis
         return reasons
     if view.functions and count < len(view.functions):
         reasons.append(f"the PCI bus shows {len(view.functions)} ({_spelled(view)})")
+    elif not view.functions and count < view.listed:
+        reasons.append(f"the driver lists {view.listed} (/proc/driver/nvidia/gpus)")
     if most is not None and count < len(most.gpus):
         reasons.append(f"{most.host.name} has {len(most.gpus)}")
     return reasons
@@ -215,6 +173,20 @@ def _unreadable(seen: Seen[Data], view: View) -> Finding:
         "whether the host has more.",
         ranks=view.host.ranks,
         remedy="Mount /sys into the container, or say with --expect-gpus how many GPUs each host has.",
+    )
+
+
+def _silent_nvml(seen: Seen[Data], view: View) -> Finding:
+    # Another rank's NVML, or the user, may have told the number.
+    known = bool(view.gpus) or seen.options.expect_gpus is not None
+    return seen.finding(
+        "nvml" if known else "unreadable",
+        Severity.WARNING,
+        "NVML does not work",
+        f"{view.host.name}: NVML says {view.error!r}{'' if known else '; UNKNOWN whether there are GPUs'}.",
+        ranks=view.host.ranks,
+        remedy=f"Run `nvidia-smi` on {view.host.name} and follow what it says"
+        f"{'' if known else '; say --expect-gpus 0 if CPUs are meant'}.",
     )
 
 

@@ -24,7 +24,8 @@ from ddpdiag.probes.sysfs import sys_root
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Cores of the host, those on which this rank may run, its quota in cores, and OMP_NUM_THREADS (None: unset)."""
+    """Cores of the host (None: not known), those on which this rank may run (empty: not known), its quota in cores
+    (None: no limit), and OMP_NUM_THREADS (None: unset)."""
 
     cores: int | None
     affinity: tuple[int, ...]
@@ -45,6 +46,9 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         usable = _usable(rows)
+        if _is_unknown(rows, usable):
+            yield _unreadable(seen, host, rows)
+            continue
         if len(rows) > 1 and usable.cores == 1 and any((row.cores or 1) > 1 for row in rows.values()):
             yield _pinned(seen, host, rows)
             continue
@@ -68,6 +72,26 @@ def _usable(rows: Mapping[int, Data]) -> Usable:
     if quota is not None and quota < bound:
         return Usable(quota, f"{quota:g} cores (quota of the control group)")
     return Usable(bound, f"{bound} core{'s' if bound != 1 else ''}")
+
+
+def _is_unknown(rows: Mapping[int, Data], usable: Usable) -> bool:
+    """Is the binding unknown, or is it one core for several ranks of a host that may have more of them?"""
+    if not all(row.affinity for row in rows.values()):
+        return True
+    return len(rows) > 1 and usable.cores == 1 and all(row.cores is None for row in rows.values())
+
+
+def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
+    bound = [rank for rank, row in rows.items() if not row.affinity]
+    what = f"on which cores {ranks_text(bound)} may run" if bound else "how many cores the host has"
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        "the cores cannot be counted",
+        f"{host.name}: the system does not say {what}: UNKNOWN whether {len(rows)} ranks have a core each.",
+        ranks=bound or tuple(rows),
+        remedy="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
+    )
 
 
 def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:

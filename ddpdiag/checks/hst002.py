@@ -29,7 +29,7 @@ ENOUGH_GPU_MIB = 4096.0
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Memory in bytes: the host's, and what the control group of this rank leaves (None: no limit, or not readable)."""
+    """Memory in bytes: the host's (None: not readable), and what the control group leaves (None: no limit)."""
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -60,6 +60,7 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
     rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
     rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
     if not rooms:
+        yield _unreadable(seen, host)
         return
     room, why = min(rooms)
     share = room / MIB / len(host.ranks)
@@ -75,6 +76,18 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
         ranks=host.ranks,
         evidence={"bytes": room, "ranks": len(host.ranks)},
         remedy="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
+    )
+
+
+def _unreadable(seen: Seen[Data], host: Host) -> Finding:
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        "the memory of a host cannot be read",
+        f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a limit: "
+        f"UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
+        ranks=host.ranks,
+        remedy="Mount /proc into the container.",
     )
 
 
@@ -96,7 +109,8 @@ CHECK = Check(
     "HST002",
     "memory",
     Stage.HOST,
-    Scope.RANK,
+    # A control group that limits memory holds a job or a container, not one rank of it.
+    Scope.NODE,
     manual=__doc__ or "",
     measure=measure,
     judge=judge,

@@ -28,7 +28,7 @@ REMEDY = (
 
 
 class Data(Struct, frozen=True):
-    """/dev/shm as this rank sees it; None if there is none."""
+    """/dev/shm of a host; None if there is none."""
 
     shared_memory: SharedMemory | None
 
@@ -39,7 +39,6 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        # Containers on one host may each have their own /dev/shm: the one with the least room counts.
         views = [row.shared_memory for row in rows.values()]
         present = [view for view in views if view is not None]
         if len(present) < len(views):
@@ -102,7 +101,7 @@ CHECK = Check(
     "HST003",
     "shared-memory",
     Stage.HOST,
-    Scope.RANK,
+    Scope.NODE,
     manual=__doc__ or "",
     measure=measure,
     judge=judge,

@@ -10,7 +10,7 @@ Causes: limits of a service (slurmd, docker) that the job inherits. Fix: raise t
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.cgroup import Share, cgroup
-from ddpdiag.probes.limits import Limits, limits, user_processes
+from ddpdiag.probes.limits import Limit, Limits, limits, user_processes
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.probes.sysfs import rdma_devices, sys_root
 
@@ -33,12 +33,15 @@ TASKS_PER_RANK = 128.0
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Limits of this rank, tasks of its control group (None: no limit), this user's processes, and RDMA devices."""
+    """Limits of this rank, tasks of its control group (None: no limit), this user's processes, and RDMA devices.
 
-    limits: Limits
+    Otherwise None means that it could not be read.
+    """
+
+    limits: Limits | None
     tasks: Share | None = None
     user_processes: int | None = None
-    rdma: tuple[str, ...] = ()
+    rdma: tuple[str, ...] | None = ()
 
 
 def measure(ctx: Context) -> Data:
@@ -50,13 +53,44 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        yield from _open_files(seen, host, rows)
-        yield from _locked_memory(seen, host, rows)
+        known = [row.limits for row in rows.values() if row.limits is not None]
+        yield from _open_files(seen, host, known)
+        yield from _locked_memory(seen, host, rows, known)
         yield from _tasks(seen, host, rows)
+        yield from _unreadable(seen, host, rows)
 
 
-def _open_files(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    soft = min((row.limits.nofile.soft for row in rows.values() if row.limits.nofile.soft is not None), default=None)
+def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    """What could not be looked at, as far as it could have mattered."""
+    files = [row for row in rows.values() if row.limits is None]
+    counted = [row for row in rows.values() if row.limits is not None and row.limits.nproc.soft is not None]
+    users = [row for row in counted if row.user_processes is None]
+    locked = _lowest(row.limits.memlock for row in rows.values() if row.limits is not None)
+    bus = [row for row in rows.values() if row.rdma is None]
+    what = ["the limits of open files, locked memory and processes (getrlimit)"] if files else []
+    if users:
+        what.append("how many processes the user has (/proc), of whom the number is limited")
+    # Within one host no job talks over RDMA.
+    if bus and len(seen.world.hosts) > 1 and locked is not None and locked < _locked_bytes(seen):
+        what.append("whether there are RDMA devices (/sys/class), for which locked memory would be too little")
+    if what:
+        yield seen.finding(
+            "unreadable",
+            Severity.WARNING,
+            "limits cannot be read",
+            f"{host.name} does not say {' or '.join(what)}: UNKNOWN whether limits suffice.",
+            ranks=host.ranks,
+            remedy="Mount /proc and /sys into the container, and let its seccomp profile pass getrlimit.",
+        )
+
+
+def _lowest(limits: Iterable[Limit]) -> int | None:
+    """The tightest of the soft limits; None if there is no limit."""
+    return min((limit.soft for limit in limits if limit.soft is not None), default=None)
+
+
+def _open_files(seen: Seen[Data], host: Host, known: Sequence[Limits]) -> Iterator[Finding]:
+    soft = _lowest(own.nofile for own in known)
     needed = int(seen.number("files", FILES) + seen.number("files_per_peer", FILES_PER_PEER) * seen.world.size)
     if soft is None or soft >= needed:
         return
@@ -71,17 +105,23 @@ def _open_files(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
     )
 
 
-def _locked_memory(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    devices = sorted({device for row in rows.values() for device in row.rdma})
-    soft = min((row.limits.memlock.soft for row in rows.values() if row.limits.memlock.soft is not None), default=None)
-    needed = seen.number("locked_gib", LOCKED_GIB)
-    if not devices or soft is None or soft >= needed * GIB:
+def _locked_bytes(seen: Seen[Data]) -> float:
+    return seen.number("locked_gib", LOCKED_GIB) * GIB
+
+
+def _locked_memory(
+    seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: Sequence[Limits]
+) -> Iterator[Finding]:
+    devices = sorted({device for row in rows.values() for device in row.rdma or ()})
+    soft = _lowest(own.memlock for own in known)
+    needed = _locked_bytes(seen)
+    if not devices or soft is None or soft >= needed:
         return
     yield seen.finding(
         "locked-memory",
         Severity.WARNING,
         "little locked memory allowed",
-        f"{host.name}: {soft // 1024} KiB of locked memory allowed, {needed:g} GiB or unlimited expected "
+        f"{host.name}: {soft // 1024} KiB of locked memory allowed, {needed / GIB:g} GiB or unlimited expected "
         f"because of {', '.join(devices[:4])}.",
         ranks=host.ranks,
         evidence={"soft_bytes": soft, "rdma": list(devices)},
@@ -92,7 +132,7 @@ def _locked_memory(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> It
 def _tasks(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     rooms = [(row.tasks.left, f"limit {row.tasks.limit} of the control group") for row in rows.values() if row.tasks]
     for row in rows.values():
-        if row.limits.nproc.soft is not None and row.user_processes is not None:
+        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
             left = max(0, row.limits.nproc.soft - row.user_processes)
             rooms.append((left, f"limit {row.limits.nproc.soft} of the user (ulimit -u)"))
     needed = int(seen.number("tasks_per_rank", TASKS_PER_RANK)) * len(host.ranks)

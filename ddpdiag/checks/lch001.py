@@ -98,10 +98,8 @@ def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
         local_rank = seen.world.places[rank].local_rank
         if local_rank is not None:
             holders[local_rank].append(rank)
-    # torchrun --virtual-local-rank gives everyone 0 and one GPU; GPU002 sees then whether these GPUs are distinct.
-    isolated = all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
     for local_rank, ranks in holders.items():
-        if len(ranks) > 1 and not isolated:
+        if len(ranks) > 1 and not _one_gpu_each(seen, host):
             yield seen.finding(
                 "local-rank",
                 Severity.ERROR,
@@ -113,14 +111,22 @@ def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             )
 
 
+def _one_gpu_each(seen: Seen[Data], host: Host) -> bool:
+    """Does the launcher show one GPU to each rank? Then all take cuda:0; GPU002 sees whether these are distinct.
+
+    Such as torchrun --virtual-local-rank, which gives everyone local rank 0, or Slurm's --gpus-per-task=1.
+    """
+    return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
+
+
 def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
     ranks, gpus = len(host.ranks), host.gpus
     if gpus == 0 or ranks == gpus:
         return
     if ranks > gpus:
-        # One visible GPU each on a host with enough of them: the launcher binds GPUs to ranks. GPU002 compares UUIDs.
-        present = max((seen.world.arrivals[rank].pci_gpus or 0 for rank in host.ranks), default=0)
-        if gpus == 1 and present >= ranks:
+        # Where a container hides the bus, only GPU002 can tell.
+        buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
+        if _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks):
             return
         yield seen.finding(
             "fewer-gpus",

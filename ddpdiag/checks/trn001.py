@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial, without_gpu
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import odd_ones_out
@@ -173,7 +173,8 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
         ranks=odd.ranks,
         evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
         remedy="Compare versions of torch and models of CPU and GPU over the hosts; if they are alike, run "
-        "`ddpdiag check --stage gpu,collective --depth standard` and take out hosts whose GPUs show memory errors.",
+        "`ddpdiag check --stage gpu,collective --depth standard`, and take out hosts for whose GPUs "
+        "`nvidia-smi -q -d ECC` shows memory errors.",
     )
 
 
@@ -198,7 +199,7 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
         evidence={"first_bad_step": first},
         remedy="Take these hosts out of the allocation and test their GPUs' memory and arithmetic."
         if ranks
-        else "Run `ddpdiag check --stage gpu,collective` to test arithmetic and all-reduce by themselves.",
+        else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives right sums.",
     )
 
 
@@ -290,6 +291,8 @@ CHECK = Check(
     data=Data,
     kind=Kind.TORCH,
     needs=("COL001",),
+    ground=without_gpu,
+    settings={"loss_share": LOSS_SHARE, "accuracy": ACCURACY[Depth.QUICK]},
     fresh=True,
     deadline=60,
 )

@@ -5,6 +5,7 @@ The supervisor calls this. Nothing here says that a GPU works: it counts what is
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from ddpdiag.probes.procfs import ProcGpu, nvidia_gpus
@@ -45,6 +46,19 @@ def _named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
     return tuple(named)
 
 
+def named_gpus(value: str | None) -> int:
+    """How many GPUs a CUDA_VISIBLE_DEVICES means, whether CUDA finds them or not; an entry that is no name ends it.
+
+    More than `visible_gpus` where an index or a UUID is wrong, or named twice.
+    """
+    if value is None:
+        return 0
+    if value.startswith("MIG-"):
+        return 1
+    read = _by_uuid if value.startswith("GPU-") else _by_index
+    return sum(1 for _ in takewhile(lambda entry: read(entry.strip(), None) is not None, value.split(",")))
+
+
 def _by_index(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
     # Like strtoul: "1gpu" is 1, "NoDevFiles" (what Slurm sets for no GPU) is nothing.
     found = _ORDINAL.match(entry)
@@ -76,8 +90,7 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     CUDA images carry it, on hosts without a GPU as well.
     """
     container = _container_count(env.get("NVIDIA_VISIBLE_DEVICES", ""))
-    named = len(_named(env.get("CUDA_VISIBLE_DEVICES", ""), None))
-    return max(_slurm_count(env), container, named) or None
+    return max(_slurm_count(env), container, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
 
 
 def _slurm_count(env: Mapping[str, str]) -> int:

@@ -1,12 +1,17 @@
 """What the kernel grants this process: resource limits, processors, shared memory."""
 
+import contextlib
+import errno
 import os
 import resource
+import tempfile
 from pathlib import Path
 
 from msgspec import Struct
 
 SHM = Path("/dev/shm")
+# What open(2) gives for O_TMPFILE where the file system, or a kernel before 3.11, does not know it.
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR)
 
 
 class Limit(Struct, frozen=True):
@@ -33,14 +38,17 @@ class SharedMemory(Struct, frozen=True):
     error: str | None
 
 
-def limits() -> Limits:
-    """Resource limits as the launcher left them, which may differ from those of a login shell."""
-    return Limits(
-        nofile=_limit(resource.RLIMIT_NOFILE),
-        memlock=_limit(resource.RLIMIT_MEMLOCK),
-        nproc=_limit(resource.RLIMIT_NPROC),
-        stack=_limit(resource.RLIMIT_STACK),
-    )
+def limits() -> Limits | None:
+    """Resource limits as the launcher left them, which may differ from those of a login shell; None if refused."""
+    try:
+        return Limits(
+            nofile=_limit(resource.RLIMIT_NOFILE),
+            memlock=_limit(resource.RLIMIT_MEMLOCK),
+            nproc=_limit(resource.RLIMIT_NPROC),
+            stack=_limit(resource.RLIMIT_STACK),
+        )
+    except OSError:  # a seccomp filter
+        return None
 
 
 def _limit(which: int) -> Limit:
@@ -50,12 +58,21 @@ def _limit(which: int) -> Limit:
 
 def cores() -> int | None:
     """Processors of the host that are switched on, or None if the system does not say."""
-    return os.cpu_count()
+    import psutil
+
+    try:
+        count: int | None = psutil.cpu_count()
+    except OSError:
+        return None
+    return count
 
 
 def affinity() -> tuple[int, ...]:
-    """Numbers of the processors on which this process may run, in rising order."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+    """Numbers of the processors on which this process may run, in rising order; empty if the system does not say."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except OSError:
+        return ()
 
 
 def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMemory | None:
@@ -69,10 +86,9 @@ def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMe
 
 
 def _allocation_error(directory: Path, probe_bytes: int) -> str | None:
-    # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS. O_TMPFILE leaves no name behind, even
-    # when this process is killed.
+    # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS.
     try:
-        file = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+        file = _unnamed_file(directory)
         try:
             os.posix_fallocate(file, 0, probe_bytes)
         finally:
@@ -82,9 +98,28 @@ def _allocation_error(directory: Path, probe_bytes: int) -> str | None:
     return None
 
 
+def _unnamed_file(directory: Path) -> int:
+    """A descriptor of a file without a name. O_TMPFILE leaves none behind even when this process is killed."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+    file, path = tempfile.mkstemp(prefix=".ddpdiag-", dir=directory)
+    os.unlink(path)
+    return file
+
+
 def user_processes(proc_root: Path) -> int | None:
     """Processes of this user that /proc shows, or None if it is not readable; RLIMIT_NPROC counts threads as well."""
     try:
-        return sum(entry.stat().st_uid == os.getuid() for entry in proc_root.iterdir() if entry.name.isdecimal())
+        entries = [entry for entry in proc_root.iterdir() if entry.name.isdecimal()]
     except OSError:
         return None
+    return sum(_is_own(entry) for entry in entries)
+
+
+def _is_own(entry: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has ended since the list was read
+        return entry.stat().st_uid == os.getuid()
+    return False

@@ -1,5 +1,6 @@
 """What /proc shows: this boot, other processes, memory, and the NVIDIA driver."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,9 +63,16 @@ def _proc_gpu(entry: Path) -> ProcGpu:
 
 def memory(root: Path) -> Memory | None:
     """Memory of the host, or None if /proc/meminfo does not say."""
-    facts = read_pairs(root / "meminfo", ":")
+    import psutil
+
+    usual, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(root)
     try:
-        total, available = (int(facts[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    except (KeyError, ValueError, IndexError):
+        with warnings.catch_warnings():
+            # It warns of fields that are missing and that nobody asked for.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            seen = psutil.virtual_memory()
+    except (OSError, KeyError, ValueError, IndexError):
         return None
-    return Memory(total, available)
+    finally:
+        psutil.PROCFS_PATH = usual
+    return Memory(seen.total, seen.available)

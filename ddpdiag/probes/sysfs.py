@@ -54,9 +54,15 @@ def _driver_of(device: Path) -> str | None:
         return None
 
 
-def rdma_devices(root: Path) -> tuple[str, ...]:
-    """Names of InfiniBand and RoCE devices; empty if there is none."""
+def rdma_devices(root: Path) -> tuple[str, ...] | None:
+    """Names of InfiniBand and RoCE devices, or None if /sys/class cannot be looked at.
+
+    Without an RDMA driver there is no /sys/class/infiniband: that is no device, not an unknown number.
+    """
+    classes = root / "class"
     try:
-        return tuple(sorted(entry.name for entry in (root / "class" / "infiniband").iterdir()))
+        if not any(entry.name == "infiniband" for entry in classes.iterdir()):
+            return ()
+        return tuple(sorted(entry.name for entry in (classes / "infiniband").iterdir()))
     except OSError:
-        return ()
+        return None

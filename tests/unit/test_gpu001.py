@@ -24,7 +24,7 @@ def functions(count, driver: str | None = "nvidia"):
 
 def healthy(count, host=0, **changes):
     nvml = Enumeration(gpus=tuple(gpu(index, host) for index in range(count)), driver="580.1")
-    return Data(**({"nvml": nvml, "functions": functions(count)} | changes))
+    return Data(**({"nvml": nvml, "functions": functions(count), "visible": count} | changes))
 
 
 def without(trouble=Trouble.NO_LIBRARY, **changes):
@@ -83,6 +83,76 @@ def test_a_share_of_the_hosts_gpus_is_enough_when_it_was_promised():
     assert found(healthy(2, functions=functions(8), promised=2), healthy(8, host=1)) == []
 
 
+def test_a_wrong_index_that_hides_all_gpus_is_an_error_that_names_the_variable():
+    (finding,) = found(healthy(8, visible=0, promised=1, cuda_visible_devices="8"))
+    assert (finding.code, finding.severity) == ("GPU001.hidden", Severity.ERROR)
+    assert "n0: 8 GPUs are there, but CUDA_VISIBLE_DEVICES='8' names 1 and shows 0 of them to rank 0" in finding.message
+    assert "0,1,2,3,4,5,6,7" in finding.remedy
+
+
+def test_a_wrong_index_at_the_end_hides_what_follows():
+    (finding,) = found(healthy(4, visible=2, promised=3, cuda_visible_devices="0,1,9"))
+    assert finding.severity is Severity.ERROR
+    assert "names 3 and shows 2" in finding.message
+
+
+def test_only_the_rank_with_the_wrong_variable_is_named():
+    rows = [healthy(2, visible=1, promised=1, cuda_visible_devices=value) for value in ("0", "1")]
+    wrong = healthy(2, visible=0, promised=1, cuda_visible_devices="2")
+    assert found(*rows, ranks_per_node=2) == []
+    (finding,) = found(rows[0], wrong, ranks_per_node=2)
+    assert finding.ranks == (1,)
+
+
+def test_gpus_that_an_empty_variable_hides_are_a_warning_that_says_they_were_not_tested():
+    (finding,) = found(healthy(8, visible=0, cuda_visible_devices=""))
+    assert (finding.code, finding.severity) == ("GPU001.hidden", Severity.WARNING)
+    assert "no GPU was tested" in finding.message
+    assert "Unset CUDA_VISIBLE_DEVICES" in finding.remedy
+
+
+def test_hidden_gpus_are_an_error_where_they_are_expected_and_silent_where_cpus_are():
+    row = healthy(8, visible=0, cuda_visible_devices="")
+    (finding,) = found(row, options=Options(expect_gpus=8))
+    assert finding.severity is Severity.ERROR
+    assert "--expect-gpus says 8" in finding.message
+    assert found(row, options=Options(expect_gpus=0)) == []
+
+
+def test_hidden_gpus_are_an_error_where_they_were_promised_or_others_have_some():
+    (promised,) = found(healthy(8, visible=0, promised=8, cuda_visible_devices=""))
+    (odd,) = found(healthy(8), healthy(8, host=1, visible=0, cuda_visible_devices=""))
+    assert (promised.severity, odd.severity, odd.nodes) == (Severity.ERROR, Severity.ERROR, ("n1",))
+
+
+def test_gloo_that_was_asked_for_needs_no_gpu():
+    row = healthy(8, visible=0, promised=8, cuda_visible_devices="")
+    assert [f.severity for f in found(row, options=Options(backend="gloo"))] == [Severity.WARNING]
+
+
+def test_fewer_visible_gpus_than_the_launcher_gave_are_a_warning():
+    (finding,) = found(healthy(4, visible=1, promised=4, cuda_visible_devices="0"))
+    assert finding.severity is Severity.WARNING
+    assert "launcher or container name 4" in finding.message
+
+
+def test_gpus_of_ranks_that_did_not_answer_are_not_missed():
+    rows = {0: healthy(4, visible=1, promised=4, cuda_visible_devices="0")}
+    assert list(CHECK.judge(seen_of(CHECK, rows, size=4, ranks_per_node=4))) == []
+
+
+def test_without_a_list_of_the_driver_the_remedy_is_to_name_the_gpus():
+    (finding,) = found(healthy(1, visible=0))
+    assert finding.severity is Severity.WARNING
+    assert "Set CUDA_VISIBLE_DEVICES=0 on n0" in finding.remedy
+
+
+def test_gpus_that_only_the_driver_lists_are_missed():
+    (finding,) = found(without(proc_gpus=2, visible=2))
+    assert finding.code == "GPU001.fewer"
+    assert "the driver lists 2" in finding.message
+
+
 def test_gpus_bound_to_ranks_are_counted_together():
     rows = [
         Data(nvml=Enumeration(gpus=(gpu(index),)), functions=functions(4), visible=1, promised=4) for index in range(4)
@@ -92,7 +162,7 @@ def test_gpus_bound_to_ranks_are_counted_together():
 
 def test_mig_slices_are_not_counted_against_nvml():
     nvml = Enumeration(gpus=(gpu(0, mig=True),))
-    assert found(Data(nvml=nvml, functions=functions(1), promised=7)) == []
+    assert found(Data(nvml=nvml, functions=functions(1), visible=1, promised=7)) == []
 
 
 def test_an_unreadable_bus_is_unknown_and_not_healthy():
@@ -112,29 +182,36 @@ def test_a_driver_that_differs_from_its_library_is_one_error():
     assert finding.severity is Severity.ERROR
 
 
-def test_nvml_that_fails_in_another_way_is_said():
+def test_nvml_that_fails_in_another_way_leaves_the_number_unknown():
     (finding,) = found(without(Trouble.OTHER))
-    assert finding.code == "GPU001.nvml"
+    assert finding.code == "GPU001.unreadable"
     assert "UNKNOWN" in finding.message
+
+
+def test_nvml_that_fails_where_the_number_is_known_leaves_nothing_unknown():
+    (cpus,) = found(without(Trouble.OTHER), options=Options(expect_gpus=0))
+    (second,) = found(healthy(2), without(Trouble.OTHER, functions=functions(2), visible=2), ranks_per_node=2)
+    assert cpus.code == second.code == "GPU001.nvml"
+    assert "UNKNOWN" not in cpus.message + second.message
 
 
 def test_a_lost_gpu_is_named_once():
     nvml = Enumeration(gpus=(gpu(0), Gpu(index=1, error="GPU is lost")))
-    (finding,) = found(Data(nvml=nvml, functions=functions(2)))
+    (finding,) = found(Data(nvml=nvml, functions=functions(2), visible=2))
     assert finding.code == "GPU001.lost"
     assert "GPU 1 on n0 (PCI 0000:1b:00.0)" in finding.message
 
 
 def test_different_models_on_one_host_are_a_warning():
     nvml = Enumeration(gpus=(gpu(0), gpu(1), gpu(2, name="NVIDIA T400")))
-    (finding,) = found(Data(nvml=nvml, functions=functions(3)))
+    (finding,) = found(Data(nvml=nvml, functions=functions(3), visible=3))
     assert finding.code == "GPU001.mixed"
     assert finding.gpus == ("GPU-0-2",)
 
 
 def test_a_host_with_other_gpus_is_the_odd_one_out():
     other = Enumeration(gpus=(gpu(0, host=2, name="NVIDIA A100"),))
-    (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1)))
+    (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1), visible=1))
     assert finding.code == "GPU001.unlike-hosts"
     assert finding.nodes == ("n2",)
 
@@ -142,6 +219,6 @@ def test_a_host_with_other_gpus_is_the_odd_one_out():
 @pytest.mark.parametrize(("used", "findings"), [(None, 0), (15 << 20, 0), (16 << 20, 1)])
 def test_memory_in_use_before_the_job_is_a_warning(used, findings):
     nvml = Enumeration(gpus=(gpu(0, used_bytes=used, pids=(4711,)),))
-    rows = found(Data(nvml=nvml, functions=functions(1)))
+    rows = found(Data(nvml=nvml, functions=functions(1), visible=1))
     assert len(rows) == findings
     assert all("pid 4711" in row.message and row.gpus == ("GPU-0-0",) for row in rows)

@@ -52,3 +52,19 @@ def test_a_quota_counts_where_it_is_tighter_than_the_binding():
 def test_a_rank_that_did_not_answer_is_left_out():
     seen = seen_of(CHECK, {1: rank(0)}, statuses={0: Status.HUNG})
     assert list(CHECK.judge(seen)) == []
+
+
+def test_ranks_on_one_core_of_a_host_with_an_unknown_number_are_unknown():
+    (finding,) = found(rank(0, cores=None), rank(0, cores=None))
+    assert (finding.code, finding.severity) == ("HST001.unreadable", Severity.WARNING)
+    assert "UNKNOWN" in finding.message
+
+
+def test_an_unknown_number_of_cores_does_not_matter_where_ranks_have_their_own():
+    assert found(rank(0, cores=None, omp_threads=1), rank(1, cores=None, omp_threads=1)) == []
+
+
+def test_an_unknown_binding_is_unknown_and_names_the_rank():
+    (finding,) = found(rank(0, 1), rank())
+    assert finding.code == "HST001.unreadable"
+    assert finding.ranks == (1,)

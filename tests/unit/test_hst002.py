@@ -37,8 +37,22 @@ def test_a_rank_with_a_gpu_needs_more():
     assert len(found(Data(available_bytes=3 * GIB), gpus=1)) == 1
 
 
-def test_what_is_not_known_is_not_judged():
-    assert found(Data()) == []
+def test_memory_that_cannot_be_read_is_unknown_and_not_plenty():
+    (finding,) = found(Data())
+    assert (finding.code, finding.severity) == ("HST002.unreadable", Severity.WARNING)
+    assert "UNKNOWN" in finding.message
+
+
+def test_a_limit_is_enough_to_judge_by():
+    assert found(Data(limit_bytes=8 * GIB, left_bytes=4 * GIB)) == []
+
+
+def test_one_rank_of_a_host_speaks_for_all_of_its_ranks():
+    run = seen_of(CHECK, {0: Data(available_bytes=3 * GIB)}, size=4, ranks_per_node=4)
+    assert run.trials[0].groups == ((0,),)
+    (finding,) = CHECK.judge(run)
+    assert finding.ranks == (0, 1, 2, 3)
+    assert "768 MiB each" in finding.message
 
 
 def test_earlier_kills_are_a_warning():

@@ -53,3 +53,10 @@ def test_a_file_without_pages_is_an_error_only_with_gpus():
 def test_a_missing_one_is_a_finding():
     (finding,) = found(Data(None), gpus=1)
     assert finding.code == "HST003.missing"
+
+
+def test_one_rank_of_a_host_speaks_for_all_of_its_ranks():
+    run = seen_of(CHECK, {0: room(64 * MIB)}, size=4, ranks_per_node=2)
+    assert run.trials[0].groups == ((0,), (2,))
+    (finding,) = CHECK.judge(run)
+    assert finding.ranks == (0, 1)

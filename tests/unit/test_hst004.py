@@ -56,3 +56,23 @@ def test_a_user_who_is_nearly_at_the_limit_is_a_warning():
 
 def test_one_finding_per_host_and_not_per_rank():
     assert len(found(*[rank(nofile=64)] * 4, ranks_per_node=4)) == 1
+
+
+def test_limits_that_cannot_be_read_are_unknown():
+    (finding,) = found(Data(limits=None))
+    assert finding.code == "HST004.unreadable"
+    assert "UNKNOWN" in finding.message
+
+
+def test_processes_that_cannot_be_counted_matter_only_under_a_limit():
+    (finding,) = found(rank(nproc=1000))
+    assert finding.code == "HST004.unreadable"
+    assert "how many processes the user has" in finding.message
+    assert found(rank(nproc=None)) == []
+
+
+def test_unknown_rdma_devices_matter_between_hosts_with_little_locked_memory():
+    hidden = rank(memlock=8 << 20, rdma=None)
+    assert [f.code for f in found(hidden, hidden, ranks_per_node=1)] == ["HST004.unreadable"] * 2
+    assert found(hidden, hidden, ranks_per_node=2) == []
+    assert found(*[rank(rdma=None)] * 2, ranks_per_node=1) == []

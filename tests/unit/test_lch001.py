@@ -77,6 +77,16 @@ def test_virtual_local_ranks_with_a_gpu_each_are_silent():
     assert found(changed(2, zero, gpus=1)) == {}
 
 
+def test_virtual_local_ranks_in_a_container_that_hides_the_bus_are_silent():
+    assert found(changed(2, {rank: {"local_rank": 0} for rank in range(2)}, gpus=1)) == {}
+
+
+def test_one_local_rank_twice_is_an_error_where_a_rank_of_the_host_shows_more_than_its_gpu():
+    zero = {0: {"local_rank": 0, "gpus": 2, "pci_gpus": 2}, 1: {"local_rank": 0, "pci_gpus": 2}}
+    finding = found(changed(2, zero, gpus=1))["LCH001.local-rank"]
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, (0, 1))
+
+
 def test_gpus_without_a_rank_are_a_warning_with_numbers():
     finding = found(seen(2, gpus=8))["LCH001.idle-gpus"]
     assert finding.severity is Severity.WARNING

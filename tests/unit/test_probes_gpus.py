@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdiag.probes.gpus import promised_gpus, visible_gpus
+from ddpdiag.probes.gpus import named_gpus, promised_gpus, visible_gpus
 
 
 @pytest.fixture
@@ -47,6 +47,25 @@ def test_without_the_variable_the_drivers_list_counts(four, tmp_path):
 def test_names_are_believed_where_no_driver_shows_itself(tmp_path):
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == 2
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}, tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (None, 0),
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),
+        ("8", 1),
+        ("0,1,9", 3),
+        ("0,0", 2),
+        ("0,-1,1", 1),
+        ("GPU-zz,GPU-zz", 2),
+        ("MIG-11,MIG-22", 1),
+    ],
+)
+def test_what_is_named_counts_whether_it_is_there_or_not(value, count):
+    assert named_gpus(value) == count
 
 
 @pytest.mark.parametrize(

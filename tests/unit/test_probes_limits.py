@@ -1,12 +1,16 @@
 """Limits of this very process."""
 
+import errno
 import os
+
+import pytest
 
 from ddpdiag.probes.limits import affinity, cores, limits, shared_memory, user_processes
 
 
 def test_limits_are_numbers_or_unlimited():
     seen = limits()
+    assert seen is not None
     assert seen.nofile.soft is None or seen.nofile.soft > 0
     assert seen.stack.hard is None or seen.stack.hard >= (seen.stack.soft or 0)
 
@@ -21,6 +25,24 @@ def test_the_probe_leaves_no_file_behind(tmp_path):
     assert seen is not None
     assert seen.error is None
     assert seen.size_bytes >= seen.free_bytes > 0
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR])
+def test_a_file_system_without_unnamed_files_gets_a_named_one_that_goes_at_once(tmp_path, monkeypatch, code):
+    usual, refused = os.open, []
+
+    def old(path, flags, mode=0o777, *, dir_fd=None):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            refused.append(path)
+            raise OSError(code, os.strerror(code))
+        return usual(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", old)
+    seen = shared_memory(tmp_path, probe_bytes=4096)
+    assert refused == [tmp_path]
+    assert seen is not None
+    assert seen.error is None
     assert os.listdir(tmp_path) == []
 
 
@@ -39,3 +61,9 @@ def test_only_processes_of_this_user_count(tmp_path):
     (tmp_path / "self").mkdir()
     assert user_processes(tmp_path) == 1
     assert user_processes(tmp_path / "nowhere") is None
+
+
+def test_a_process_that_ends_while_they_are_counted_is_left_out(tmp_path):
+    (tmp_path / "17").mkdir()
+    (tmp_path / "18").symlink_to(tmp_path / "gone")
+    assert user_processes(tmp_path) == 1

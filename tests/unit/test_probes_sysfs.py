@@ -50,9 +50,14 @@ def test_a_device_that_hides_its_identity_is_unknown(tmp_path):
 
 
 def test_rdma_devices_are_named(tmp_path):
+    (tmp_path / "class").mkdir()
     assert rdma_devices(tmp_path) == ()
     os.makedirs(tmp_path / "class" / "infiniband" / "mlx5_0")
     assert rdma_devices(tmp_path) == ("mlx5_0",)
+
+
+def test_rdma_devices_are_unknown_where_sysfs_cannot_be_read(tmp_path):
+    assert rdma_devices(tmp_path) is None
 
 
 def test_the_root_can_be_replaced():

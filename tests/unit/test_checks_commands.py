@@ -1,0 +1,41 @@
+"""Commands that manual pages and remedies of the checks tell the reader to type."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import ddpdiag.checks
+from ddpdiag.check import Stage
+from ddpdiag.cli.app import app
+
+SOURCES = {path.stem: path.read_text() for path in Path(ddpdiag.checks.__file__).parent.glob("*.py")}
+COMMANDS = sorted(
+    {
+        command
+        for text in SOURCES.values()
+        for command in re.findall(r"`ddpdiag (check [^`]*)`", text.replace("\n", " "))
+    }
+)
+OPTIONS = {
+    option
+    for parameter in typer.main.get_command(app).commands["check"].params
+    for option in getattr(parameter, "opts", ())
+}
+
+
+def test_some_commands_are_found():
+    assert "check --stage collective" in COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_options_and_stages_that_exist(command):
+    assert set(re.findall(r"--[a-z-]+", command)) <= OPTIONS
+    stages = {stage for named in re.findall(r"--stage ([a-z0-9,]+)", command) for stage in named.split(",")}
+    assert stages <= {stage.value for stage in Stage}
+
+
+def test_thresholds_that_are_named_are_read():
+    for code, name in {pair for text in SOURCES.values() for pair in re.findall(r"--set ([A-Z]{3}\d{3})\.(\w+)", text)}:
+        assert f'number("{name}"' in SOURCES[code.lower()]
