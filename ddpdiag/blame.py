@@ -48,7 +48,15 @@ def is_echo(outcome: Outcome) -> bool:
     """Did this rank fail only because another one did?"""
     if outcome.told:
         return True
-    return outcome.status is Status.RAISED and any(text in outcome.error for text in ECHOES)
+    if outcome.status is Status.RAISED:
+        return _echoes(outcome.error)
+    # NCCL's watchdog aborts the process of a rank whose peer has gone; any other signal is an end of its own.
+    aborted = "SIGABRT" in outcome.error and _echoes(outcome.detail)
+    return outcome.status is Status.DIED and (aborted or _echoes(outcome.error))
+
+
+def _echoes(text: str) -> bool:
+    return any(echo in text for echo in ECHOES)
 
 
 def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
@@ -73,8 +81,12 @@ def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
             return Blame(status=status, ranks=guilty, why=why)
     hung = [o for o in failed if o.status is Status.HUNG]
     if not hung:
-        return Blame(status=Status.RAISED, ranks=(), why="every rank reports that somebody else failed")
-    return _among_hung(hung, len(outcomes))
+        return Blame(status=failed[0].status, ranks=(), why="every rank reports that somebody else failed")
+    blame = _among_hung(hung, len(outcomes))
+    died = _ranks(o for o in failed if o.status is Status.DIED)
+    if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
+        return Blame(status=Status.DIED, ranks=died, why="only its process ended, and the others were told to stop")
+    return blame
 
 
 def _among_hung(hung: Sequence[Outcome], members: int) -> Blame:

@@ -11,15 +11,18 @@ Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU set
 interface in use.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.check import Check, Context, Scope, Seen, Stage, World, new_trial
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, World, new_trial, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import Samples, odd_ones_out, samples
 
 SMALL_BYTES = 4
+# The share of a trial's time left that one size may take.
+_SHARE = 0.5
 LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
 
 
@@ -37,13 +40,19 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Check and time both sizes."""
-    from ddpdiag.workloads.collectives import time_all_reduce
+    from ddpdiag.workloads.collectives import Calls, connect, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
+    end = time.monotonic() + ctx.trial.deadline_seconds
+
+    def afford(warmup: int, timed: int) -> Callable[[float], Calls]:
+        return lambda seconds: Calls(*affordable(warmup, timed, seconds, end - time.monotonic()))
+
     with process_group(ctx, backend) as device:
-        small = time_all_reduce(ctx, SMALL_BYTES, device, warmup=5, iterations=30)
-        large = time_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device, warmup=2, iterations=8)
+        connect(ctx, device)
+        small = time_all_reduce(ctx, SMALL_BYTES, device, afford(5, 30))
+        large = time_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device, afford(2, 8))
     return Data(
         backend,
         len(ctx.group),
@@ -55,6 +64,18 @@ def measure(ctx: Context) -> Data:
     )
 
 
+def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float) -> tuple[int, int]:
+    """Fewer calls when time is short, so that a slow network is slow and not hung: half of what is left is spent.
+
+    One call is always timed: a slow answer is worth more than none.
+    """
+    calls = int(max(0.0, left_seconds) * _SHARE / max(call_seconds, 1e-9))
+    if calls >= warmup + timed:
+        return warmup, timed
+    timed = max(1, min(timed, calls - 1))
+    return max(0, min(warmup, calls - timed)), timed
+
+
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """gloo first, since it needs least; then the job's own backend."""
     backends = tuple(dict.fromkeys(("gloo", seen.world.backend)))
@@ -63,8 +84,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def ground(world: World) -> str | None:
-    """One rank sends nothing."""
-    return "one rank alone communicates with nobody" if world.size == 1 else None
+    """One rank sends nothing, and nccl none without GPUs."""
+    return "one rank alone communicates with nobody" if world.size == 1 else without_gpu(world)
 
 
 def busbw(bytes_: int, seconds: float, ranks: int) -> float:

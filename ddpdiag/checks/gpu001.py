@@ -256,4 +256,5 @@ CHECK = Check(
     data=Data,
     # Without persistence mode the driver starts every GPU for the first NVML client, about a second each.
     deadline=20.0,
+    settings={"used_mib": 15},
 )

@@ -146,4 +146,5 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    settings={"threads_per_core": 2},
 )

@@ -115,4 +115,5 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    settings={"cpu_mib": ENOUGH_MIB, "gpu_mib": ENOUGH_GPU_MIB, "least_mib": LEAST_MIB},
 )

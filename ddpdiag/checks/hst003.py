@@ -106,4 +106,5 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    settings={"least_mib_per_rank": LEAST_MIB_PER_RANK, "enough_mib": ENOUGH_MIB},
 )

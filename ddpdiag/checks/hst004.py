@@ -159,4 +159,10 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    settings={
+        "files": FILES,
+        "files_per_peer": FILES_PER_PEER,
+        "locked_gib": LOCKED_GIB,
+        "tasks_per_rank": TASKS_PER_RANK,
+    },
 )

@@ -122,4 +122,5 @@ CHECK = Check(
     data=Data,
     kind=Kind.TORCH,
     deadline=10.0,
+    settings={"slow_import_seconds": 10},
 )

@@ -1,8 +1,14 @@
 """The coordinator's name on every host.
 
-Every rank looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to offer to its
-peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback address:
-everything works on one host, and hangs on two.
+One rank of each host looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to
+offer to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback
+address: everything works on one host, and hangs on two. The measurements `coordinator.<host>` show what each host got.
+
+Findings and their causes:
+- unknown: the resolver says that there is no such name. slow: it answers late, or not within 12 s (glibc asks a silent
+  name server twice, 5 s each).
+- loopback, own: /etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet.
+- differs: hosts got different addresses, by a split DNS or an old line in /etc/hosts.
 
 Fix: correct /etc/hosts or the DNS entry; or give the address itself (`--master-addr 10.0.0.1`), and name the interface
 for gloo (`GLOO_SOCKET_IFNAME=eth0`).
@@ -11,25 +17,31 @@ for gloo (`GLOO_SOCKET_IFNAME=eth0`).
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage
-from ddpdiag.model import Finding, Severity
+from ddpdiag.checks import rdz001
+from ddpdiag.checks.hosts import answers_by_host
+from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.sockets import is_loopback, resolve
 
-_LOOK_UP_SECONDS = 5.0
+# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer is heard.
+_LOOK_UP_SECONDS = 12.0
+# More hosts than a report's measurements should list.
+_MAX_HOSTS = 64
 
 
 class Data(Struct, frozen=True):
-    """What this host's resolver says; an empty tuple means that the name is unknown here."""
+    """What this host's resolver says: an empty tuple means that the name is unknown here, None that nothing came."""
 
     name: str
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...] | None
     seconds: float
     own_name: str
-    own_addresses: tuple[str, ...]
+    own_addresses: tuple[str, ...] | None
     interface: str | None
 
 
@@ -48,46 +60,61 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Unknown names, loopback addresses in a world of several hosts, slow look-ups; one finding a host."""
+    """Unknown names, loopback addresses in a world of several hosts, slow look-ups, hosts that differ."""
     several = len(seen.world.hosts) > 1
-    for (node, _), ranks in seen.world.hosts.items():
-        data = next((seen.by_rank[rank] for rank in ranks if rank in seen.by_rank), None)
-        if data is not None:
-            yield from _judge_host(seen, node, data, 0 in ranks, several)
+    answers: dict[str, Data] = {}
+    for host, own in answers_by_host(seen):
+        answers[host.name] = data = next(iter(own.values()))
+        yield from _slow(seen, host.name, data)
+        if data.addresses is not None and not data.addresses:
+            yield _unknown(seen, host.name, data)
+        elif several and data.addresses and all(map(is_loopback, data.addresses)):
+            yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
+        if several and not data.interface and all(map(is_loopback, data.own_addresses or ())):
+            yield _offers_loopback(seen, host.name, data)
+    yield from _differs(seen, answers)
 
 
-def _judge_host(seen: Seen[Data], node: str, data: Data, coordinator: bool, several: bool) -> Iterator[Finding]:
-    if not data.addresses:
-        yield seen.finding(
-            "unknown",
-            Severity.ERROR,
-            f"{data.name} is unknown on {node}",
-            f"{node} cannot resolve {data.name!r}, the coordinator's name (looked for {data.seconds:.1f} s).",
-            nodes=[node],
-            remedy=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
-        )
-    elif several and all(map(is_loopback, data.addresses)):
-        where = "its own host" if coordinator else "another host"
-        yield seen.finding(
-            "loopback",
-            Severity.ERROR,
-            f"{data.name} is a loopback address on {node}",
-            f"On {node}, {where}, {data.name} resolves to {data.addresses[0]}: others cannot be reached through it.",
-            nodes=[node],
-            evidence={"addresses": list(data.addresses)},
-            remedy=f"Correct {data.name} in /etc/hosts of {node}, or give an address that all hosts reach.",
-        )
-    if data.seconds > (limit := seen.number("slow_seconds", 1.0)):
-        yield seen.finding(
-            "slow",
-            Severity.WARNING,
-            f"slow look-up on {node}",
-            f"Looking up {data.name} took {data.seconds:.1f} s on {node}; {limit:g} s at most are expected.",
-            nodes=[node],
-            remedy=f"Check the name servers in /etc/resolv.conf of {node}.",
-        )
-    if several and not data.interface and (not data.own_addresses or all(map(is_loopback, data.own_addresses))):
-        yield _offers_loopback(seen, node, data)
+def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
+    limit = seen.number("slow_seconds")
+    if data.addresses is not None and data.seconds <= limit:
+        return
+    took = f"took {data.seconds:.1f} s" if data.addresses is not None else f"gave no answer in {data.seconds:.1f} s"
+    yield seen.finding(
+        "slow",
+        Severity.ERROR if data.addresses is None else Severity.WARNING,
+        f"{'no answer to a' if data.addresses is None else 'slow'} look-up on {node}",
+        f"Looking up {data.name} {took} on {node}; {limit:g} s at most are expected.",
+        nodes=[node],
+        remedy=f"Check the name servers in /etc/resolv.conf of {node}.",
+    )
+
+
+def _unknown(seen: Seen[Data], node: str, data: Data) -> Finding:
+    return seen.finding(
+        "unknown",
+        Severity.ERROR,
+        f"{data.name} is unknown on {node}",
+        f"{node} cannot resolve {data.name!r}, the coordinator's name (looked for {data.seconds:.1f} s).",
+        nodes=[node],
+        remedy=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
+    )
+
+
+def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
+    met = seen.of(rdz001.CHECK)
+    harmless = coordinator and any(t.params.get("method") == "tcp" and met.went_well(t) for t in met.trials)
+    where = "its own host" if coordinator else "another host"
+    so = "the ranks met all the same" if harmless else "others cannot be reached through it"
+    return seen.finding(
+        "loopback",
+        Severity.WARNING if harmless else Severity.ERROR,
+        f"{name} is a loopback address on {node}",
+        f"On {node}, {where}, {name} resolves to {addresses[0]}: {so}.",
+        nodes=[node],
+        evidence={"addresses": list(addresses)},
+        remedy=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
+    )
 
 
 def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
@@ -98,19 +125,55 @@ def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
         f"gloo on {node} offers a loopback address",
         f"{node} resolves its own name {data.own_name} to {says}; gloo offers that to its peers, who cannot reach it.",
         nodes=[node],
-        evidence={"own_addresses": list(data.own_addresses)},
+        evidence={"own_addresses": list(data.own_addresses or ())},
         remedy=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
     )
+
+
+def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
+    """Hosts that share no address with those that agree on the commonest one; loopback has its own finding."""
+    found = {node: {a for a in data.addresses or () if not is_loopback(a)} for node, data in answers.items()}
+    found = {node: addresses for node, addresses in found.items() if addresses}
+    counts = Counter(address for addresses in found.values() for address in addresses)
+    if not counts:
+        return
+    address, holders = counts.most_common(1)[0]
+    usual = set().union(*(addresses for addresses in found.values() if address in addresses))
+    odd = [node for node, addresses in found.items() if addresses.isdisjoint(usual)]
+    if not odd:
+        return
+    name = next(iter(answers.values())).name
+    yield seen.finding(
+        "differs",
+        Severity.WARNING,
+        f"{name} is not the same address on every host",
+        f"{name} is {address} on {holders} of {len(found)} hosts, and {', '.join(sorted(found[odd[0]]))} on {odd[0]}"
+        + (f" ({len(odd)} hosts differ)." if len(odd) > 1 else "."),
+        nodes=odd if 2 * holders > len(found) else (),
+        evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
+        remedy=f"Correct {name} in the DNS or in /etc/hosts of these hosts, or give the address itself.",
+    )
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What each of the first hosts got for the coordinator's name; None if nothing came."""
+    hosts = [(host.name, next(iter(own.values()))) for host, own in answers_by_host(seen)]
+    return {
+        f"coordinator.{name}": None if data.addresses is None else ", ".join(data.addresses) or "unknown"
+        for name, data in hosts[:_MAX_HOSTS]
+    }
 
 
 CHECK = Check(
     "RDZ002",
     "coordinator-name",
     Stage.RENDEZVOUS,
-    Scope.RANK,
+    Scope.NODE,
     manual=__doc__ or "",
     judge=judge,
     data=Data,
     measure=measure,
-    deadline=15,
+    figures=figures,
+    deadline=30,
+    settings={"slow_seconds": 1.0},
 )

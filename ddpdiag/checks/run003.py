@@ -3,7 +3,7 @@
 A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
 heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
 that most ranks had reached: the others only wait for them. "Connection closed by peer" is an echo of somebody else's
-end and blames nobody.
+end and blames nobody. A trial that failed over gloo is a warning where the job takes another backend, which works.
 
 The finding shows the last step, the state of the process (T is stopped, D is stuck in the kernel or a driver, R is
 running) and where in the code it stood.
@@ -12,6 +12,8 @@ Fix: start with the rank that is named; its own error and stack say more than th
 """
 
 from collections.abc import Iterator, Sequence
+
+from msgspec import structs
 
 from ddpdiag.blame import Blame, blamed, front, is_echo
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
@@ -37,17 +39,26 @@ _STATES = {
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the trials in which they did."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST}
-    told: dict[tuple[Status, tuple[int, ...]], list[str]] = {}
+    known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
+    told: set[tuple[Status, tuple[int, ...], bool]] = set()
     for trial in seen.recording.trials:
         for group in trial.groups:
-            outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number and o.rank in group]
+            outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
             blame = blamed(outcomes)
             if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
                 continue  # RUN002 names the lost
-            codes = told.setdefault((blame.status, blame.ranks), [])
-            codes.append(trial.code)
-            if len(codes) == 1:
-                yield _finding(seen, trial, blame, outcomes)
+            way = (blame.status, blame.ranks, seen.is_excused(trial))
+            if way not in told:
+                told.add(way)
+                yield _excused(seen, trial, _finding(seen, trial, blame, outcomes))
+
+
+def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
+    """A warning where the job goes another way, and that way works."""
+    if not seen.is_excused(trial):
+        return finding
+    own = f"The job's own backend is {seen.world.backend}, which works here, and that is what counts."
+    return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")
 
 
 def _failed(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -13,6 +13,8 @@ from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import EventKind, Finding, Severity, Verdict
 
+_NAMES = {str(int(known)): known.name for known in signal.Signals}
+
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """The budget, and who was told to leave."""
@@ -30,7 +32,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
     if leaving or signals:
         first = next(e for e in events if e.kind in (EventKind.LEAVING, EventKind.SIGNAL))
-        name = signal.Signals(int(first.detail)).name if first.detail.isdigit() else "a signal"
+        name = _NAMES.get(first.detail, "a signal")
         who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
         yield seen.finding(
             "told",

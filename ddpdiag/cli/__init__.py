@@ -6,6 +6,7 @@ import sys
 def main() -> None:
     """Entry of the console script; leaves with the exit code of the contract."""
     from ddpdiag.cli.app import app
-    from ddpdiag.cli.edge import guarded
+    from ddpdiag.cli.edge import guarded, open_standard_streams
 
+    open_standard_streams()
     sys.exit(guarded(app))

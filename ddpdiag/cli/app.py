@@ -49,7 +49,7 @@ def ddpdiag(
 @app.command(
     epilog=_examples(
         "ddpdiag check --nproc-per-node 4",
-        "ddpdiag check --stage rendezvous --stage collective",
+        "ddpdiag check --stage rendezvous,collective",
         "ddpdiag check --json report.json --record run.jsonl",
         "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
     )
@@ -101,20 +101,20 @@ def check(
         typer.Option(metavar="LOW-HIGH", help="Ports that the firewall lets through.", rich_help_panel=_LAUNCH),
     ] = None,
     stage: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this stage (repeatable).", rich_help_panel=_WHAT)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these stages (a,b).", rich_help_panel=_WHAT),
     ] = None,
     skip_stage: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Not this stage (repeatable).", rich_help_panel=_WHAT)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Not these stages (a,b).", rich_help_panel=_WHAT),
     ] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Only checks with this code or prefix (repeatable).", rich_help_panel=_WHAT),
+        typer.Option(metavar="CODE", help="Only checks with these codes or prefixes (a,b).", rich_help_panel=_WHAT),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CODE", help="Not the checks with this code or prefix (repeatable).", rich_help_panel=_WHAT
-        ),
+        typer.Option(metavar="CODE", help="Not the checks with these codes or prefixes (a,b).", rich_help_panel=_WHAT),
     ] = None,
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="auto, nccl, gloo or any that torch knows.", rich_help_panel=_WHAT)
@@ -128,7 +128,7 @@ def check(
     budget: Annotated[
         float | None,
         typer.Option(
-            min=1.0,
+            min=5.0,  # 3 s are kept for judgement and farewell; below this nothing could be measured
             metavar="SECONDS",
             help="The run ends within this time (default: 60 on one host, 120 on several).",
             rich_help_panel=_WHAT,
@@ -172,6 +172,7 @@ def check(
     Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
     """
     from ddpdiag.cli import check as command
+    from ddpdiag.cli.edge import guarded, leave
     from ddpdiag.runtime.launchers import Asked
 
     asked = Asked(
@@ -203,7 +204,7 @@ def check(
         port_range=port_range,
     )
     outputs = command.Outputs(json=json, record=record, details=details)
-    raise typer.Exit(command.run(asked, wishes, outputs))
+    leave(guarded(lambda: command.run(asked, wishes, outputs)))
 
 
 @app.command(epilog=_examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
@@ -229,25 +230,21 @@ def judge(
 def explain(code: Annotated[str, typer.Argument(help="A check's code, or a finding's.")]) -> None:
     """Print the manual page of a check."""
     from ddpdiag.checks import by_code
+    from ddpdiag.cli.outputs import show, terminal
     from ddpdiag.render.manual import explain as page
 
     check = by_code(code)
-    width, color = _terminal()
-    typer.echo(page(check.code, check.name, check.stage.value, check.manual, width=width, color=color), nl=False)
+    width, color = terminal(sys.stdout)
+    show(page(check.code, check.name, check.stage.value, check.manual, width=width, color=color), sys.stdout)
 
 
 @app.command()
 def checks() -> None:
     """List all checks."""
     from ddpdiag.checks import all_checks
+    from ddpdiag.cli.outputs import show, terminal
     from ddpdiag.render.manual import CheckRow, checks_table
 
     rows = [CheckRow(check.code, check.name, check.stage.value, check.title) for check in all_checks()]
-    width, color = _terminal()
-    typer.echo(checks_table(rows, width=width, color=color), nl=False)
-
-
-def _terminal() -> tuple[int, bool]:
-    from ddpdiag.cli.outputs import terminal
-
-    return terminal(sys.stdout)
+    width, color = terminal(sys.stdout)
+    show(checks_table(rows, width=width, color=color), sys.stdout)

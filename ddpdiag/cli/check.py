@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.outputs import Outputs, publish
-from ddpdiag.codec import assemble
+from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
@@ -20,7 +20,7 @@ from ddpdiag.model import Depth, Options, Place, Report
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.render.progress import listener
+from ddpdiag.render.progress import Listener, Silent, listener
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.launch import Run, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
@@ -52,10 +52,12 @@ class Wishes:
 
 def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
     """Take part in a run, or start one on this host; the exit code."""
+    _utf8("--run-id", asked.run_id)
+    _utf8("--backend", wishes.backend)
     launch = read_launch(
         os.environ,
         asked,
-        host=socket.gethostname(),
+        host=readable(socket.gethostname()),
         gpus=visible_gpus(os.environ, proc_root(os.environ)),
         cores=os.cpu_count() or 1,
         fresh=secrets.token_hex(6),
@@ -67,8 +69,6 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
     validate(options, all_checks())
     if launch.place.rank == 0:
         outputs.check()
-    if wishes.port_range is not None:
-        os.environ["DDPDIAG_PORT_RANGE"] = _port_range(wishes.port_range)
     if launch.note and launch.place.rank == 0:
         complain(launch.note)
     planned = _prepare(launch, options, wishes, outputs)
@@ -77,26 +77,39 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
     return run_rank(planned, launch.place)
 
 
-def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:
-    progress = listener(sys.stderr)
+class _Reporter:
+    """Rank 0's words: progress while it runs, the report at the end."""
 
-    def published(lines: Sequence[Line]) -> Report:
-        progress.close()
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+        self._progress: Listener = Silent()
+
+    def listen(self) -> Listener:
+        """Start the display; in rank 0's own process, since it has a thread, and threads do not survive a fork."""
+        self._progress = listener(sys.stderr)
+        return self._progress
+
+    def publish(self, lines: Sequence[Line]) -> Report:
+        """Judge, write, print."""
+        self._progress.close()
         report = judge(assemble(lines), all_checks())
         try:
-            publish(report, lines, outputs, sys.stdout, sys.stderr)
-        except (UsageError, BrokenPipeError) as error:
+            publish(report, lines, self._outputs, sys.stdout, sys.stderr)
+        except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
         return report
 
+
+def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:
+    reporter = _Reporter(outputs)
     return prepare(
         launch,
         options,
         all_checks(),
         board_wait=wishes.board_wait,
         board_port=wishes.board_port,
-        publish=published,
-        listener=lambda: progress,
+        publish=reporter.publish,
+        listener=reporter.listen,
     )
 
 
@@ -106,18 +119,24 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         raise UsageError(f"--depth {wishes.depth}: expected one of {', '.join(depths)}")
     return Options(
         depth=Depth(wishes.depth),
-        stages=wishes.stages,
-        skip_stages=wishes.skip_stages,
-        select=tuple(code.upper() for code in wishes.select),
-        ignore=tuple(code.upper() for code in wishes.ignore),
+        stages=split(wishes.stages),
+        skip_stages=split(wishes.skip_stages),
+        select=tuple(code.upper() for code in split(wishes.select)),
+        ignore=tuple(code.upper() for code in split(wishes.ignore)),
         backend=wishes.backend,
         expect_gpus=wishes.expect_gpus,
         budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch.place),
-        data_dir=_absolute(wishes.data_dir),
+        data_dir=_absolute("--data-dir", wishes.data_dir),
         shared_dir=_directory("--shared-dir", wishes.shared_dir),
         strict=wishes.strict,
+        port_range=_port_range(wishes.port_range),
         settings=_settings(wishes.settings),
     )
+
+
+def split(values: Sequence[str]) -> tuple[str, ...]:
+    """Options that may be repeated take several values at once, too: `--stage gpu,collective`."""
+    return tuple(part.strip() for value in values for part in value.split(","))
 
 
 def _default_budget(place: Place) -> float:
@@ -125,14 +144,25 @@ def _default_budget(place: Place) -> float:
     return 60.0 if (place.local_world_size or 0) >= place.world_size else 120.0
 
 
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).absolute())
+def _utf8(option: str, text: str | None) -> str | None:
+    """What goes to other hosts, and into the recording, is JSON: it must be UTF-8."""
+    if text is not None and readable(text) != text:
+        raise UsageError(f"{option} {readable(text)}: it is no UTF-8; give another name, such as a link")
+    return text
+
+
+def _absolute(option: str, path: str | None) -> str | None:
+    try:
+        return None if path is None else _utf8(option, str(Path(path).absolute()))
+    except OSError as error:  # the current directory was removed
+        raise UsageError(f"{option} {path}: {error.strerror or error}; give an absolute path") from error
 
 
 def _directory(option: str, path: str | None) -> str | None:
+    absolute = _absolute(option, path)
     if path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
-    return _absolute(path)
+    return absolute
 
 
 def _settings(values: Sequence[str]) -> dict[str, str]:
@@ -154,7 +184,9 @@ def _is_threshold(text: str) -> bool:
         return False
 
 
-def _port_range(text: str) -> str:
+def _port_range(text: str | None) -> str | None:
+    if text is None:
+        return None
     low, dash, high = text.partition("-")
     if not (dash and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high) <= 65535):
         raise UsageError(f"--port-range {text}: expected LOW-HIGH within 1-65535, such as 29500-29599")

@@ -1,30 +1,37 @@
 """The edge: what can be explained becomes a sentence, everything else is our bug. Both become an exit code."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from ddpdiag.errors import ExitCode, Explained
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def guarded(call: Callable[[], int | None]) -> int:
     """The exit code of `call`; never an exception."""
     try:
         code = call()
-        sys.stdout.flush()
+        _flush()
     except Explained as error:
         complain(str(error))
         return error.exit_code
-    except SystemExit as leave:
-        return _code(leave)
+    except SystemExit as leaving:
+        return _code(leaving)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
-    except Exception:  # noqa: BLE001 - the other edge: no traceback but this one reaches a user
+    except Exception as error:  # noqa: BLE001 - the other edge: no traceback but this one reaches a user
+        if isinstance(error, OSError) and error.errno in _FULL:
+            complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+            return ExitCode.USAGE
         complain("this is a bug in ddpdiag, please report it with what follows:\n" + traceback.format_exc())
         return ExitCode.BUG
     return int(code or 0)
@@ -32,15 +39,47 @@ def guarded(call: Callable[[], int | None]) -> int:
 
 def complain(sentence: str) -> None:
     """One sentence on standard error."""
-    with contextlib.suppress(OSError):  # nobody may be left to read it
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
         print(f"ddpdiag: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _code(leave: SystemExit) -> int:
-    return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+def open_standard_streams() -> None:
+    """`>&-`: else the next socket takes descriptor 1, and whatever a library prints goes there."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, so this one
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: threads stuck in a name look-up, and what cannot be flushed, must not hold it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    """BrokenPipeError if the reader left; who could not write has said so already, and the exit code stands."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError):
+        return
+
+
+def _code(leaving: SystemExit) -> int:
+    return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
 
 
 def _reader_left() -> int:
     """`ddpdiag ... | head`: as a program that SIGPIPE ended."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE

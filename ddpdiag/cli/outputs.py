@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -36,27 +36,47 @@ class Outputs:
         return "-" in (self.json, self.record)
 
 
-def terminal(stream: TextIO) -> tuple[int, bool]:
+def terminal(stream: TextIO | None) -> tuple[int, bool]:
     """Columns of the terminal (80 where there is none), and whether to use colour (https://no-color.org)."""
-    tty = stream.isatty()
+    tty = stream is not None and not stream.closed and stream.isatty()
     color = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return (shutil.get_terminal_size().columns if tty else 80), color
 
 
-def publish(report: Report, lines: Iterable[Line], outputs: Outputs, stdout: TextIO, stderr: TextIO) -> None:
-    """Write the files first, then show the report; a file that cannot be written does not keep the report back."""
+def publish(
+    report: Report, lines: Iterable[Line], outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
+) -> None:
+    """Write the files first, then show the report; UsageError, after all was tried, for what could not be written.
+
+    A stream is None where it was closed before the start.
+    """
     from ddpdiag.render import terminal as text
 
     failed = _write_files(report, lines, outputs)
     stream = stderr if outputs.takes_stdout else stdout
     width, color = terminal(stream)
-    stream.write(text.render(report, color=color, width=width, details=outputs.details))
-    stream.flush()
+    try:
+        show(text.render(report, color=color, width=width, details=outputs.details), stream)
+    except UsageError as error:
+        failed.append(str(error))
     if failed:
         raise UsageError("; ".join(failed))
 
 
-def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> Sequence[str]:
+def show(text: str, stream: TextIO | None) -> None:
+    """Show `text`; UsageError, with the reason, where nothing can be written. BrokenPipeError: the reader left."""
+    from ddpdiag.render import files
+
+    try:
+        files.show(text, stream)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: the stream was closed under us
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"cannot write to the terminal or pipe: {reason}") from error
+
+
+def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> list[str]:
     from ddpdiag.render import files, json
 
     texts = []
@@ -64,7 +84,7 @@ def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> Seq
         texts.append((outputs.json, json.render(report)))
     if outputs.record is not None:
         texts.append((outputs.record, b"".join(map(encode_line, lines)).decode()))
-    failed = []
+    failed: list[str] = []
     for path, content in texts:
         try:
             files.write(path, content)

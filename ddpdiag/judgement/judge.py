@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from ddpdiag.check import Check, Seen, Stage, World
+from ddpdiag.checks import lch003
 from ddpdiag.judgement.selection import selected
 from ddpdiag.judgement.verdict import Judged, conclude
 from ddpdiag.model import (
@@ -23,6 +22,8 @@ from ddpdiag.model import (
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+# Kinds of Outcome.timings that are no measurement.
+_SPENT = ("context", "group", "gate")
 _GONE = (EventKind.LOST, EventKind.LEAVING)
 
 
@@ -53,7 +54,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         stages=_stages(recording, judged),
         checks=tuple(_check_line(j, recording) for j in judged),
         findings=tuple(findings),
-        measurements={name: value for j in judged for name, value in j.figures.items()},
+        measurements={name: value for j in judged for name, value in j.figures.items()}
+        | _seconds_spent(world, recording, judged),
         notes=tuple(notes),
     )
 
@@ -76,7 +78,7 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         findings = tuple(check.judge(seen))
         columns = dict(check.columns(seen)) if check.columns else {}
         figures = dict(check.figures(seen)) if check.figures else {}
-    except msgspec.ValidationError as error:
+    except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
     return Judged(check=check, findings=findings, columns=columns, figures=figures, skip=skip)
@@ -146,6 +148,22 @@ def _spent(codes: set[str], recording: Recording) -> float:
         if outcome.code in codes:
             slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
     return sum(slowest.values())
+
+
+def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
+    """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
+    sums: dict[str, dict[int, float]] = {}
+    if any(own.check is lch003.CHECK and own.readable for own in judged):
+        imports = Seen(world, lch003.CHECK, recording).by_rank
+        sums["import"] = {
+            rank: data.import_seconds for rank, data in imports.items() if data.import_seconds is not None
+        }
+    for outcome in recording.outcomes:
+        for kind in _SPENT:
+            if kind in outcome.timings:
+                ranks = sums.setdefault(kind, {})
+                ranks[outcome.rank] = ranks.get(outcome.rank, 0.0) + outcome.timings[kind]
+    return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items() if ranks}
 
 
 def _last_second(recording: Recording) -> float:

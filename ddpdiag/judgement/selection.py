@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddpdiag.check import Check, Stage
+from ddpdiag.check import Check, Stage, World, without_gpu
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Depth, Options
 
@@ -28,20 +28,31 @@ def asked_for(check: Check[Any], options: Options) -> bool:
     return check.stage.value in options.stages or bool(options.select and check.code.startswith(options.select))
 
 
+def lacks_named_backend(check: Check[Any], world: World) -> bool:
+    """Did the check need what the user's `--backend` needs, and it is not there? That is no excuse either."""
+    reason = without_gpu(world)
+    return world.options.backend != "auto" and reason is not None and check.ground(world) == reason
+
+
 def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
     """UsageError for a stage or code that does not exist, or a `--set` that names none."""
-    codes = [check.code for check in checks]
+    by_code = {check.code: check for check in checks}
+    codes = list(by_code)
     stages = [stage.value for stage in Stage if stage is not Stage.RUN]
     for option, names in (("--stage", options.stages), ("--skip-stage", options.skip_stages)):
         _known(option, names, stages, "stages")
     for option, names in (("--select", options.select), ("--ignore", options.ignore)):
-        unknown = [name for name in names if not any(code.startswith(name) for code in codes)]
+        unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
         _known(option, unknown, codes, "codes")
-    for name in options.settings:
-        _known("--set", [name.partition(".")[0]], codes, "codes")
+    for name, value in options.settings.items():
+        code, _, threshold = name.partition(".")
+        _known("--set", [code], codes, "codes")
+        _known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"names of {code}")
+        if threshold == "deadline_seconds" and float(value) <= 0:
+            raise UsageError(f"--set {name}={value}: a trial needs more than 0 seconds")
 
 
 def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {name}: no such thing; the {word} are {', '.join(known)}")
+            raise UsageError(f"{option} {name}: no such thing; the {word} are {', '.join(known) or 'none'}")

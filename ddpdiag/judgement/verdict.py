@@ -8,7 +8,8 @@ from msgspec import Struct, field
 
 from ddpdiag.check import Check, Stage, World
 from ddpdiag.errors import ExitCode
-from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Verdict
+from ddpdiag.judgement.selection import lacks_named_backend
+from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Status, Verdict
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy").
 CANNOT_LOOK = ".unreadable"
@@ -39,7 +40,7 @@ def conclude(world: World, recording: Recording, judged: Sequence[Judged]) -> Co
     fatal = [finding for check, finding in errors if check.effect is Verdict.UNFIT]
     if fatal:
         return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal))
-    unknown = _unknown(recording, judged, [finding for _, finding in errors])
+    unknown = _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
         sentence = f"Whether {_who(world)} can train is not known: {unknown}."
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
@@ -56,12 +57,12 @@ def _code(recording: Recording, code: ExitCode) -> int:
     return ExitCode.TERMINATED if told and code is ExitCode.UNKNOWN else code
 
 
-def _unknown(recording: Recording, judged: Sequence[Judged], errors: Sequence[Finding]) -> str:
+def _unknown(world: World, recording: Recording, judged: Sequence[Judged], errors: Sequence[Finding]) -> str:
     """Why nothing can be said, or nothing."""
     if errors:
         return errors[0].title
     for own in judged:
-        if own.skip is not None and not own.skip.grounds:
+        if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.check, world)):
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}"
         if not own.readable:
             return f"what {own.check.code} recorded cannot be read by this version"
@@ -70,9 +71,18 @@ def _unknown(recording: Recording, judged: Sequence[Judged], errors: Sequence[Fi
                 return finding.title
     if recording.end is None:
         return "the recording is cut off"
-    if not any(own.check.stage is not Stage.RUN and own.skip is None for own in judged):
-        return "no check could be run"
-    return ""
+    tried = {outcome.code for outcome in recording.outcomes}
+    for own in judged:
+        if own.check.measure is not None and own.skip is None and own.check.code not in tried:
+            return f"{own.check.code} ({own.check.name}) was not run"
+    return "" if _tested(recording, judged) else "no check could be run"
+
+
+def _tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
+    """Stages in which a check was done on some rank, or judged how ranks came; one that never ran is no evidence."""
+    done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
+    done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is not Stage.RUN}
+    return tuple(dict.fromkeys(own.check.stage.value for own in judged if own.check.code in done))
 
 
 def _who(world: World) -> str:
@@ -93,9 +103,7 @@ def _fit(world: World, recording: Recording, judged: Sequence[Judged], warnings:
     options = recording.header.options
     limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
     if trained is None:
-        tested = ", ".join(
-            dict.fromkeys(j.check.stage.value for j in judged if j.skip is None and j.check.stage is not Stage.RUN)
-        )
+        tested = ", ".join(_tested(recording, judged))
         text = f"{_who(world)}: nothing speaks against training, as far as it was tested ({tested})"
     else:
         speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""

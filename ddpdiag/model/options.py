@@ -18,6 +18,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
+    `port_range` is LOW-HIGH, the ports on which stores may listen.
     """
 
     depth: Depth = Depth.QUICK
@@ -31,4 +32,5 @@ class Options(Struct, frozen=True, kw_only=True):
     data_dir: str | None = None
     shared_dir: str | None = None
     strict: bool = False
+    port_range: str | None = None
     settings: dict[str, str] = field(default_factory=dict)

@@ -13,15 +13,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
 from msgspec import Struct
 
-# Documentation addresses (RFC 5737, RFC 3849): no host has them, so they are behind the default route.
-BEHIND_DEFAULT_ROUTE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-DISCARD = 9
+from ddpdiag.model import Options
 
 # Column 4 of /proc/net/tcp, from include/net/tcp_states.h.
 TCP_LISTEN = "0A"
@@ -34,7 +32,8 @@ class Reach(Enum):
     REFUSED = "refused"  # the host is there, nobody listens
     DROPPED = "dropped"  # no answer at all: a firewall, a full backlog, or a host that is down
     UNREACHABLE = "unreachable"  # no route, or something on the way says that there is no such host
-    UNKNOWN_NAME = "unknown name"  # the name does not resolve, or not in time
+    UNKNOWN_NAME = "unknown name"  # the resolver says that there is no such name
+    SLOW_NAME = "slow name"  # the resolver did not answer in time
 
 
 class Reached(Struct, frozen=True, kw_only=True):
@@ -46,14 +45,14 @@ class Reached(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def resolve(host: str, port: int, seconds: float) -> tuple[str, ...]:
-    """Numeric addresses of a name, in the resolver's order; none if it is unknown or takes longer than `seconds`."""
+def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
+    """Numeric addresses of a name, in the resolver's order; none if it is unknown, `None` if nothing came in time."""
     found: list[tuple[str, ...]] = []
     # getaddrinfo has no time-out; a thread that is stuck in it dies with the process.
     thread = threading.Thread(target=lambda: found.append(_lookup(host, port)), name="resolve", daemon=True)
     thread.start()
     thread.join(max(seconds, 0.0))
-    return found[0] if found else ()
+    return found[0] if found else None
 
 
 def _lookup(host: str, port: int) -> tuple[str, ...]:
@@ -68,6 +67,8 @@ def reach(host: str, port: int, seconds: float) -> Reached:
     """Connect to `host` within `seconds`, and hang up; of several addresses the best answer counts."""
     start = time.monotonic()
     addresses = resolve(host, port, seconds)
+    if addresses is None:
+        return Reached(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start)
     tries: list[Reached] = []
     for index, address in enumerate(addresses):
         left = seconds - (time.monotonic() - start)
@@ -125,26 +126,29 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def default_route_address() -> str | None:
-    """The address with which this host leaves by its default route; `None` if there is no such route.
+def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
+    """The first of `ports` (0 is any) on which nobody listens now; the caller must bind it soon, or lose it.
 
-    Connecting a UDP socket chooses a route, and sends nothing.
+    OSError, as bind gives it, if none is free.
     """
-    for family, address in BEHIND_DEFAULT_ROUTE:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((address, DISCARD))
-                return str(sock.getsockname()[0])
-        except OSError:
-            continue
-    return None
+    error = OSError(errno.EADDRINUSE, "no port was given")
+    for port in ports:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
+            # A listener on the port still stands in the way; the remains of an earlier connection do not.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1 if port else 0)
+            try:
+                sock.bind((host, port))
+            except OSError as taken:
+                error = taken
+                continue
+            return int(sock.getsockname()[1])
+    raise error
 
 
-def free_port(host: str = "") -> int:
-    """A port on which nobody listens now; the caller must bind it soon, or lose it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
+def allowed_ports(options: Options) -> tuple[int, ...]:
+    """Ports on which a store may listen: any (0), or the range of `--port-range` for sites with a firewall."""
+    low, _, high = (options.port_range or "").partition("-")
+    return tuple(range(int(low), int(high) + 1)) if low and high else (0,)
 
 
 def holder_of(port: int) -> str | None:

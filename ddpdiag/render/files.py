@@ -1,4 +1,4 @@
-"""Where a text goes: to a file, whole or not at all, or to standard output.
+"""Where a text goes: to a file, whole or not at all, or to a terminal or pipe.
 
 A file is written under another name in the same folder and then moved, so that who reads it never sees half of it, and
 a full disk leaves the old one. A pipe or a device is written to directly: it must not be replaced.
@@ -10,6 +10,7 @@ import secrets
 import stat
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from ddpdiag.errors import UsageError
 
@@ -20,7 +21,7 @@ def write(path: str, text: str) -> None:
     """Write `text` to `path` ("-" is standard output); UsageError, with the reason, if that cannot be done."""
     try:
         if path == STANDARD_OUTPUT:
-            _print(text)
+            show(text, sys.stdout)
         elif _is_special(path):
             _pour(path, _bytes(text))
         else:
@@ -52,11 +53,14 @@ def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
     return UsageError(f"cannot write {name}: {reason}")
 
 
-def _print(text: str) -> None:
+def show(text: str, stream: TextIO | None) -> None:
+    """Write `text` to a stream of this process, None where it was closed before the start; OSError or ValueError."""
+    if stream is None:
+        raise OSError(errno.EBADF, "it is closed")
     # A log's encoding may be ASCII; a report with an escaped letter is better than none.
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
 
 
 def _bytes(text: str) -> bytes:

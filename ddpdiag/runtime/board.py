@@ -148,6 +148,7 @@ _SENTENCES = {
     Reach.DROPPED: "no answer: a firewall drops the packets, or the host is down",
     Reach.UNREACHABLE: "the host or network is unreachable",
     Reach.UNKNOWN_NAME: "the name cannot be resolved",
+    Reach.SLOW_NAME: "the name server does not answer",
 }
 
 
@@ -162,7 +163,10 @@ def join(desk: Desk, seal: Seal, arrival: Arrival, stopped: Callable[[], int | N
         if signum := stopped():
             raise RunLost(f"rank {arrival.place.rank} was told to leave before it reached rank 0", 128 + signum)
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
-        for address in resolve(desk.host, desk.ports[0], left) or ():
+        addresses = resolve(desk.host, desk.ports[0], left)
+        if not addresses:
+            answer = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
+        for address in addresses or ():
             for port in desk.ports:
                 reached = reach(address, port, min(2.0, max(0.1, end - time.monotonic())))
                 answer = reached.reach
@@ -174,7 +178,7 @@ def join(desk: Desk, seal: Seal, arrival: Arrival, stopped: Callable[[], int | N
     ports = ", ".join(map(str, desk.ports))
     raise RunLost(
         f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {desk.host} (port {ports}) "
-        f"within {desk.wait_seconds:g} s: {_SENTENCES.get(answer, answer.value)}"
+        f"within {desk.wait_seconds:g} s: {_SENTENCES[answer]}"
     )
 
 

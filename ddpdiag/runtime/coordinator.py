@@ -131,7 +131,9 @@ class Coordinator:
         self._listener.check_started(check.code, check.name)
         while trials := check.plan(self._seen(check)):
             for trial in trials:
-                if not self._unable.isdisjoint(trial.ranks):
+                if gone := self._unable.intersection(trial.ranks):
+                    reason = f"{ranks_text(sorted(gone))} can take no further part"
+                    self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
                     return
                 self._run_trial(trial)
 
@@ -152,8 +154,7 @@ class Coordinator:
         return None
 
     def _went_well(self, check: AnyCheck) -> bool:
-        seen = self._seen(check)
-        return all(seen.went_well(trial) for trial in seen.trials)
+        return self._seen(check).ready
 
     def _world(self) -> World:
         header = self._header

@@ -1,6 +1,7 @@
 """All-reduce: are the values right, and how long does it take on this rank?"""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,13 +23,34 @@ class Timing(NamedTuple):
     wrong: int
 
 
-def time_all_reduce(ctx: Context, size: int, device: torch.device, *, warmup: int, iterations: int) -> Timing:
-    """All-reduce `size` bytes of float32: once with its values checked, then `warmup` and `iterations` times."""
+class Calls(NamedTuple):
+    """How many calls warm up, and how many are timed."""
+
+    warmup: int
+    timed: int
+
+
+def connect(ctx: Context, device: torch.device) -> None:
+    """One tiny all-reduce, counted as opening the group: in the first one NCCL connects its ranks, for seconds."""
+    begin = time.perf_counter()
+    _step_by_step(ctx, torch.zeros(1, device=device), "connect all ranks")
+    ctx.timed("group", time.perf_counter() - begin)
+
+
+def time_all_reduce(ctx: Context, size: int, device: torch.device, afford: Callable[[float], Calls]) -> Timing:
+    """All-reduce `size` bytes of float32: once with its values checked, then as often as all ranks can afford.
+
+    `afford` gives this rank's own number of calls from the seconds that the checked one took.
+    """
     count = max(1, size // 4)
     label = f"all_reduce {size} B"
     tensor = pattern(count, dist.get_rank(), device)
+    begin = time.perf_counter()
     _step_by_step(ctx, tensor, label)
+    calls = afford(time.perf_counter() - begin)
     wrong = int((tensor != total(count, dist.get_world_size(), device)).sum().item())
+    ctx.step(f"{label}: agree on the number of calls")
+    warmup, iterations = _least(calls, device)
     ctx.step(f"{label}: {warmup} + {iterations} calls")
     tensor.zero_()
     for _ in range(warmup):
@@ -41,6 +63,14 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, *, warmup: in
         _finish(device)
         seconds.append(time.perf_counter() - begin)
     return Timing(count * 4, seconds, wrong)
+
+
+def _least(calls: Calls, device: torch.device) -> Calls:
+    """What the rank with the fewest can afford: all must make the same number of calls."""
+    own = torch.tensor(calls, dtype=torch.int32, device=device)
+    dist.all_reduce(own, op=dist.ReduceOp.MIN)
+    warmup, timed = own.tolist()
+    return Calls(warmup, timed)
 
 
 def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:

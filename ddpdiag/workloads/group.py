@@ -5,9 +5,8 @@ connect: without the gate c10d's client retries with growing pauses, which costs
 torch 2.13, loopback).
 """
 
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from ddpdiag.check import Context
 from ddpdiag.probes.gpus import device_index
+from ddpdiag.probes.sockets import allowed_ports
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
 _BEYOND_DEADLINE_SECONDS = 60.0
@@ -56,19 +56,18 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
         timeout=group_timeout(ctx),
     )
     ctx.timed("group", time.perf_counter() - begin)
-    try:
-        yield device
-    finally:
-        ctx.step("destroy_process_group")
-        dist.destroy_process_group()
+    yield device
+    # Not after a failure: closing may wait for peers, and an error would become a hang. That worker is replaced anyway.
+    ctx.step("destroy_process_group")
+    dist.destroy_process_group()
 
 
 def open_store(ctx: Context) -> dist.Store:
-    """The group's store: served by the first rank, on any free port (or one that `DDPDIAG_PORT_RANGE` allows)."""
+    """The group's store: served by the first rank, on any free port (or one that `--port-range` allows)."""
     size, timeout = len(ctx.group), group_timeout(ctx)
     if ctx.group_rank == 0:
         ctx.step("open the store")
-        store = _serve(size, timeout)
+        store = _serve(size, timeout, allowed_ports(ctx.options))
         ctx.gate(str(store.port))
         return store
     opening = ctx.gate()
@@ -76,17 +75,11 @@ def open_store(ctx: Context) -> dist.Store:
     return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
 
 
-def _serve(size: int, timeout: timedelta) -> dist.TCPStore:
+def _serve(size: int, timeout: timedelta, ports: Iterable[int]) -> dist.TCPStore:
     error: RuntimeError | None = None
-    for port in allowed_ports():
+    for port in ports:
         try:
             return dist.TCPStore("localhost", port, size, True, timeout, wait_for_workers=False)
         except RuntimeError as busy:  # c10d's DistNetworkError: address already in use
             error = busy
     raise error or RuntimeError("no port to serve a store on")
-
-
-def allowed_ports() -> tuple[int, ...]:
-    """Ports on which a store may listen: any (0), or the range of `--port-range` for sites with a firewall."""
-    low, _, high = os.environ.get("DDPDIAG_PORT_RANGE", "").partition("-")
-    return tuple(range(int(low), int(high) + 1)) if low and high else (0,)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.check import Context
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.sockets import allowed_ports, free_port
 from ddpdiag.workloads.group import choose_device, group_timeout
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -32,20 +32,18 @@ def meet(ctx: Context, method: str, backend: str) -> float:
         own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
     seconds = time.perf_counter() - begin
-    try:
-        work = dist.barrier(async_op=True)
-        ctx.step("barrier: wait")
-        if work is not None:
-            work.wait()
-    finally:
-        ctx.step("destroy_process_group")
-        dist.destroy_process_group()
+    work = dist.barrier(async_op=True)
+    ctx.step("barrier: wait")
+    if work is not None:
+        work.wait()
+    ctx.step("destroy_process_group")
+    dist.destroy_process_group()
     return seconds
 
 
 def _tcp(ctx: Context) -> tuple[str, dict[str, str]]:
     # Rank 0 must know a free port before it listens; somebody else may take it in between, as in every real job.
-    opening = ctx.gate(str(free_port()) if ctx.group_rank == 0 else "")
+    opening = ctx.gate(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
     host = f"[{opening.host}]" if ":" in opening.host else opening.host
     return f"tcp://{host}:{opening.offer}", {}
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ddpdiag.blame import blamed, front, is_echo
 from ddpdiag.model import Outcome, ProcessState, Status
@@ -32,6 +33,23 @@ def test_silence_of_all_ranks_blames_none_of_them() -> None:
 def test_a_crash_explains_the_hangs_and_echoes_around_it() -> None:
     outcomes = [outcome(0, Status.RAISED, error=ECHO), outcome(1, Status.HUNG, step=2), outcome(2, Status.DIED)]
     assert blamed(outcomes).ranks == (2,)
+
+
+def test_an_abort_by_nccls_watchdog_is_an_echo() -> None:
+    words = {"error": "killed by SIGABRT", "detail": "... ncclRemoteError: ... remote process exited ..."}
+    aborted = [structs.replace(outcome(rank, Status.DIED), **words) for rank in (0, 2)]
+    assert blamed([*aborted, outcome(1, Status.RAISED, error="injected")]).ranks == (1,)
+    assert blamed(aborted).ranks == ()
+
+
+def test_a_segfault_is_no_echo_whatever_was_printed_before() -> None:
+    assert not is_echo(structs.replace(outcome(0, Status.DIED), error="killed by SIGSEGV", detail=ECHO))
+
+
+def test_a_lone_abort_among_ranks_that_were_told_to_stop_is_blamed() -> None:
+    aborted = structs.replace(outcome(1, Status.DIED), error="killed by SIGABRT", detail=ECHO)
+    told = [outcome(rank, Status.HUNG, told=True) for rank in (0, 2)]
+    assert blamed([*told, aborted]).ranks == (1,)
 
 
 def test_who_raised_by_itself_is_blamed_and_not_who_was_told_to_stop() -> None:

@@ -1,5 +1,7 @@
 """What holds for every check."""
 
+import ast
+import inspect
 import pkgutil
 import re
 
@@ -45,6 +47,20 @@ def test_a_check_has_a_manual_page_and_a_code_of_its_stage(check: Check[object])
 def test_what_a_check_needs_runs_before_it(check: Check[object]) -> None:
     codes = [other.code for other in CHECKS]
     assert all(codes.index(need) < codes.index(check.code) for need in check.needs)
+
+
+def test_settings_that_a_check_reads_are_declared() -> None:
+    for check in CHECKS:
+        tree = ast.parse(inspect.getsource(inspect.getmodule(check.judge)))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+        read = {
+            name.value
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "number"
+            for name in ast.walk(call.args[0])
+            if isinstance(name, ast.Constant)
+        }
+        assert read == set(check.settings), check.code
 
 
 def test_a_finding_leads_to_its_check() -> None:

@@ -5,7 +5,7 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.check import Stage
-from ddpdiag.checks import all_checks, col001
+from ddpdiag.checks import all_checks, col001, rdz002
 from ddpdiag.codec import encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import (
@@ -18,6 +18,7 @@ from ddpdiag.model import (
     Outcome,
     Recording,
     Report,
+    Severity,
     Skip,
     Status,
     Trial,
@@ -53,13 +54,15 @@ def recording(
         status = (statuses or {}).get(rank, Status.DONE)
         data = answer(wrong) if status is Status.DONE else Raw()
         outcomes.append(Outcome(trial=1, code="COL001", rank=rank, status=status, data=data, seconds=1.0 + rank))
+    told = {"COL001", *(skip.code for skip in skips)}
+    others = (check.code for check in all_checks() if check.measure is not None and check.code not in told)
     return Recording(
         header=Header(run_id="r", world_size=size, launcher="hand", options=chosen, created="", version="0"),
         arrivals=world_of(size, ranks_per_node=1).arrivals,
         trials=(trial,),
         outcomes=tuple(outcomes),
         events=events,
-        skips=skips,
+        skips=(*skips, *(Skip(code=code, reason="not part of this test", grounds=True) for code in others)),
         end=End(seconds=3.0) if ended else None,
     )
 
@@ -119,6 +122,103 @@ def test_a_check_without_ground_changes_nothing() -> None:
     assert next(line for line in judged.checks if line.code == "GPU002").skipped_because == "no GPU"
 
 
+def without_skip(code: str, run: Recording) -> Recording:
+    return structs.replace(run, skips=tuple(skip for skip in run.skips if skip.code != code))
+
+
+def test_a_check_that_was_taken_and_never_ran_is_unknown() -> None:
+    judged = report(without_skip("TRN001", recording()))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
+    assert "TRN001 (ddp-mnist) was not run" in judged.sentence
+
+
+def test_only_stages_that_were_done_count_as_tested() -> None:
+    assert report(recording()).sentence.endswith("as far as it was tested (launch, collective).")
+    only_launch = structs.replace(recording(options=Options(select=("LCH001",))), trials=(), outcomes=())
+    assert report(only_launch).sentence.endswith("as far as it was tested (launch).")
+    skipped = structs.replace(recording(options=Options(stages=("collective",))), trials=(), outcomes=())
+    assert report(skipped).verdict is Verdict.UNKNOWN
+
+
+def test_a_named_backend_without_its_gpus_is_unknown() -> None:
+    reason = "nccl needs GPUs, and no rank shows one"
+    skips = (Skip(code="TRN001", reason=reason, grounds=True),)
+    judged = report(recording(skips=skips, options=Options(backend="nccl")))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
+    assert f"TRN001 (ddp-mnist) could not run: {reason}" in judged.sentence
+    assert report(recording(skips=skips, options=Options(backend="gloo"))).verdict is Verdict.FIT
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"backend":"gloo","ranks":2,"small_bytes":4,"small_seconds":{"min":0,"median":0,"p95":0,"count":1},'
+        b'"large_bytes":4,"large_seconds":{"min":0,"median":0,"p95":0,"count":1},"wrong":0}',
+        b"[1, 2]",
+        b"{",
+    ],
+)
+def test_numbers_of_a_stranger_are_unreadable_and_no_crash(data: bytes) -> None:
+    run = recording()
+    judged = report(structs.replace(run, outcomes=tuple(structs.replace(o, data=Raw(data)) for o in run.outcomes)))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert "COL001" in judged.notes[0]
+
+
+def test_an_address_that_is_none_is_unreadable_and_no_crash() -> None:
+    data = rdz002.Data("x", ("x",), 0.1, "n0", ("n0",), None)
+    trial = Trial(code="RDZ002", groups=((0,),), kind=Kind.PLAIN, deadline_seconds=5, number=2)
+    outcome = Outcome(trial=2, code="RDZ002", rank=0, status=Status.DONE, data=Raw(encode(data)))
+    run = recording()
+    judged = report(structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome)))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert "RDZ002" in judged.notes[0]
+
+
+def test_a_threshold_that_is_no_number_is_unreadable_and_no_crash() -> None:
+    judged = report(_with_slow_import(recording(options=Options(settings={"LCH003.slow_import_seconds": "x"}))))
+    assert "LCH003" in judged.notes[0]
+
+
+@pytest.mark.parametrize("detail", ["999", "²", "-1", ""])
+def test_an_unknown_signal_is_a_signal(detail: str) -> None:
+    judged = report(recording(events=(Event(kind=EventKind.SIGNAL, detail=detail),)))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert "a signal" in judged.sentence
+
+
+def test_seconds_beside_the_measurements_are_those_of_the_rank_that_spent_most() -> None:
+    run = recording()
+    timed = [structs.replace(o, timings={"group": 1.0 + o.rank, "gate": 0.5, "total": 9.0}) for o in run.outcomes]
+    measurements = report(_with_slow_import(structs.replace(run, outcomes=tuple(timed)))).measurements
+    spent = {name: value for name, value in measurements.items() if name.startswith("seconds.")}
+    assert spent == {"seconds.import": 42.0, "seconds.group": 2.0, "seconds.gate": 0.5}
+
+
+def over_both(gloo: Status, nccl: Status) -> Report:
+    """A job of two GPUs: how all-reduce ended on rank 1 over gloo and over NCCL."""
+    run = recording(statuses={1: gloo}, options=Options(backend="nccl"))
+    trial = structs.replace(run.trials[0], number=2, params={"backend": "nccl"})
+    again = [Outcome(trial=2, code="COL001", rank=0, status=Status.DONE, data=answer())]
+    again += [Outcome(trial=2, code="COL001", rank=1, status=nccl, data=answer() if nccl is Status.DONE else Raw())]
+    arrivals = world_of(2, ranks_per_node=1, gpus=1).arrivals
+    return report(
+        structs.replace(run, arrivals=arrivals, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again))
+    )
+
+
+def test_gloos_faults_do_not_condemn_a_job_whose_own_backend_works() -> None:
+    judged = over_both(gloo=Status.DIED, nccl=Status.DONE)
+    assert (judged.verdict, [f.severity for f in judged.findings]) == (Verdict.FIT, [Severity.WARNING])
+    assert "own backend is nccl, which works here" in judged.findings[0].message
+
+
+def test_gloos_faults_are_errors_where_the_jobs_own_backend_fails_too() -> None:
+    judged = over_both(gloo=Status.DIED, nccl=Status.DIED)
+    assert (judged.verdict, [f.severity for f in judged.findings]) == (Verdict.UNFIT, [Severity.ERROR])
+    assert over_both(gloo=Status.DONE, nccl=Status.DIED).verdict is Verdict.UNFIT
+
+
 def test_a_recording_without_an_end_is_never_fit() -> None:
     judged = report(recording(ended=False))
     assert judged.verdict is Verdict.UNKNOWN
@@ -170,7 +270,7 @@ def _with_slow_import(run: Recording) -> Recording:
 
 
 def test_checks_that_were_not_selected_are_not_judged() -> None:
-    judged = report(recording(wrong=3, options=Options(ignore=("COL",))))
+    judged = report(_with_slow_import(recording(wrong=3, options=Options(ignore=("COL",)))))
     assert judged.verdict is Verdict.FIT
     assert not any(line.code == "COL001" for line in judged.checks)
 

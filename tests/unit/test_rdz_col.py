@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seen import seen_of, world_of
+from seen import seen_of, together, world_of
 
 from ddpdiag.check import Seen
 from ddpdiag.checks import col001, rdz001, rdz002
@@ -73,6 +73,36 @@ def test_one_rank_has_no_ground_for_a_collective() -> None:
     assert col001.ground(world_of(2)) is None
 
 
+def test_nccl_without_gpus_has_no_ground() -> None:
+    assert "nccl needs GPUs" in (col001.ground(world_of(2, options=Options(backend="nccl"))) or "")
+    assert col001.ground(world_of(2, gpus=1, options=Options(backend="nccl"))) is None
+
+
+@pytest.mark.parametrize(
+    ("call_seconds", "left_seconds", "calls"),
+    [(1e-3, 10.0, (2, 8)), (1.0, 10.0, (1, 4)), (2.0, 10.0, (1, 1)), (8.0, 7.0, (0, 1)), (1.0, -1.0, (0, 1))],
+)
+def test_a_slow_all_reduce_is_called_less_often(call_seconds: float, left_seconds: float, calls: object) -> None:
+    assert col001.affordable(2, 8, call_seconds, left_seconds) == calls
+
+
+def test_deadlines_grow_with_the_group_unless_given() -> None:
+    def deadline(size: int, **options: object) -> float:
+        options_ = Options(**options)  # type: ignore[arg-type]
+        return seen_of(col001.CHECK, {}, size=size, options=options_).trials[0].deadline_seconds
+
+    assert deadline(128) == pytest.approx(col001.CHECK.deadline + 128 * 0.15)
+    assert deadline(128, settings={"COL001.deadline_seconds": "7"}) == 7
+    assert seen_of(rdz002.CHECK, {}, size=128).trials[0].deadline_seconds == rdz002.CHECK.deadline
+
+
+def test_the_jobs_own_backend_decides_whether_a_check_is_ready() -> None:
+    failed = {1: Status.DIED}
+    assert not seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}).ready
+    assert seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}, gpus=2).ready
+    assert not seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "nccl"}, gpus=2).ready
+
+
 def test_every_depth_has_its_size() -> None:
     assert set(col001.LARGE_BYTES) == set(Depth)
 
@@ -100,8 +130,23 @@ def test_one_failed_method_is_not_this_checks_finding_unless_another_works() -> 
     assert list(rdz001.judge(met("tcp", {1: Status.HUNG}))) == []
 
 
+def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_works() -> None:
+    def over_gloo(method: str, statuses: dict[int, Status] | None = None) -> Seen[rdz001.Data]:
+        rows = {rank: rdz001.Data(method, 0.1) for rank in range(2) if rank not in (statuses or {})}
+        params = {"method": method, "backend": "gloo"}
+        return seen_of(rdz001.CHECK, rows, statuses=statuses, params=params, size=2, gpus=2)
+
+    tried = together(over_gloo("tcp"), over_gloo("env", {1: Status.RAISED}))
+    nccl = seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "nccl"}, gpus=2)
+    (finding,) = rdz001.judge(tried)
+    assert finding.severity is Severity.ERROR
+    (finding,) = rdz001.judge(together(tried, nccl))
+    assert (finding.code, finding.severity) == ("RDZ001.method", Severity.WARNING)
+    assert "nccl, which the job takes, works" in finding.message
+
+
 def named(
-    addresses: tuple[str, ...] = ("10.0.0.1",), own: tuple[str, ...] = ("10.0.0.2",), **more: object
+    addresses: tuple[str, ...] | None = ("10.0.0.1",), own: tuple[str, ...] = ("10.0.0.2",), **more: object
 ) -> rdz002.Data:
     values = {"name": "n0", "seconds": 0.01, "own_name": "n1", "interface": None} | more
     return rdz002.Data(addresses=addresses, own_addresses=own, **values)  # type: ignore[arg-type]
@@ -133,3 +178,41 @@ def test_gloo_offering_loopback_is_an_error_unless_an_interface_is_named() -> No
 def test_a_slow_look_up_is_a_warning() -> None:
     (finding,) = rdz002.judge(seen_of(rdz002.CHECK, {0: named(seconds=3.0), 1: named()}, ranks_per_node=1))
     assert (finding.code, finding.severity) == ("RDZ002.slow", Severity.WARNING)
+
+
+def test_a_resolver_that_never_answers_is_an_error_and_no_unknown_name() -> None:
+    rows = {0: named(), 1: named(addresses=None, seconds=12.0)}
+    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.slow", Severity.ERROR, ("n1",))
+    assert "no answer in 12.0 s" in finding.message
+
+
+def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_met() -> None:
+    seen = seen_of(rdz002.CHECK, {0: named(addresses=("127.0.1.1",)), 1: named()}, ranks_per_node=1)
+    (finding,) = rdz002.judge(together(seen, met("tcp", ranks_per_node=1)))
+    assert (finding.code, finding.severity) == ("RDZ002.loopback", Severity.WARNING)
+    (finding,) = rdz002.judge(together(seen, met("tcp", {1: Status.HUNG}, ranks_per_node=1)))
+    assert finding.severity is Severity.ERROR
+
+
+def test_the_host_with_another_address_is_the_odd_one_out() -> None:
+    rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(("10.0.0.1",)), 2: named(("192.168.7.1",))}
+    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.differs", Severity.WARNING, ("n2",))
+    assert "n0 is 10.0.0.1 on 2 of 3 hosts, and 192.168.7.1 on n2" in finding.message
+
+
+def test_of_two_hosts_that_differ_neither_is_blamed() -> None:
+    rows = {0: named(("10.0.0.1",)), 1: named(("10.0.0.9",))}
+    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (finding.code, finding.nodes) == ("RDZ002.differs", ())
+
+
+def test_the_coordinators_addresses_are_among_the_measurements() -> None:
+    rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(()), 2: named(None)}
+    assert rdz002.figures(seen_of(rdz002.CHECK, rows, ranks_per_node=1)) == {
+        "coordinator.n0": "10.0.0.1, fe80::1",
+        "coordinator.n1": "unknown",
+        "coordinator.n2": None,
+    }
+    assert len(rdz002.figures(seen_of(rdz002.CHECK, dict.fromkeys(range(99), named()), ranks_per_node=1))) == 64

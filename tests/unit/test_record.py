@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from ddpdiag.codec import read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Header, Options

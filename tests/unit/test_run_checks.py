@@ -110,6 +110,26 @@ def test_the_same_ranks_failing_alike_are_told_once() -> None:
     assert len(list(run003.judge(Seen(seen.world, seen.check, recording)))) == 1
 
 
+def test_a_large_run_is_judged_group_by_group() -> None:
+    size = 2048
+    seen = run_of(size=size)
+    alone = structs.replace(seen.recording.trials[0], groups=tuple((rank,) for rank in range(size)), params={})
+    trials = tuple(structs.replace(alone, number=number) for number in range(8))
+    outcomes = tuple(
+        Outcome(trial=number, code="COL001", rank=rank, status=Status.RAISED if rank == 7 else Status.DONE)
+        for number in range(8)
+        for rank in range(size)
+    )
+    finding = only(
+        list(
+            run003.judge(
+                Seen(seen.world, seen.check, structs.replace(seen.recording, trials=trials, outcomes=outcomes))
+            )
+        )
+    )
+    assert finding.ranks == (7,)
+
+
 def test_a_spent_budget_and_a_signal_are_said() -> None:
     budget = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
     told = Event(kind=EventKind.SIGNAL, seconds=2.0, detail="15")

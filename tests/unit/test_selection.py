@@ -1,10 +1,11 @@
 """Which checks a run takes."""
 
 import pytest
+from seen import world_of
 
 from ddpdiag.checks import all_checks
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.selection import asked_for, selected, validate
+from ddpdiag.judgement.selection import asked_for, lacks_named_backend, selected, validate
 from ddpdiag.model import Options
 
 
@@ -36,6 +37,20 @@ def test_what_was_named_was_asked_for() -> None:
     assert not asked_for(by_code["GPU002"], Options(ignore=("COL",)))
 
 
+def test_a_named_backend_that_lacks_its_gpus_is_no_excuse() -> None:
+    by_code = {check.code: check for check in all_checks()}
+    world = world_of(2, options=Options(backend="nccl"))
+    assert lacks_named_backend(by_code["COL001"], world)
+    assert lacks_named_backend(by_code["TRN001"], world)
+    assert not lacks_named_backend(by_code["RDZ001"], world)
+    assert not lacks_named_backend(by_code["COL001"], world_of(1, gpus=1, options=Options(backend="nccl")))
+    assert not lacks_named_backend(by_code["COL001"], world_of(2, options=Options(backend="gloo")))
+
+
+def test_what_a_check_declares_can_be_set() -> None:
+    validate(Options(settings={"RDZ001.repeat": "3", "COL001.deadline_seconds": "60"}), all_checks())
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -43,7 +58,11 @@ def test_what_was_named_was_asked_for() -> None:
         (Options(skip_stages=("run",)), "--skip-stage run: no such thing"),
         (Options(select=("XYZ",)), "--select XYZ: no such thing; the codes are LCH001"),
         (Options(ignore=("COL9",)), "--ignore COL9"),
+        (Options(select=("",)), "--select : no such thing"),
         (Options(settings={"COL9.x": "1"}), "--set COL9"),
+        (Options(settings={"RDZ001.repeats": "1"}), "names of RDZ001 are RDZ001.repeat, RDZ001.deadline_seconds"),
+        (Options(settings={"RUN003.deadline_seconds": "1"}), "the names of RUN003 are none"),
+        (Options(settings={"COL001.deadline_seconds": "0"}), "more than 0 seconds"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(options: Options, sentence: str) -> None:

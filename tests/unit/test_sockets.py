@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddpdiag.model import Options
 from ddpdiag.probes import sockets
-from ddpdiag.probes.sockets import Reach, free_port, holder_of, is_loopback, reach, resolve
+from ddpdiag.probes.sockets import Reach, allowed_ports, free_port, holder_of, is_loopback, reach, resolve
 
 
 @pytest.fixture
@@ -58,9 +59,10 @@ def test_a_resolver_that_hangs_is_given_up(monkeypatch):
     released = socket.socketpair()
     monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: released[0].recv(1) and [])
     start = time.monotonic()
-    assert resolve("slow", 80, 0.01) == ()
+    assert resolve("slow", 80, 0.01) is None
+    assert reach("slow", 80, 0.01).reach is Reach.SLOW_NAME
     assert time.monotonic() - start < 5.0
-    released[1].send(b"x")
+    released[1].send(b"xx")
     for end in released:
         end.close()
 
@@ -82,19 +84,24 @@ def test_other_addresses_are_not_loopback(address):
     assert not is_loopback(address)
 
 
-def test_the_default_routes_address_is_one_of_this_host_or_there_is_none():
-    address = sockets.default_route_address()
-    if address is not None:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as sock:
-            sock.bind((address, 0))
-
-
 def test_the_holder_of_a_port_is_named(listener):
     assert (holder_of(port_of(listener)) or "").startswith(f"pid {os.getpid()} (")
 
 
 def test_a_free_port_has_no_holder():
     assert holder_of(free_port()) is None
+
+
+def test_a_port_is_taken_from_the_range_and_not_the_one_that_is_held(listener):
+    held, free = port_of(listener), free_port("127.0.0.1")
+    assert free_port("127.0.0.1", (held, free)) == free
+    with pytest.raises(OSError, match="in use"):
+        free_port("127.0.0.1", (held,))
+
+
+def test_a_store_may_listen_anywhere_unless_there_is_a_range():
+    assert allowed_ports(Options()) == (0,)
+    assert allowed_ports(Options(port_range="29500-29502")) == (29500, 29501, 29502)
 
 
 def test_a_holders_secrets_are_not_shown():

@@ -1,0 +1,176 @@
+"""Options, documented commands, and streams that cannot be written. Nothing is run but `explain`."""
+
+import ast
+import inspect
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+import ddpdiag
+from ddpdiag.checks import all_checks
+from ddpdiag.cli.app import app
+from ddpdiag.cli.check import _absolute, split
+from ddpdiag.cli.edge import complain, guarded
+from ddpdiag.cli.outputs import Outputs, publish, show
+from ddpdiag.codec import disassemble, read_recording
+from ddpdiag.errors import UsageError
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.selection import validate
+from ddpdiag.model import Options
+
+README = Path(__file__).parents[2] / "README.md"
+HEALTHY = Path(__file__).parents[1] / "recordings" / "healthy-2-ranks.jsonl"
+GROUP = typer.main.get_command(app)
+# What documentation writes for a number, a host, a code.
+PLACEHOLDERS = {"R": "0", "I": "0", "N": "2", "HOST": "h", "CODE": "COL001", "SECONDS": "60"}
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """The string literals of a module, f-strings with an x for each value."""
+    for child in ast.walk(node):
+        match child:
+            case ast.Constant(value=str(text)):
+                yield text
+            case ast.JoinedStr(values):
+                yield "".join(str(v.value) if isinstance(v, ast.Constant) else "x" for v in values)
+
+
+def _documented() -> Iterator[str]:
+    """Every `... ddpdiag ...` command in our texts (manual pages, remedies, errors), in the README and in --help."""
+    files = sorted(Path(ddpdiag.__path__[0]).rglob("*.py"))
+    texts = [text for file in files for text in _texts(ast.parse(file.read_text()))]
+    for text in [*texts, README.read_text()]:
+        yield from re.findall(r"`((?:[^`\n]* )?ddpdiag [^`]*)`", text)
+    yield from re.findall(r"^(?:\$ )?(.*\bddpdiag (?:check|judge|explain).*)$", README.read_text(), re.MULTILINE)
+    for command in (GROUP, *GROUP.commands.values()):
+        yield from (line for line in (command.epilog or "").split("\n\n") if "ddpdiag" in line)
+
+
+def _commands() -> list[tuple[str, ...]]:
+    """The words after `ddpdiag` of each."""
+    found = set()
+    for line in _documented():
+        tail = re.split(r"\bddpdiag (?=[a-z])", line.partition("   ")[0], maxsplit=1)
+        if len(tail) == 2 and not line.lstrip().startswith("|"):
+            words = shlex.split(re.split(r"[`|]", tail[1])[0])
+            found.add(tuple(PLACEHOLDERS.get(word.rstrip(",."), word) for word in words))
+    # A bare name, as in "what `ddpdiag judge` does", need not be complete.
+    return sorted(words for words in found if len(words) > 1 and words[0] in GROUP.commands)
+
+
+COMMANDS = _commands()
+
+
+def parsed(*words: str) -> dict[str, object]:
+    name, *arguments = words
+    parent = typer.Context(GROUP, **GROUP.context_settings)
+    return GROUP.commands[name].make_context(name, arguments, parent=parent).params
+
+
+def test_documented_commands_are_found() -> None:
+    assert len(COMMANDS) > 10
+    assert ("check", "--stage", "gpu,collective") in COMMANDS
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_documented_command_is_understood(words: tuple[str, ...]) -> None:
+    options = parsed(*words)
+    if words[0] == "check":
+        lists = {name: split(options[name] or ()) for name in ("stage", "skip_stage", "select", "ignore")}
+        validate(
+            Options(
+                stages=lists["stage"],
+                skip_stages=lists["skip_stage"],
+                select=lists["select"],
+                ignore=lists["ignore"],
+            ),
+            all_checks(),
+        )
+
+
+def test_an_option_that_does_not_exist_would_be_noticed() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parsed("check", "--no-such-option")
+
+
+def test_a_budget_in_which_nothing_can_be_measured_is_refused() -> None:
+    with pytest.raises(Exception, match="x>=5"):
+        parsed("check", "--budget", "4.9")
+    assert parsed("check", "--budget", "5")["budget"] == 5
+
+
+def test_values_are_repeated_or_separated_by_commas() -> None:
+    assert split(("gpu,collective", "host")) == ("gpu", "collective", "host")
+
+
+def test_a_path_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(UsageError, match="no UTF-8"):
+        _absolute("--data-dir", os.fsdecode(b"/tmp/\xff"))
+    assert _absolute("--data-dir", "/tmp/ä") == "/tmp/ä"
+
+
+# Streams -------------------------------------------------------------------------------------------------------------
+
+
+class Full(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def shown_on(stream: io.TextIOBase | None) -> None:
+    recording = read_recording([HEALTHY])
+    publish(judge(recording, all_checks()), disassemble(recording), Outputs(), stream, None)
+
+
+@pytest.mark.parametrize(("stream", "reason"), [(Full(), "No space left"), (None, "closed")])
+def test_a_report_that_cannot_be_shown_is_explained(stream: io.TextIOBase | None, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        shown_on(stream)
+
+
+def test_a_closed_stream_is_explained() -> None:
+    stream = io.StringIO()
+    stream.close()
+    with pytest.raises(UsageError, match="closed"):
+        shown_on(stream)
+
+
+def test_what_an_encoding_cannot_hold_is_escaped() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, "ascii")
+    show("10 µs \udcff\n", stream)
+    assert raw.getvalue() == b"10 \\xb5s \\udcff\n"
+
+
+def test_without_standard_streams_an_exit_code_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    complain("nobody reads this")
+    assert guarded(lambda: 3) == 3
+
+
+def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> int:
+        raise OSError(28, "No space left on device", "/tmp/x")
+
+    assert guarded(write) == 2
+    assert capsys.readouterr().err == "ddpdiag: cannot write /tmp/x: No space left on device\n"
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert guarded(lambda: 1) == 1  # the verdict stands
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_bug(redirection: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m ddpdiag judge {shlex.quote(str(HEALTHY))} {redirection}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in (0, 2)
+    assert "bug" not in done.stderr
+    assert inspect.cleandoc(done.stderr).count("\n") == 0
