@@ -92,7 +92,7 @@ class Progress:
 
     def __init__(self, stream: TextIO) -> None:
         self._lock = threading.Lock()
-        self._ended: list[tuple[str, str, float]] = []
+        self._ended: dict[str, tuple[str, float]] = {}
         self._now = ""
         self._since = time.monotonic()
         self._live: Live | None = _live(_Leaky(stream), self._draw)
@@ -111,9 +111,10 @@ class Progress:
             self._since = time.monotonic()
 
     def stage_ended(self, name: str, status: str, seconds: float) -> None:
-        """Put the stage on the list of those that are over."""
+        """Put the stage on the list of those that are over; one that ran in two parts stands there once."""
         with self._lock:
-            self._ended.append((name, status, seconds))
+            before_status, before = self._ended.get(name, ("done", 0.0))
+            self._ended[name] = (status if before_status == "done" else before_status, before + seconds)
             self._now = ""
 
     def refresh(self) -> None:
@@ -137,9 +138,9 @@ class Progress:
         from rich.text import Text
 
         with self._lock:
-            ended, now, since = tuple(self._ended), self._now, self._since
+            ended, now, since = dict(self._ended), self._now, self._since
         table = Table.grid(padding=(0, 2, 0, 0))
-        for name, status, seconds in ended:
+        for name, (status, seconds) in ended.items():
             table.add_row(Text(name), Text(status, "green" if status == "done" else "yellow"), Text(f"{seconds:.1f} s"))
         if now:
             elapsed = time.monotonic() - since

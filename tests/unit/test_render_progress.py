@@ -47,6 +47,17 @@ def test_only_a_terminal_gets_a_display():
     assert isinstance(listener(None), Silent)
 
 
+def test_a_stage_that_runs_in_two_parts_stands_there_once():
+    terminal = Terminal()
+    progress = Progress(terminal)
+    for seconds in (0.25, 1.5):
+        progress.stage_ended("launch", "done", seconds)
+    progress.refresh()
+    progress.close()
+    assert "1.8 s" in terminal.getvalue()
+    assert terminal.getvalue().rpartition("1.8 s")[0].rpartition("\r")[2].count("launch") == 1
+
+
 def test_a_closed_stream_gets_none():
     stream = io.StringIO()
     stream.close()
