@@ -1,6 +1,5 @@
 """The coordinator: rank 0 asks each check for its next trials, hands them out, and waits for all, or the deadline."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -182,7 +181,9 @@ class Coordinator:
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
         trial = with_number(planned, number, min(wanted, left))
         self._lines.append(trial)
-        flight = Flight(trial, trial.deadline_seconds + min(SLACK_SECONDS, left - trial.deadline_seconds + 1.5))
+        flight = Flight(
+            trial, trial.deadline_seconds + min(SLACK_SECONDS, left - trial.deadline_seconds + 1.5), self._muster.clock
+        )
         for rank in trial.ranks:
             self._muster.send(rank, flight.order(rank))
         try:
@@ -234,7 +235,7 @@ class Coordinator:
         """Close what cannot end by itself: lost ranks, peers of failed ones, and what is long past its deadline."""
         for rank in flight.pending & self._muster.lost:
             self._unheard(flight, rank)
-        now = time.monotonic()
+        now = self._muster.clock()
         for group, since in flight.failed.items():
             if now - since > self._patience.grace and group not in flight.stopped:
                 flight.stopped.add(group)

@@ -1,6 +1,6 @@
 """A trial that was handed out, until its last outcome."""
 
-import time
+from collections.abc import Callable
 
 from msgspec import structs
 
@@ -15,13 +15,14 @@ _REPEAT_SECONDS = 2.0
 class Flight:
     """Who has still to answer, who stands at the gate, and which groups have failed since when."""
 
-    def __init__(self, trial: Trial, patience_seconds: float) -> None:
+    def __init__(self, trial: Trial, patience_seconds: float, clock: Callable[[], float]) -> None:
         self.trial = trial
+        self._clock = clock
         self.pending = set(trial.ranks)
         self.offers: dict[int, str] = {}
         self.failed: dict[tuple[int, ...], float] = {}
         self.stopped: set[tuple[int, ...]] = set()
-        self._begin = time.monotonic()
+        self._begin = self._clock()
         self._repeated = self._begin
         self.latest = self._begin + patience_seconds
 
@@ -31,15 +32,15 @@ class Flight:
 
     def time_to_repeat(self) -> bool:
         """Is it time to say again what may have been lost?"""
-        due = time.monotonic() - self._repeated > _REPEAT_SECONDS
+        due = self._clock() - self._repeated > _REPEAT_SECONDS
         if due:
-            self._repeated = time.monotonic()
+            self._repeated = self._clock()
         return due
 
     def age(self) -> float:
         """Seconds since it was handed out."""
-        return time.monotonic() - self._begin
+        return self._clock() - self._begin
 
     def fail(self, rank: int) -> None:
         """Note that somebody in this rank's group failed."""
-        self.failed.setdefault(self.trial.group_of(rank), time.monotonic())
+        self.failed.setdefault(self.trial.group_of(rank), self._clock())

@@ -70,6 +70,7 @@ class Muster:
         self._ranks: dict[bytes, int] = {}
         self._heard: dict[int, float] = {}
         self._beat = 0.0
+        self._frozen = 0.0
         self._closed = False  # no more hellos
 
     @property
@@ -80,6 +81,10 @@ class Muster:
     def now(self) -> float:
         """Seconds since the start of the run."""
         return time.monotonic() - self._begin
+
+    def clock(self) -> float:
+        """Seconds that pass only while this process runs: a suspended one must not find everybody late."""
+        return time.monotonic() - self._frozen
 
     def gather(self, wait_seconds: float) -> None:
         """Wait for all ranks, at most so long; then tell everybody their places."""
@@ -109,11 +114,11 @@ class Muster:
         before = time.monotonic()
         messages = list(self._receive(seconds))
         now = time.monotonic()
-        if gap := frozen_seconds(before, now):
-            self._heard = {rank: then + gap for rank, then in self._heard.items()}
+        self._frozen += frozen_seconds(before, now)
         self._beat_if_due(now)
+        awake = self.clock()
         for rank in set(self._identities) - self.gone:
-            if now - self._heard.setdefault(rank, now) > self._patience.lost:
+            if awake - self._heard.setdefault(rank, awake) > self._patience.lost:
                 self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
         signum = self._told_to_leave()
         if signum is not None:
@@ -155,7 +160,7 @@ class Muster:
             rank = self._ranks.get(identity)
             if rank is None:
                 continue
-            self._heard[rank] = time.monotonic()
+            self._heard[rank] = self.clock()
             if isinstance(message, Leaving):
                 self._note_leaving(rank, message.signal)
             yield rank, message

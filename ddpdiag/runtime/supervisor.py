@@ -85,7 +85,10 @@ class Supervisor:
         while self._farewell is None:
             before = time.monotonic()
             self._wait()
-            link.heard += frozen_seconds(before, time.monotonic())
+            frozen = frozen_seconds(before, time.monotonic())
+            link.heard += frozen
+            if self._running is not None:
+                self._running.deadline += frozen
             for message in link.receive():
                 self._obey(message)
             self._watch_running()
