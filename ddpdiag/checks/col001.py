@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.check import Check, Context, Scope, Seen, Stage, World, new_trial, without_gpu
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import Samples, odd_ones_out, samples
+from ddpdiag.world import World, without_gpu
 
 SMALL_BYTES = 4
 # The share of a trial's time left that one size may take.

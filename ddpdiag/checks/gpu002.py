@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddpdiag.check import Check, Context, Scope, Seen, Stage, World
+from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks import gpu001
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.probes.gpus import device_index
+from ddpdiag.world import World
 
 
 class TorchGpu(Struct, frozen=True):

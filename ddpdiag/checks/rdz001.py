@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.blame import blamed
-from ddpdiag.check import Check, Context, Scope, Seen, Stage, World, new_trial
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.model import Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.world import World
 
 METHODS = ("tcp", "env", "file")
 

@@ -26,10 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial, without_gpu
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.world import without_gpu
 
 # Above this the global batch must grow (one image per rank at least, BatchNorm over next to nothing), so that the
 # accuracy says more about the number of ranks than about their health.

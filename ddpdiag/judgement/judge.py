@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ddpdiag.check import Check, Seen, Stage, World
+from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import lch003
 from ddpdiag.judgement.selection import selected
 from ddpdiag.judgement.verdict import Judged, conclude
@@ -19,6 +19,7 @@ from ddpdiag.model import (
     Status,
     WorldLine,
 )
+from ddpdiag.world import World
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddpdiag.check import Check, Stage, World, without_gpu
+from ddpdiag.check import Check, Stage
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Depth, Options
+from ddpdiag.world import World, without_gpu
 
 _DEPTHS = tuple(Depth)
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ddpdiag.check import Check, Stage, World
+from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Status, Verdict
+from ddpdiag.world import World
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy").
 CANNOT_LOOK = ".unreadable"

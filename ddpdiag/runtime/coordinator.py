@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ddpdiag.check import Check, Scope, Seen, Stage, World, with_number
+from ddpdiag.check import Check, Scope, Seen, Stage, with_number
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.codec import assemble
 from ddpdiag.judgement.selection import asked_for, selected
@@ -22,6 +22,7 @@ from ddpdiag.runtime.messages import (
 )
 from ddpdiag.runtime.muster import PATIENCE, Muster, Patience, RunEnded
 from ddpdiag.runtime.running import IMPORT_STEP
+from ddpdiag.world import World
 
 AnyCheck = Check[Any]
 

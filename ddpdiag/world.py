@@ -1,0 +1,61 @@
+"""The world of a run, as checks see it: who came, on which hosts, with which GPUs."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ddpdiag.model import Arrival, Options, Place
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """The processes of a run, as far as they came."""
+
+    size: int
+    launcher: str
+    options: Options
+    arrivals: dict[int, Arrival]
+    out: frozenset[int] = frozenset()  # ranks that can take no further part
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Place of every rank that came."""
+        return {rank: arrival.place for rank, arrival in self.arrivals.items()}
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that can take part in a trial."""
+        return tuple(rank for rank in self.arrivals if rank not in self.out)
+
+    @property
+    def hosts(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """Ranks that came, by host (name and boot id)."""
+        hosts: dict[tuple[str, str], tuple[int, ...]] = {}
+        for rank, arrival in self.arrivals.items():
+            hosts[arrival.host] = (*hosts.get(arrival.host, ()), rank)
+        return hosts
+
+    def node_of(self, rank: int) -> str:
+        """Host name of a rank, or "?" if it never came."""
+        arrival = self.arrivals.get(rank)
+        return arrival.place.node if arrival else "?"
+
+    def nodes_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Host names of some ranks, each once, in order."""
+        return tuple(dict.fromkeys(self.node_of(rank) for rank in ranks if rank in self.arrivals))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the ranks that came may use, counted once a host."""
+        return sum(max(self.arrivals[rank].gpus for rank in ranks) for ranks in self.hosts.values())
+
+    @property
+    def backend(self) -> str:
+        """The backend that a job would take: the one asked for, else nccl where every rank has a GPU, else gloo."""
+        if self.options.backend != "auto":
+            return self.options.backend
+        return "nccl" if self.arrivals and all(a.gpus for a in self.arrivals.values()) else "gloo"
+
+
+def without_gpu(world: World) -> str | None:
+    """The ground of checks that run over the job's own backend: nccl goes from GPU to GPU."""
+    return "nccl needs GPUs, and no rank shows one" if world.backend == "nccl" and not world.gpus else None
