@@ -31,7 +31,12 @@ _GONE = (EventKind.LOST, EventKind.LEAVING)
 def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     """The report of a run. It depends on nothing but the recording and this version's checks."""
     world = world_of(recording)
-    chosen = [check for check in checks if check.stage is Stage.RUN or selected(check, recording.header.options)]
+    known = recording.header.checks or [check.code for check in checks]
+    chosen = [
+        check
+        for check in checks
+        if check.stage is Stage.RUN or (check.code in known and selected(check, recording.header.options))
+    ]
     notes = list(recording.notes)
     if recording.end is None:
         notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")

@@ -13,7 +13,10 @@ SCHEMA = "ddpdiag.recording/1"
 
 
 class Header(Struct, frozen=True, kw_only=True, tag="header"):
-    """First line of every recording. `created` is UTC in ISO 8601; `writer` is the rank that wrote it."""
+    """First line of every recording. `created` is UTC in ISO 8601; `writer` is the rank that wrote it.
+
+    `checks` are the codes that the writing version knew: a newer one does not miss in it what came later.
+    """
 
     run_id: str
     world_size: int
@@ -22,6 +25,7 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     created: str
     version: str
     writer: int = 0
+    checks: tuple[str, ...] = ()
     schema: str = SCHEMA
 
 

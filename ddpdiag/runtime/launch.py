@@ -64,6 +64,7 @@ class Run:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             version=ddpdiag.__version__,
             writer=writer,
+            checks=tuple(check.code for check in self.checks),
         )
 
 

@@ -284,3 +284,11 @@ def test_every_stage_but_run_has_its_place_in_the_order() -> None:
     stages = [check.stage for check in all_checks()]
     order = list(Stage)
     assert [order.index(stage) for stage in stages] == sorted(order.index(stage) for stage in stages)
+
+
+def test_a_check_that_came_after_the_recording_is_not_missed_in_it() -> None:
+    run = recording()
+    known = structs.replace(run.header, checks=("COL001", "RUN001", "RUN002", "RUN003", "RUN004"))
+    judged = judge(structs.replace(run, header=known), all_checks())
+    assert judged.verdict is Verdict.FIT
+    assert not any(line.code == "TRN001" for line in judged.checks)
