@@ -56,7 +56,7 @@ class Scope(Enum):
 
 
 class Opening(NamedTuple):
-    """What a gate hands out: where the group's first rank can be reached, and what it offered."""
+    """What a gate hands out: where a rank (the group's first, unless said otherwise) can be reached, and its offer."""
 
     host: str
     offer: str
@@ -80,6 +80,9 @@ class Context(Protocol):
 
     def gate(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group; what the first one offers reaches all of them."""
+
+    def exchange(self, offer: str) -> tuple[Opening, ...]:
+        """The same gate, but everybody learns everybody's offer, in the order of the group. For small groups."""
 
     def timed(self, name: str, seconds: float) -> None:
         """Add `seconds` to one of the trial's own timings (context, group, measure)."""

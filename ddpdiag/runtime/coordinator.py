@@ -199,8 +199,9 @@ class Coordinator:
 
     def _take(self, flight: Flight, rank: int, message: Upward) -> None:
         match message:
-            case Ready(trial=number, offer=offer) if number == flight.trial.number:
+            case Ready(number, offer, shares) if number == flight.trial.number:
                 flight.offers[rank] = offer
+                flight.shares |= shares
                 self._open_gate(flight, flight.trial.group_of(rank))
             case Result(outcome) if outcome.rank == rank:
                 self._muster.send(rank, Noted(outcome.trial))
@@ -221,9 +222,11 @@ class Coordinator:
     def _open_gate(self, flight: Flight, group: tuple[int, ...], only: int | None = None) -> None:
         if not all(rank in flight.offers for rank in group):
             return
-        first = group[0]
+        shared = group if flight.shares else ()
+        peers = tuple((self._address(rank, group), flight.offers[rank]) for rank in shared)
+        opening = Open(flight.trial.number, self._address(group[0], group), flight.offers[group[0]], peers)
         for rank in group if only is None else (only,):
-            self._muster.send(rank, Open(flight.trial.number, self._address(first, group), flight.offers[first]))
+            self._muster.send(rank, opening)
 
     def _address(self, rank: int, group: tuple[int, ...]) -> str:
         """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at rank 0's name."""

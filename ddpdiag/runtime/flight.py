@@ -20,6 +20,7 @@ class Flight:
         self._clock = clock
         self.pending = set(trial.ranks)
         self.offers: dict[int, str] = {}
+        self.shares = False  # must everybody learn everybody's offer?
         self.failed: dict[tuple[int, ...], float] = {}
         self.stopped: set[tuple[int, ...]] = set()
         self._begin = self._clock()

@@ -23,10 +23,11 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """My worker stands at the gate of this trial; `offer` counts if I am the first of my group."""
+    """My worker stands at the gate of this trial; `offer` counts if I am the first of my group, or it `shares`."""
 
     trial: int
     offer: str
+    shares: bool = False
 
 
 class Result(Struct, frozen=True, tag="result"):
@@ -73,11 +74,15 @@ class Order(Struct, frozen=True, tag="order"):
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """The gate of this trial opens; the first rank of your group is at `host` and offers `offer`."""
+    """The gate of this trial opens; the first rank of your group is at `host` and offers `offer`.
+
+    `peers` holds host and offer of every rank of the group, where the check asked for them.
+    """
 
     trial: int
     host: str
     offer: str
+    peers: tuple[tuple[str, str], ...] = ()
 
 
 class Noted(Struct, frozen=True, tag="noted"):
@@ -124,9 +129,10 @@ class Task(Struct, frozen=True, tag="task"):
 
 
 class AtGate(Struct, frozen=True, tag="atgate"):
-    """The worker waits for its group."""
+    """The worker waits for its group; `shares` asks for everybody's offers."""
 
     offer: str
+    shares: bool = False
 
 
 class Answer(Struct, frozen=True, tag="answer"):

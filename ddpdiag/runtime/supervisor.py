@@ -182,9 +182,9 @@ class Supervisor:
 
     def _hear(self, running: Running) -> None:
         match running.worker.receive():
-            case AtGate(offer):
+            case AtGate(offer, shares):
                 running.reached_gate(time.monotonic())
-                running.ready = Ready(running.trial.number, offer)
+                running.ready = Ready(running.trial.number, offer, shares)
                 self._link.send(running.ready)
             case Answer() as answer:
                 self._finish(running, running.answered(answer, time.monotonic()))

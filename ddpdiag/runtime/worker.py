@@ -54,15 +54,23 @@ class WorkerContext:
 
     def gate(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group."""
+        opening = self._pass(AtGate(offer))
+        return Opening(opening.host, opening.offer)
+
+    def exchange(self, offer: str) -> tuple[Opening, ...]:
+        """The same gate, but everybody learns everybody's offer."""
+        return tuple(Opening(host, own) for host, own in self._pass(AtGate(offer, shares=True)).peers)
+
+    def _pass(self, word: AtGate) -> Open:
         self.step("wait at the gate")
         begin = time.monotonic()
-        self._link.send(msgspec.json.encode(AtGate(offer)))
+        self._link.send(msgspec.json.encode(word))
         opening = _receive(self._link)
         if not isinstance(opening, Open):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
         self.timed("gate", time.monotonic() - begin)
         self.step("gate is open")
-        return Opening(opening.host, opening.offer)
+        return opening
 
 
 def _receive(link: socket.socket) -> Task | Open | None:

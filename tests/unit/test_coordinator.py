@@ -135,6 +135,22 @@ def test_every_rank_gets_its_place_and_its_orders() -> None:
     assert recording.end is not None
 
 
+def test_an_exchange_tells_everybody_where_everybody_is_and_what_it_offers() -> None:
+    def gated(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Ready(trial.number, f"port of {rank}", shares=True)]
+            case Open():
+                return [Result(Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE))]
+            case _:
+                return [Alive()]
+
+    board = StandIn(3, gated)
+    conduct(board, check())
+    peers = {message.peers for _, message in board.sent if isinstance(message, Open)}
+    assert [[offer for _, offer in own] for own in peers] == [["port of 0", "port of 1", "port of 2"]]
+
+
 def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None:
     def gated(rank: int, message: Downward) -> list[Upward]:
         match message:
