@@ -1,12 +1,28 @@
 """Faults, injected from outside: Python imports this module at its start when its folder is on PYTHONPATH.
 
-DDPDIAG_TEST_FAULT says "KIND RANK"; only processes with that RANK act on it, and the product knows nothing of it.
-Supervisors never import torch, so only nurseries and their workers do. When the fault begins, the file
-DDPDIAG_TEST_REACHED appears.
+DDPDIAG_TEST_FAULT says "KIND RANK", several with commas; only processes with that RANK act on it, and what runs in them
+knows nothing of it. Of ddpdiag's processes only nurseries and their workers import torch. When a fault begins, the file
+DDPDIAG_TEST_REACHED appears, with a line "RANK PID" for each process in which one began.
 
-    sleep, gil, segv, raise   in the rank's first all-reduce
-    import                    `import torch` never ends
-    slow-import               `import torch` takes 5 s longer
+In the rank's first all-reduce:
+    sleep, gil, spin          wait for ever, inside of C with the GIL, or in a loop
+    segv, raise, exit         crash, raise an exception, leave without a word (exit code 0)
+    memory                    take more and more memory
+    pause                     wait two seconds, then go on: time for a fault from outside
+In every all-reduce and broadcast:
+    corrupt, corrupt-received what this rank sends, or what it receives, is off by one in the first element
+    late                      this rank posts it 50 ms late (all-reduce only)
+    longer                    this rank posts it with one element more
+In training:
+    noise                     the optimizer's step adds noise to the parameters
+    nan                       the third loss is not a number
+In the import of torch:
+    import, slow-import       it never ends, or takes 5 s longer
+    broken-import             a library that it needs is not there
+
+Of a whole host, by a variable of their own:
+    DDPDIAG_TEST_TORCH        torch says that it has this version
+    DDPDIAG_TEST_CLOCK        the clock is so many seconds off
 """
 
 import ctypes
@@ -18,11 +34,17 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 _COLLECTIVES = "torch.distributed.distributed_c10d"
+_MOST_BYTES = 8 << 30
 
 
 def _forever():
     while True:
         time.sleep(1)
+
+
+def _spin():
+    while True:
+        pass
 
 
 def _hold_the_gil():
@@ -35,13 +57,41 @@ def _raise():
     raise RuntimeError("injected")
 
 
-_IN_ALL_REDUCE = {"sleep": _forever, "gil": _hold_the_gil, "segv": lambda: ctypes.string_at(0), "raise": _raise}
-_IN_IMPORT = {"import": _forever, "slow-import": lambda: time.sleep(5)}
+def _miss_a_library():
+    raise ImportError("libtorch_cpu.so: cannot open shared object file: No such file or directory")
+
+
+def _take_memory():
+    taken = []
+    while len(taken) < _MOST_BYTES >> 24:
+        taken.append(b"x" * (1 << 24))
+    _forever()
+
+
+_IN_ALL_REDUCE = {
+    "sleep": _forever,
+    "spin": _spin,
+    "gil": _hold_the_gil,
+    "segv": lambda: ctypes.string_at(0),
+    "raise": _raise,
+    "exit": lambda: os._exit(0),
+    "memory": _take_memory,
+}
+_IN_IMPORT = {"import": _forever, "slow-import": lambda: time.sleep(5), "broken-import": _miss_a_library}
+
+
+def _announce():
+    """Once for each process."""
+    line = f"{os.environ.get('RANK')} {os.getpid()}\n"
+    path = Path(os.environ["DDPDIAG_TEST_REACHED"])
+    if not path.exists() or line not in path.read_text():
+        with path.open("a") as reached:
+            reached.write(line)
 
 
 def _announced(act):
     def announce_and_act():
-        Path(os.environ["DDPDIAG_TEST_REACHED"]).touch()
+        _announce()
         act()
 
     return announce_and_act
@@ -58,14 +108,14 @@ class _Before(MetaPathFinder):
             self.act()
 
 
-class _Wrapped(MetaPathFinder, Loader):
-    """Puts a fault in the place of torch's all_reduce."""
+class _Changed(MetaPathFinder, Loader):
+    """Changes a module when it has been loaded."""
 
-    def __init__(self, act):
-        self.act = act
+    def __init__(self, module, change):
+        self.module, self.change = module, change
 
     def find_spec(self, name, path=None, target=None):
-        if name != _COLLECTIVES:
+        if name != self.module:
             return None
         spec = PathFinder.find_spec(name, path, target)
         self.loader, spec.loader = spec.loader, self
@@ -76,7 +126,126 @@ class _Wrapped(MetaPathFinder, Loader):
 
     def exec_module(self, module):
         self.loader.exec_module(module)
-        module.all_reduce = lambda *_arguments, **_options: self.act()
+        self.change(module)
+
+
+def _replaced_all_reduce(act):
+    def change(module):
+        module.all_reduce = lambda *_arguments, **_options: act()
+
+    return change
+
+
+def _pause(module):
+    real, paused = module.all_reduce, []
+
+    def all_reduce(*arguments, **options):
+        if not paused:
+            paused.append(True)
+            _announce()
+            time.sleep(2)
+        return real(*arguments, **options)
+
+    module.all_reduce = all_reduce
+
+
+def _late(module):
+    real = module.all_reduce
+
+    def all_reduce(*arguments, **options):
+        _announce()
+        time.sleep(0.05)
+        return real(*arguments, **options)
+
+    module.all_reduce = all_reduce
+
+
+def _spoil(tensor):
+    _announce()
+    if tensor.is_floating_point():
+        tensor.view(-1)[0] += 1
+
+
+def _corrupt(module):
+    real_all_reduce, real_broadcast = module.all_reduce, module.broadcast
+
+    def all_reduce(tensor, *arguments, **options):
+        _spoil(tensor)
+        return real_all_reduce(tensor, *arguments, **options)
+
+    def broadcast(tensor, src=None, *arguments, **options):
+        sent = tensor
+        if src == module.get_rank():
+            sent = tensor.clone()  # on the way: its own copy stays right
+            _spoil(sent)
+        return real_broadcast(sent, src, *arguments, **options)
+
+    module.all_reduce, module.broadcast = all_reduce, broadcast
+
+
+def _corrupt_received(module):
+    real_all_reduce, real_broadcast = module.all_reduce, module.broadcast
+
+    def all_reduce(tensor, *arguments, **options):
+        work = real_all_reduce(tensor, *arguments, **options)
+        if work is not None:
+            work.wait()
+        _spoil(tensor)
+        return work
+
+    def broadcast(tensor, src=None, *arguments, **options):
+        work = real_broadcast(tensor, src, *arguments, **options)
+        if src != module.get_rank():
+            if work is not None:
+                work.wait()
+            _spoil(tensor)
+        return work
+
+    module.all_reduce, module.broadcast = all_reduce, broadcast
+
+
+def _longer(module):
+    real = module.all_reduce
+
+    def all_reduce(tensor, *arguments, **options):
+        _announce()
+        return real(tensor.new_zeros(tensor.numel() + 1), *arguments, **options)
+
+    module.all_reduce = all_reduce
+
+
+def _noise(module):
+    def add(optimizer, _arguments, _options):
+        _announce()
+        for group in optimizer.param_groups:
+            group["params"][0].data.add_(1e-4)
+
+    module.register_optimizer_step_post_hook(add)
+
+
+def _nan(module):
+    real, calls = module.cross_entropy, []
+
+    def cross_entropy(*arguments, **options):
+        calls.append(True)
+        loss = real(*arguments, **options)
+        if len(calls) != 3:
+            return loss
+        _announce()
+        return loss * float("nan")
+
+    module.cross_entropy = cross_entropy
+
+
+_CHANGES = {
+    "pause": (_COLLECTIVES, _pause),
+    "late": (_COLLECTIVES, _late),
+    "corrupt": (_COLLECTIVES, _corrupt),
+    "corrupt-received": (_COLLECTIVES, _corrupt_received),
+    "longer": (_COLLECTIVES, _longer),
+    "noise": ("torch.optim.optimizer", _noise),
+    "nan": ("torch.nn.functional", _nan),
+}
 
 
 def _install(kind, rank):
@@ -84,9 +253,32 @@ def _install(kind, rank):
         return
     if kind in _IN_IMPORT:
         sys.meta_path.insert(0, _Before("torch", _announced(_IN_IMPORT[kind])))
+    elif kind in _CHANGES:
+        sys.meta_path.insert(0, _Changed(*_CHANGES[kind]))
     else:
-        sys.meta_path.insert(0, _Wrapped(_announced(_IN_ALL_REDUCE[kind])))
+        sys.meta_path.insert(0, _Changed(_COLLECTIVES, _replaced_all_reduce(_announced(_IN_ALL_REDUCE[kind]))))
 
 
-if "DDPDIAG_TEST_FAULT" in os.environ:
-    _install(*os.environ["DDPDIAG_TEST_FAULT"].split())
+def _set_version(version):
+    def change(module):
+        module.__version__ = version
+
+    sys.meta_path.insert(0, _Changed("torch", change))
+
+
+def _set_clock(seconds):
+    """Python's clock; what C reads stays right."""
+    real, real_ns, real_clock, real_clock_ns = time.time, time.time_ns, time.clock_gettime, time.clock_gettime_ns
+    off_ns = round(seconds * 1e9)
+    time.time = lambda: real() + seconds
+    time.time_ns = lambda: real_ns() + off_ns
+    time.clock_gettime = lambda clock: real_clock(clock) + (seconds if clock == time.CLOCK_REALTIME else 0)
+    time.clock_gettime_ns = lambda clock: real_clock_ns(clock) + (off_ns if clock == time.CLOCK_REALTIME else 0)
+
+
+for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):
+    _install(*words.split())
+if "DDPDIAG_TEST_TORCH" in os.environ:
+    _set_version(os.environ["DDPDIAG_TEST_TORCH"])
+if "DDPDIAG_TEST_CLOCK" in os.environ:
+    _set_clock(float(os.environ["DDPDIAG_TEST_CLOCK"]))

@@ -12,6 +12,8 @@ from email.parser import Parser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# What the gallery of faults writes, and git ignores.
+_SCOREBOARD = "tests/faults/scoreboard.json"
 
 
 def run(*command: object, cwd: Path, variables: Mapping[str, str] | None = None, seconds: float = 120.0) -> str:
@@ -70,7 +72,7 @@ class Built:
 def tree(*tops: str) -> frozenset[str]:
     """Files below these folders of this tree, as git would list them."""
     paths = [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
-    names = {path.relative_to(ROOT).as_posix() for path in paths}
+    names = {path.relative_to(ROOT).as_posix() for path in paths} - {_SCOREBOARD}
     return frozenset(name for name in names if "__pycache__" not in name and not name.endswith(".pyc"))
 
 

@@ -23,8 +23,10 @@ INJECT = Path(__file__).parent.parent / "inject"
 CHECK = ("-m", "ddpdiag", "check")
 REPORT_HEAD = re.compile(r"^ddpdiag: \d+ ranks? on ", re.MULTILINE)
 
-_OURS_IN_TRACEBACK = re.compile(r'^ *File ".*/ddpdiag/', re.MULTILINE)
+# A report may quote a worker's traceback as evidence, which it indents by four.
+_OURS_IN_TRACEBACK = re.compile(r'^ {0,3}File ".*/ddpdiag/', re.MULTILINE)
 _MARK = "DDPDIAG_TEST_MARK"
+_PIDS = re.compile(r"^NSpid:.*?(\d+)$", re.MULTILINE)
 # What a launcher around the tests would tell the runs.
 _FOREIGN = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|OMPI_.*"
@@ -34,12 +36,13 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a run, as /proc shows it."""
+    """One process of a run, as /proc shows it; `inner_pid` is its number in its own PID namespace."""
 
     pid: int
     parent: int
     command: str
     environ: Mapping[str, str] = field(repr=False)
+    inner_pid: int
 
     def kill(self, signum: int) -> None:
         os.kill(self.pid, signum)
@@ -57,9 +60,11 @@ def _process(pid: int) -> Process | None:
         words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
         parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        inner = _PIDS.search((folder / "status").read_text())
     except OSError:
         return None
-    return Process(pid, parent, command, dict(word.split("=", 1) for word in words if "=" in word))
+    environ = dict(word.split("=", 1) for word in words if "=" in word)
+    return Process(pid, parent, command, environ, int(inner[1]) if inner else pid)
 
 
 def free_port() -> int:
@@ -75,11 +80,23 @@ def torchrun(count: int, *options: str) -> tuple[str, ...]:
 
 
 class Job:
-    """One started command."""
+    """One started command: Python with these arguments, behind `prefix` (such as nsenter, to start it elsewhere).
 
-    def __init__(self, folder: Path, arguments: Sequence[str], variables: Mapping[str, str], stdout: int | None = None):
+    Jobs with one `mark` are one run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        stdout: int | None = None,
+        *,
+        prefix: Sequence[str] = (),
+        mark: str | None = None,
+    ):
         self.folder = folder
-        self.mark = uuid.uuid4().hex
+        self.mark = mark or uuid.uuid4().hex
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
         self.json = folder / "report.json"
@@ -96,7 +113,7 @@ class Job:
         }
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, *(argument.replace("{json}", str(self.json)) for argument in arguments)],
+                [*prefix, sys.executable, *(argument.replace("{json}", str(self.json)) for argument in arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
@@ -161,6 +178,11 @@ class Job:
             assert time.monotonic() < end, f"not within {seconds:g} s\n{self.told()}"
             time.sleep(0.02)
 
+    def is_over(self, seconds: float = 0.0) -> bool:
+        """Does it end within so many seconds from now?"""
+        self._waiter.join(seconds)
+        return not self._waiter.is_alive()
+
     def _wait(self) -> None:
         self.process.wait()
         self.end = time.monotonic()
@@ -177,9 +199,9 @@ class Job:
         return alive
 
     def left_files(self) -> list[str]:
-        """What lies in its temporary folder; torchrun's own log folders are not ours."""
+        """What lies in its temporary folder; torchrun's own folders are not ours."""
         paths = [path.relative_to(self.temporary) for path in self.temporary.rglob("*")]
-        return sorted(str(path) for path in paths if not path.parts[0].startswith("torchelastic_"))
+        return sorted(str(path) for path in paths if not path.parts[0].startswith(("torchelastic_", "torchinductor_")))
 
     def check_left_nothing(self) -> None:
         """No process and no file."""
