@@ -267,8 +267,9 @@ def has_ground(world: World) -> str | None:
 class Check(Generic[D]):
     """One documented question.
 
-    `ground` says why the check makes no sense here (no GPU, one rank), or None. `needs` lists checks whose trials must
-    have gone well, else this one cannot run. `effect` is the verdict that an error finding leads to.
+    `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
+    asked for, by its code or its stage. An `optional` one is asked for by its code only. `needs` lists checks whose
+    trials must have gone well, else this one cannot run. `effect` is the verdict that an error finding leads to.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
@@ -290,6 +291,7 @@ class Check(Generic[D]):
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0
     fresh: bool = False
+    optional: bool = False
     effect: Verdict = Verdict.UNFIT
     depth: Depth = Depth.QUICK
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)

@@ -48,6 +48,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
+def names_text(names: Sequence[str], most: int = 8) -> str:
+    """Such as "n1, n2" or "n1, n2 and 30 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def odd_text(odd: Odd, missing: str) -> str:
     """Who has which value, the usual one last: "'a' on rank 3, 'b' on ranks 0-2". `missing` stands for None."""
     groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))

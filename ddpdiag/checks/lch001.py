@@ -7,6 +7,10 @@ of processes, the launcher was started with different options. GPUs without a ra
 Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
 older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
 
+no-local-rank: RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to
+choose a GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of
+each host.
+
 Fix: start every rank once, with one world size, and as many ranks on a host as it has GPUs.
 """
 
@@ -16,7 +20,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
-from ddpdiag.checks.hosts import Host, hosts_of, ranks_text
+from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
 
@@ -31,6 +35,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _process_counts(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
+        yield from _without_local_rank(seen, host)
         yield from _gpus(seen, host)
 
 
@@ -80,7 +85,10 @@ def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
         return
     hosts = {host.ranks[0]: host for host in hosts_of(seen)}
     if odd := odd_ones_out({first: len(host.ranks) for first, host in hosts.items()}):
-        counts = ", ".join(f"{len(host.ranks)} on {host.name}" for host in list(hosts.values())[:8])
+        counts = ", ".join(
+            f"{count} on {names_text([hosts[first].name for first in firsts])}"
+            for count, firsts in sorted(odd.groups.items(), key=lambda group: len(group[1]))
+        )
         yield seen.finding(
             "uneven",
             Severity.WARNING,
@@ -109,6 +117,23 @@ def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
                 ranks=ranks,
                 remedy="Let the launcher set LOCAL_RANK; do not export it in the job script.",
             )
+
+
+def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+    ranks = [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]
+    one_gpu = f", and one that does not puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
+    crowded = host.gpus > 0 and len(host.ranks) > 1
+    if ranks:
+        yield seen.finding(
+            "no-local-rank",
+            Severity.ERROR if crowded else Severity.WARNING,
+            "LOCAL_RANK is not set",
+            f"{host.name}: {ranks_text(ranks)} came without LOCAL_RANK; a script that reads it stops with a KeyError"
+            f"{one_gpu if crowded else ''}.",
+            ranks=ranks,
+            evidence={"ranks": len(host.ranks), "gpus": host.gpus},
+            remedy="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host) beside RANK.",
+        )
 
 
 def _one_gpu_each(seen: Seen[Data], host: Host) -> bool:

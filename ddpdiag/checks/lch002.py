@@ -20,10 +20,10 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.variables import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 
-# These tell ranks apart on purpose (LOCAL_WORLD_SIZE and WORLD_SIZE are judged by LCH001, NCCL_HOSTID below).
+# These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).
 OWN = frozenset(
     {
-        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
         "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID",
         "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE",
         "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE",

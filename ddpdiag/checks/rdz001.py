@@ -8,19 +8,26 @@ The table of ranks shows when each of them came, counted from rank 0's own start
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
 port that another job holds, a directory that is not shared or has no locks, a rank that never came.
 
+What cannot work by what is known is not tried, and left to the finding that says why: env:// where RDZ005 found that
+MASTER_PORT cannot be used, file:// where RDZ006 found that of the shared directory.
+
 Fix: the method that works is named; use it, or mend the one that the job needs.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from ddpdiag.blame import blamed
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
-from ddpdiag.model import Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.checks import rdz005, rdz006
+from ddpdiag.model import Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.world import World
 
 METHODS = ("tcp", "env", "file")
+# What the name of the run's folder in the shared directory ends with.
+RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
@@ -35,12 +42,12 @@ def measure(ctx: Context) -> Data:
     from ddpdiag.workloads.rendezvous import meet
 
     method = str(ctx.trial.params["method"])
-    return Data(method, meet(ctx, method, str(ctx.trial.params["backend"])))
+    return Data(method, meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, "")))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One method after the other, `repeat` times each; two failures in a row say enough."""
-    methods = _methods(seen.world)
+    methods = _methods(seen)
     repeat = int(seen.number("repeat"))
     done = len(seen.trials)
     if done >= len(methods) * repeat or (done >= 2 and not any(map(seen.went_well, seen.trials[-2:]))):
@@ -48,18 +55,35 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
     method = methods[done // repeat]
     params: dict[str, str | bool] = {"method": method, "backend": "gloo"}
-    return (new_trial(seen, params=params | ({"agent_store": agent} if method == "env" else {})),)
+    if method == "env":
+        params["agent_store"] = agent
+    # Whatever a worker that is killed leaves in the run's own folder goes with it.
+    env = {RUN_NONCE: seen.world.arrivals[0].nonce} if method == "file" and seen.options.shared_dir else {}
+    return (new_trial(seen, params=params, env=env),)
 
 
-def _methods(world: World) -> tuple[str, ...]:
-    """A file on one host needs no shared directory."""
-    return METHODS if len(world.hosts) == 1 or world.options.shared_dir else METHODS[:2]
+def _methods(seen: Seen[Data]) -> tuple[str, ...]:
+    """Those that may work. A file on one host needs no shared directory."""
+    out = set()
+    if not rdz005.usable(seen.of(rdz005.CHECK)):
+        out.add("env")
+    if seen.options.shared_dir and not rdz006.usable(seen.of(rdz006.CHECK)):
+        out.add("file")
+    if _lacks_directory(seen.world):
+        out.add("file")
+    return tuple(method for method in METHODS if method not in out)
+
+
+def _lacks_directory(world: World) -> bool:
+    return len(world.hosts) > 1 and not world.options.shared_dir
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Failed methods beside one that works are this check's finding; who failed is RUN003's."""
-    tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials}
-    if seen.trials and "file" not in tried and "file" not in _methods(seen.world):
+    # Where a rank was lost meanwhile (RUN002), the method is not to blame.
+    unheard = {o.trial for o in seen.outcomes if o.status is Status.UNHEARD}
+    tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if t.number not in unheard}
+    if seen.trials and "file" not in tried and _lacks_directory(seen.world):
         yield seen.finding(
             "file",
             Severity.INFO,

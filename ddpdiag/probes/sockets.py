@@ -4,25 +4,18 @@ torch raises the same exception for an unknown name, a closed port and a firewal
 own tells them apart.
 """
 
-import contextlib
 import errno
 import ipaddress
-import os
-import re
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
-from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.model import Options
-
-# Column 4 of /proc/net/tcp, from include/net/tcp_states.h.
-TCP_LISTEN = "0A"
 
 
 class Reach(Enum):
@@ -65,37 +58,54 @@ def _lookup(host: str, port: int) -> tuple[str, ...]:
 
 def reach(host: str, port: int, seconds: float) -> Reached:
     """Connect to `host` within `seconds`, and hang up; of several addresses the best answer counts."""
+    reached, sock = dial(host, port, seconds)
+    if sock is not None:
+        sock.close()
+    return reached
+
+
+def dial(host: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
+    """Connect to `host` within `seconds`; the connection, in blocking mode, if there is one."""
     start = time.monotonic()
     addresses = resolve(host, port, seconds)
     if addresses is None:
-        return Reached(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start)
+        return Reached(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start), None
     tries: list[Reached] = []
     for index, address in enumerate(addresses):
         left = seconds - (time.monotonic() - start)
-        tries.append(_connect(address, port, left / (len(addresses) - index)))
-        if tries[-1].reach is Reach.ACCEPTED:
-            break
+        tried, sock = _connect(address, port, left / (len(addresses) - index))
+        if sock is not None:
+            return structs.replace(tried, seconds=time.monotonic() - start), sock
+        tries.append(tried)
     order = list(Reach)
     best = min(tries, key=lambda tried: order.index(tried.reach), default=Reached(reach=Reach.UNKNOWN_NAME))
-    return Reached(reach=best.reach, address=best.address, source=best.source, seconds=time.monotonic() - start)
+    return structs.replace(best, seconds=time.monotonic() - start), None
 
 
-def _connect(address: str, port: int, seconds: float) -> Reached:
+def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
     """One numeric address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setblocking(False)
-            code = sock.connect_ex((address, port))
-            if code == errno.EINPROGRESS:
-                code = _wait(sock, seconds)
-            # A connect to a free ephemeral port of this host can meet itself; nobody listens there.
-            if code == 0 and sock.getsockname() == sock.getpeername():
-                code = errno.ECONNREFUSED
-            source = str(sock.getsockname()[0]) if code == 0 else None
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:  # no IPv6 here, or too many open files
+        return Reached(reach=_meaning(error.errno or errno.EIO), address=address), None
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex((address, port))
+        if code == errno.EINPROGRESS:
+            code = _wait(sock, seconds)
+        # A connect to a free ephemeral port of this host can meet itself; nobody listens there.
+        if code == 0 and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED
+        source = str(sock.getsockname()[0]) if code == 0 else None
     except OSError as error:
         code, source = error.errno or errno.EIO, None
-    return Reached(reach=_meaning(code), address=address, source=source)
+    reached = Reached(reach=_meaning(code), address=address, source=source)
+    if code == 0:
+        sock.setblocking(True)
+        return reached, sock
+    sock.close()
+    return reached, None
 
 
 def _wait(sock: socket.socket, seconds: float) -> int:
@@ -149,55 +159,3 @@ def allowed_ports(options: Options) -> tuple[int, ...]:
     """Ports on which a store may listen: any (0), or the range of `--port-range` for sites with a firewall."""
     low, _, high = (options.port_range or "").partition("-")
     return tuple(range(int(low), int(high) + 1)) if low and high else (0,)
-
-
-def holder_of(port: int) -> str | None:
-    """Who listens on a port of this host, as "pid 8123 (torchrun train.py)"; `None` if nobody does."""
-    listeners = dict(_listeners(port))
-    for inode in listeners:
-        if (pid := _owner(inode)) is not None:
-            return f"pid {pid} ({_command(pid)})"
-    if not listeners:
-        return None
-    uid = next(iter(listeners.values()))
-    return "a process that cannot be seen from here" if uid == os.getuid() else f"another user's process (uid {uid})"
-
-
-def _listeners(port: int) -> Iterator[tuple[str, int]]:
-    """Inode and uid of every socket that listens on the port; the columns are those of proc(5)."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:  # no IPv6
-            continue
-        for fields in map(str.split, lines):
-            if fields[3] == TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9], int(fields[7])
-
-
-def _owner(inode: str) -> int | None:
-    """A process that has the socket open; only our own user's can be seen, unless we are root."""
-    for process in Path("/proc").glob("[0-9]*"):
-        if f"socket:[{inode}]" in _open_files(process / "fd"):
-            return int(process.name)
-    return None
-
-
-def _open_files(directory: Path) -> Iterator[str]:
-    """Targets of the links in /proc/<pid>/fd that can be read; none of a process that is not ours, or gone."""
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return
-    for name in names:
-        with contextlib.suppress(OSError):  # closed since
-            yield os.readlink(directory / name)
-
-
-def _command(pid: int) -> str:
-    """The command line, shortened, without what looks like a secret."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        return "gone by now"
-    return re.sub(r"(?i)(\S*(?:token|secret|passw|key)[^\s=]*[= ])\S+", r"\1***", words)[:120]

@@ -1,26 +1,30 @@
-"""All-reduce: are the values right, and how long does it take on this rank?"""
+"""All-reduce: are the values right, how long does it take on this rank, and whose values are wrong?"""
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from ddpdiag.check import Context
 
 # Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
 # 37,000 ranks.
 _PERIOD = 7
-_RANK_PERIOD = 64
+RANK_PERIOD = 64
 
 
-class Timing(NamedTuple):
-    """One size: bytes per rank, seconds of each timed call on this rank, and how many elements were wrong."""
+class Checked(NamedTuple):
+    """One all-reduce: bytes per rank, seconds on this rank, and how many elements were wrong here.
+
+    `off_by` is the whole number of ramps (see `pattern`) that the sum differs by, if it is the same for all elements.
+    """
 
     bytes: int
-    seconds: list[float]
+    seconds: float
     wrong: int
+    off_by: int | None
 
 
 class Calls(NamedTuple):
@@ -37,22 +41,25 @@ def connect(ctx: Context, device: torch.device) -> None:
     ctx.timed("group", time.perf_counter() - begin)
 
 
-def time_all_reduce(ctx: Context, size: int, device: torch.device, afford: Callable[[float], Calls]) -> Timing:
-    """All-reduce `size` bytes of float32: once with its values checked, then as often as all ranks can afford.
-
-    `afford` gives this rank's own number of calls from the seconds that the checked one took.
-    """
+def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
+    """All-reduce `size` bytes of float32 whose sum is known."""
     count = max(1, size // 4)
-    label = f"all_reduce {size} B"
     tensor = pattern(count, dist.get_rank(), device)
     begin = time.perf_counter()
-    _step_by_step(ctx, tensor, label)
-    calls = afford(time.perf_counter() - begin)
-    wrong = int((tensor != total(count, dist.get_world_size(), device)).sum().item())
+    _step_by_step(ctx, tensor, _label(size))
+    seconds = time.perf_counter() - begin
+    expected = total(count, dist.get_world_size(), device)
+    wrong = int((tensor != expected).sum().item())
+    return Checked(count * 4, seconds, wrong, _ramps(tensor - expected) if wrong else None)
+
+
+def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls) -> list[float]:
+    """Seconds on this rank for each all-reduce of `size` bytes; of the ranks' `calls`, the fewest are made."""
+    label = _label(size)
     ctx.step(f"{label}: agree on the number of calls")
     warmup, iterations = _least(calls, device)
     ctx.step(f"{label}: {warmup} + {iterations} calls")
-    tensor.zero_()
+    tensor = torch.zeros(max(1, size // 4), device=device)
     for _ in range(warmup):
         dist.all_reduce(tensor)
     seconds = []
@@ -62,7 +69,41 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, afford: Calla
         dist.all_reduce(tensor)
         _finish(device)
         seconds.append(time.perf_counter() - begin)
-    return Timing(count * 4, seconds, wrong)
+    return seconds
+
+
+def on_any_rank(ctx: Context, here: bool) -> bool:
+    """Does something hold on any rank? Asked through the store: values that arrive wrong must not part the ranks."""
+    ctx.step("compare notes")
+    store = dist.PrefixStore("ddpdiag-notes", _get_default_store())
+    store.add("holds", int(here))
+    if store.add("told", 1) == dist.get_world_size():
+        store.set("answer", str(store.add("holds", 0)))
+    return int(store.get("answer")) > 0
+
+
+def broadcasts(ctx: Context, size: int, device: torch.device, most: int) -> tuple[int, tuple[int, ...]]:
+    """Let one rank after the other broadcast its pattern: how many did, and whose came out wrong on this rank.
+
+    Rank 0 says how many there is time for. The sender looks at its own copy as well.
+    """
+    count, wrong = max(1, size // 4), []
+    store = dist.PrefixStore("ddpdiag-broadcasts", _get_default_store())
+    if dist.get_rank() == 0:
+        store.set("senders", str(min(most, dist.get_world_size())))
+    senders = int(store.get("senders"))
+    for sender in range(senders):
+        ctx.step(f"broadcast {count * 4} B from rank {ctx.group[sender]}")
+        expected = pattern(count, sender, device)
+        tensor = expected.clone() if sender == dist.get_rank() else torch.zeros_like(expected)
+        dist.broadcast(tensor, src=sender)
+        if bool((tensor != expected).any().item()):
+            wrong.append(ctx.group[sender])
+    return senders, tuple(wrong)
+
+
+def _label(size: int) -> str:
+    return f"all_reduce {size} B"
 
 
 def _least(calls: Calls, device: torch.device) -> Calls:
@@ -89,13 +130,22 @@ def _finish(device: torch.device) -> None:
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
-    """This rank's part: `count` small integers that depend on rank and position, exact in float32."""
-    ramp = torch.arange(count, device=device, dtype=torch.int32).remainder_(_PERIOD).add_(1)
-    return ramp.mul_(rank % _RANK_PERIOD + 1).to(torch.float32)
+    """This rank's part: `count` small integers, exact in float32: the ramp 1, 2, ... 7, 1, 2, ... times its weight."""
+    return _ramp(count, device).mul_(rank % RANK_PERIOD + 1)
 
 
 def total(count: int, world_size: int, device: torch.device) -> torch.Tensor:
     """The sum of all ranks' parts."""
-    weight = sum(rank % _RANK_PERIOD + 1 for rank in range(world_size))
-    ramp = torch.arange(count, device=device, dtype=torch.int32).remainder_(_PERIOD).add_(1)
-    return ramp.mul_(weight).to(torch.float32)
+    return _ramp(count, device).mul_(sum(rank % RANK_PERIOD + 1 for rank in range(world_size)))
+
+
+def _ramp(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(count, device=device, dtype=torch.int32).remainder_(_PERIOD).add_(1).to(torch.float32)
+
+
+def _ramps(deviation: torch.Tensor) -> int | None:
+    """How many ramps this is; None if it is another figure, or too short to tell."""
+    first = float(deviation[0].item())
+    if len(deviation) < _PERIOD or not first.is_integer():  # infinity and NaN are no integers either
+        return None
+    return int(first) if torch.equal(deviation, _ramp(len(deviation), deviation.device).mul_(first)) else None

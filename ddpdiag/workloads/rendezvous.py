@@ -16,13 +16,14 @@ from ddpdiag.workloads.group import choose_device, group_timeout
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def meet(ctx: Context, method: str, backend: str) -> float:
+def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     """Open the default group as `method` says, pass a barrier, close it; seconds until the group stood.
 
-    `method` is tcp, env or file. The gate stands before the rendezvous, so the seconds are the rendezvous' own.
+    `method` is tcp, env or file; a folder in the shared directory whose name ends with `nonce` is the run's own. The
+    gate stands before the rendezvous, so the seconds are the rendezvous' own.
     """
     choose_device(backend, ctx.place.local_rank)
-    url, environment = _PREPARE[method](ctx)
+    url, environment = _file(ctx, nonce) if method == "file" else _PREPARE[method](ctx)
     begin = time.perf_counter()
     ctx.step(f"init_process_group {method}://")
     with _variables(environment):
@@ -56,15 +57,17 @@ def _env(ctx: Context) -> tuple[str, dict[str, str]]:
     return "env://", {_AGENT_STORE: "True"}
 
 
-def _file(ctx: Context) -> tuple[str, dict[str, str]]:
+def _file(ctx: Context, nonce: str) -> tuple[str, dict[str, str]]:
     """A fresh file: a stale one of an earlier job makes ranks connect to the dead."""
     folder = Path(ctx.options.shared_dir or ctx.scratch)
+    if nonce and ctx.group_rank == 0:
+        folder = next(folder.glob(f"ddpdiag-*-{nonce}"), folder)
     name = f"ddpdiag-rendezvous-{os.getpid()}-{ctx.trial.number}"
     opening = ctx.gate(str(folder.absolute() / name) if ctx.group_rank == 0 else "")
     return f"file://{opening.offer}", {}
 
 
-_PREPARE = {"tcp": _tcp, "env": _env, "file": _file}
+_PREPARE = {"tcp": _tcp, "env": _env}
 
 
 @contextmanager

@@ -109,3 +109,25 @@ def test_a_gpu_bound_to_each_rank_is_silent():
 
 def test_hosts_without_gpus_are_silent_about_them():
     assert found(seen(16, ranks_per_node=16)) == {}
+
+
+def test_ranks_without_a_local_rank_are_a_warning_and_on_shared_gpus_an_error():
+    lacking = {rank: {"lacks": ("LOCAL_RANK",)} for rank in range(4)}
+    run = changed(4, lacking)
+    assert [finding.code for finding in CHECK.judge(run)] == ["LCH001.no-local-rank"] * 2
+    finding = found(run)["LCH001.no-local-rank"]
+    assert (finding.severity, finding.ranks, finding.nodes) == (Severity.WARNING, (2, 3), ("n1",))
+    finding = found(changed(4, lacking, gpus=2))["LCH001.no-local-rank"]
+    assert finding.severity is Severity.ERROR
+    assert "2 ranks on the first of 2 GPUs" in finding.message
+
+
+def test_one_rank_on_each_host_without_a_local_rank_takes_the_right_gpu():
+    lacking = {rank: {"lacks": ("LOCAL_RANK",)} for rank in range(2)}
+    finding = found(changed(2, lacking, ranks_per_node=1, gpus=1))["LCH001.no-local-rank"]
+    assert finding.severity is Severity.WARNING
+
+
+def test_the_odd_host_of_many_stands_first_in_the_counts():
+    finding = found(seen(21))["LCH001.uneven"]
+    assert "1 on n10, 2 on n0, n1, n2, n3, n4, n5, n6, n7 and 2 more;" in finding.message

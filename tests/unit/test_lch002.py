@@ -39,7 +39,9 @@ def test_two_ranks_that_differ_blame_nobody_and_show_both():
     assert finding.evidence == {"rank 0": "Ring", "rank 1": "Tree"}
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE"])
+@pytest.mark.parametrize(
+    "name", ["RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE"]
+)
 def test_what_must_differ_may_differ(name):
     assert found(with_variables("0", "1", "2", name=name)) == []
 

@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seen import seen_of, together, world_of
+from msgspec import structs
+from seen import seen_of, together, with_arrivals, world_of
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import col001, rdz001, rdz002
+from ddpdiag.checks import col001, rdz001, rdz002, rdz005, rdz006
+from ddpdiag.checks.shared_view import Data as Directory
 from ddpdiag.model import Depth, Finding, Options, Severity, Status
 from ddpdiag.stats import Samples
 
@@ -38,6 +40,82 @@ def test_wrong_values_everywhere_blame_nobody() -> None:
     assert (finding.code, finding.ranks) == ("COL001.wrong", ())
     assert "every rank" in finding.message
     assert "7 elements" in finding.message
+    assert "no time" in finding.message
+
+
+def spoilt(*, wrong_from: tuple[int, ...] = (), off_by: int | None = None, ranks: int = 4) -> col001.Data:
+    """A rank whose sum is wrong, and which heard these ranks' broadcasts wrong."""
+    return structs.replace(reduced(7, ranks=ranks), senders=ranks, wrong_from=wrong_from, off_by=off_by)
+
+
+def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host() -> None:
+    rows = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
+    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    assert "rank 2 on n1: what it sends arrives wrong" in finding.message
+    assert finding.evidence["wrong_from"] == ["0: rank 2", "1: rank 2", "3: rank 2"]
+    assert "Do not train on n1" in finding.remedy
+
+
+def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
+    rows = {0: spoilt(wrong_from=(1,), ranks=2), 1: spoilt(ranks=2)}
+    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    assert (finding.ranks, finding.nodes, finding.links) == ((), (), ("rank 1 -> rank 0",))
+
+
+@pytest.mark.parametrize(
+    ("off_by", "text"), [(3, "the part of rank 2 had been counted twice"), (-1, "rank 0 had been left out")]
+)
+def test_a_sum_that_is_off_by_one_ranks_part_says_whose(off_by: int, text: str) -> None:
+    rows = {rank: spoilt(off_by=off_by) for rank in range(4)}
+    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    assert text in finding.message
+
+
+@pytest.mark.parametrize("offs", [[9] * 4, [1, 2, 1, 1], [None] * 4, [0] * 4])
+def test_a_sum_that_is_off_by_something_else_says_nothing_of_parts(offs: list[int | None]) -> None:
+    rows = {rank: spoilt(off_by=off) for rank, off in enumerate(offs)}
+    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    assert "as if" not in finding.message
+
+
+def in_pairs(bad: int, rows: dict[int, col001.Data]) -> Seen[col001.Data]:
+    """The same ranks, after they summed in pairs as long as that was planned; pairs with `bad` are wrong."""
+    seen = seen_of(col001.CHECK, rows, params={"backend": "gloo"})
+    while planned := col001.plan(seen):
+        (trial,) = (structs.replace(trial, number=len(seen.trials)) for trial in planned)
+        pairs = {rank: reduced(wrong=int(bad in group)) for group in trial.groups for rank in group}
+        own = seen_of(col001.CHECK, pairs, size=len(rows))
+        outcomes = tuple(structs.replace(outcome, trial=trial.number) for outcome in own.outcomes)
+        done = (*seen.recording.outcomes, *outcomes)
+        recording = structs.replace(seen.recording, trials=(*seen.recording.trials, trial), outcomes=done)
+        seen = Seen(seen.world, seen.check, recording)
+    return seen
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7, 8])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_where_broadcasts_are_right_pairs_find_the_rank_that_sums_wrong(ranks: int, bad: int) -> None:
+    seen = in_pairs(bad, {rank: spoilt(ranks=ranks) for rank in range(ranks)})
+    (finding,) = col001.judge(seen)
+    assert finding.ranks == (bad,)
+    assert len(seen.trials) <= 1 + col001.MAX_ROUNDS
+    assert all(row["busbw_bytes_per_s"] for row in col001.columns(seen).values())
+    assert set(col001.columns(seen)) == set(range(ranks))
+
+
+def test_pairs_that_all_sum_right_blame_nobody() -> None:
+    seen = in_pairs(99, {rank: spoilt() for rank in range(4)})
+    (finding,) = col001.judge(seen)
+    assert finding.ranks == ()
+    assert "sums of two ranks do not show where" in finding.message
+
+
+def test_pairs_are_not_tried_where_broadcasts_say_enough_or_all_is_right() -> None:
+    named = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
+    assert len(in_pairs(2, named).trials) == 1
+    assert len(in_pairs(2, {rank: reduced() for rank in range(4)}).trials) == 1
+    assert len(in_pairs(1, {0: spoilt(ranks=2), 1: spoilt(ranks=2)}).trials) == 1
 
 
 def test_wrong_values_on_one_rank_of_four_blame_it() -> None:
@@ -118,12 +196,56 @@ def test_the_methods_are_tried_in_turn() -> None:
     assert trial.params["method"] == "env"
 
 
+def methods(seen: Seen[rdz001.Data]) -> list[str]:
+    """What is tried, if all goes well."""
+    tried: list[str] = []
+    while planned := rdz001.plan(seen):
+        tried.append(str(planned[0].params["method"]))
+        done = met(tried[-1], ranks_per_node=len(seen.world.hosts[next(iter(seen.world.hosts))]))
+        trials = (*seen.recording.trials, structs.replace(planned[0], number=len(seen.recording.trials)))
+        outcomes = tuple(structs.replace(outcome, trial=len(trials) - 1) for outcome in done.outcomes)
+        recording = structs.replace(seen.recording, trials=trials, outcomes=(*seen.recording.outcomes, *outcomes))
+        seen = Seen(seen.world, seen.check, recording)
+    return tried
+
+
+def unmet(**world: object) -> Seen[rdz001.Data]:
+    """Two ranks that have tried nothing."""
+    seen = met("tcp", **world)
+    return Seen(seen.world, seen.check, structs.replace(seen.recording, trials=(), outcomes=()))
+
+
+SHARED = Options(shared_dir="/shared")
+
+
 def test_a_file_needs_a_shared_directory_on_several_hosts() -> None:
-    assert rdz001._methods(world_of(2, ranks_per_node=1)) == ("tcp", "env")
-    shared = world_of(2, ranks_per_node=1, options=Options(shared_dir="/shared"))
-    assert rdz001._methods(shared) == rdz001.METHODS
+    assert methods(unmet()) == ["tcp", "env", "file"]
+    assert methods(unmet(ranks_per_node=1)) == ["tcp", "env"]
+    assert methods(unmet(ranks_per_node=1, options=SHARED)) == ["tcp", "env", "file"]
     (finding,) = rdz001.judge(met("tcp", ranks_per_node=1))
     assert (finding.code, finding.severity) == ("RDZ001.file", Severity.INFO)
+
+
+def test_a_directory_that_is_no_good_is_another_checks_finding_and_is_not_tried() -> None:
+    full = Directory(directory="/shared", error="ENOSPC")
+    directory = seen_of(rdz006.CHECK, {0: Directory(directory="/shared"), 1: full}, ranks_per_node=1, options=SHARED)
+    seen = together(unmet(ranks_per_node=1, options=SHARED), directory)
+    assert methods(seen) == ["tcp", "env"]
+    assert list(rdz001.judge(seen)) == []
+
+
+def test_a_master_port_that_is_no_good_is_another_checks_finding_and_is_not_tried() -> None:
+    taken = rdz005.Data(name="n0", port=29500, error="EADDRINUSE")
+    port = seen_of(rdz005.CHECK, {0: taken}, size=2, ranks_per_node=1, params={"agent_store": False})
+    assert methods(together(unmet(ranks_per_node=1), port)) == ["tcp"]
+
+
+def test_the_file_lies_in_the_runs_own_folder() -> None:
+    seen = unmet(ranks_per_node=1, options=SHARED)
+    arrivals = {rank: structs.replace(own, nonce=f"nonce-{rank}") for rank, own in seen.world.arrivals.items()}
+    tried = together(together(with_arrivals(seen, arrivals), met("tcp")), met("env"))
+    (trial,) = rdz001.plan(tried)
+    assert (trial.params["method"], trial.env) == ("file", {rdz001.RUN_NONCE: "nonce-0"})
 
 
 def test_one_failed_method_is_not_this_checks_finding_unless_another_works() -> None:
@@ -193,6 +315,41 @@ def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_me
     assert (finding.code, finding.severity) == ("RDZ002.loopback", Severity.WARNING)
     (finding,) = rdz002.judge(together(seen, met("tcp", {1: Status.HUNG}, ranks_per_node=1)))
     assert finding.severity is Severity.ERROR
+
+
+def test_a_slow_reverse_look_up_is_a_warning_that_names_the_host() -> None:
+    rows = {0: named(), 1: named(reverse_seconds=6.1), 2: named(reverse_seconds=None)}
+    slow, silent = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (slow.code, slow.severity, slow.nodes) == ("RDZ002.reverse", Severity.WARNING, ("n1",))
+    assert "that took 6.1 s; 1 s at most" in slow.message
+    assert (silent.code, silent.nodes) == ("RDZ002.reverse", ("n2",))
+    assert "no answer came" in silent.message
+
+
+def test_a_host_without_an_address_of_the_coordinators_family_is_named() -> None:
+    rows = {
+        0: named(("fd00::1",), families=("IPv4", "IPv6")),
+        1: named(("fd00::1",), families=("IPv4",)),
+        2: named(("fd00::1",), families=("IPv6",)),
+    }
+    (finding, _) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.family", Severity.ERROR, ("n1",))
+    assert "n0 has IPv6 addresses only on n1 (fd00::1), and n1 itself IPv4 ones" in finding.message
+
+
+def test_hosts_with_no_family_in_common_cannot_connect_and_the_odd_one_is_named() -> None:
+    only = [("IPv4",), ("IPv4",), ("IPv4",), ("IPv6",)]
+    rows = {rank: named(("10.0.0.1", "fd00::1"), families=families) for rank, families in enumerate(only)}
+    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (finding.code, finding.nodes) == ("RDZ002.family", ("n3",))
+    rows = {0: rows[0], 1: rows[3]}
+    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert finding.nodes == ()
+
+
+def test_hosts_that_share_a_family_are_silent_about_the_other() -> None:
+    rows = {0: named(families=("IPv4",)), 1: named(families=("IPv4", "IPv6")), 2: named(families=())}
+    assert list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))) == []
 
 
 def test_the_host_with_another_address_is_the_odd_one_out() -> None:

@@ -1,0 +1,85 @@
+"""Who spoils values. Pure; for COL001.
+
+First, from what every rank heard when one after the other broadcast what all know: a rank whose own copy changed is
+guilty by itself; in the matrix of senders and receivers, a bad row is a sender and a bad column a receiver; a row and a
+column together are the way between the two, and so is the only cell of two ranks.
+
+Where all broadcasts are right, pairs of ranks sum by themselves, with new partners in each round: who is in a wrong
+pair each time is guilty.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+# More than this share of a row or a column must be wrong to condemn it.
+_MOST = 0.5
+
+
+class Guilt(Struct, frozen=True):
+    """Ranks, or else ways (sender, receiver), to blame, and why; neither if the evidence cannot decide."""
+
+    why: str
+    ranks: tuple[int, ...] = ()
+    ways: tuple[tuple[int, int], ...] = ()
+
+
+def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
+    """`wrong_from` says for every receiver whose broadcasts came out wrong there; ranks below `senders` broadcast."""
+    changed = tuple(rank for rank, wrong in sorted(wrong_from.items()) if rank in wrong)
+    if changed:
+        return Guilt("what it sends is spoilt in its own memory already", changed)
+    ways = tuple((sender, rank) for rank, wrong in sorted(wrong_from.items()) for sender in sorted(wrong))
+    if not ways:
+        return Guilt("what ranks broadcast arrives right, so that the fault lies in the summing")
+    rows, columns = _shares(wrong_from, senders)
+    bad_senders = tuple(rank for rank, share in rows.items() if share > _MOST)
+    bad_receivers = tuple(rank for rank, share in columns.items() if share > _MOST)
+    if bad_senders and not bad_receivers:
+        return Guilt("what it sends arrives wrong, and what the others send arrives right", bad_senders)
+    if bad_receivers and not bad_senders:
+        return Guilt("what it receives is wrong, and right at the others", bad_receivers)
+    return _way(rows, columns, ways)
+
+
+def pairs(ranks: Sequence[int], number: int) -> tuple[tuple[int, ...], ...]:
+    """The pairs of round `number`, from 0: everybody meets everybody once in as many rounds (the circle method).
+
+    Of an odd number of ranks one has no partner.
+    """
+    circle: list[int | None] = [*ranks, *([None] if len(ranks) % 2 else [])]
+    turned = circle[:1] + circle[1:][number:] + circle[1:][:number]
+    couples = zip(turned, reversed(turned[len(turned) // 2 :]), strict=False)
+    return tuple((min(one, other), max(one, other)) for one, other in couples if one is not None and other is not None)
+
+
+def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tuple[int, ...]:
+    """Who was in no pair that summed right; `heard` says of each pair whether its sum was wrong."""
+    cleared = {rank for pair, wrong in heard.items() if not wrong for rank in pair}
+    return tuple(rank for rank in ranks if rank not in cleared)
+
+
+def _shares(wrong_from: Mapping[int, Sequence[int]], senders: int) -> tuple[dict[int, float], dict[int, float]]:
+    """Which share of the others hears a sender wrong, and of which share of the others a receiver hears wrong."""
+    heard = Counter(sender for wrong in wrong_from.values() for sender in wrong)
+    rows = {sender: heard[sender] / max(1, len(wrong_from) - 1) for sender in range(senders)}
+    columns = {
+        rank: len(wrong) / max(1, senders - (1 if rank < senders else 0)) for rank, wrong in sorted(wrong_from.items())
+    }
+    return rows, columns
+
+
+def _way(rows: Mapping[int, float], columns: Mapping[int, float], ways: tuple[tuple[int, int], ...]) -> Guilt:
+    """One sender that nobody hears right, and one receiver that hears nobody right: in a ring, neighbours.
+
+    Broadcasts pass through other ranks, so that a bad cable spoils what others send as well.
+    """
+    senders = [rank for rank, share in rows.items() if share == 1.0]
+    receivers = [rank for rank, share in columns.items() if share == 1.0]
+    whole = [(sender, receiver) for sender in senders for receiver in receivers if sender != receiver]
+    if len(whole) == 1:
+        return Guilt("either the sender, the receiver or what is between them spoils it", ways=tuple(whole))
+    if len(ways) == 1:
+        return Guilt("only what goes this way arrives wrong", ways=ways)
+    return Guilt("neither one sender nor one receiver accounts for what arrives wrong")

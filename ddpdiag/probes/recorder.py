@@ -1,0 +1,93 @@
+"""torch's flight recorder: which collectives did this process post last?
+
+It is on by default for nccl and gloo (torch 2.13), and is read in the process itself, so that no file is needed. Its
+`state` and `retired` are not read: for gloo every entry is "scheduled" for ever, and one that is not over can be
+"retired" (measured, torch 2.13).
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct, field
+
+from ddpdiag.model import Collective
+
+LAST = 8
+# The first for gloo (torch 2.8 and newer), the second for NCCL; in newer builds both give the same.
+_READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+# A group, by its reader and torch's number for it, which no later group of the process gets again.
+Group = tuple[str, str]
+
+
+class _Entry(Struct, frozen=True):
+    """What is used of an entry (version 2.10 of the trace; the fields are there since torch 2.5)."""
+
+    profiling_name: str
+    process_group: tuple[str, ...] = ()
+    pg_id: int = 0
+    collective_seq_id: int = 0
+    p2p_seq_id: int = 0
+    is_p2p: bool = False
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    time_created_ns: int = 0
+
+
+class _Trace(Struct, frozen=True):
+    entries: tuple[_Entry, ...] = ()
+    pg_status: dict[str, msgspec.Raw] = field(default_factory=dict)
+
+
+_trace: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
+
+
+def groups() -> frozenset[Group]:
+    """The groups in which this process has posted anything so far; takes some 10 us."""
+    return frozenset((name, group) for name, trace in _traces(includeCollectives=False) for group in trace.pg_status)
+
+
+def posted(before: frozenset[Group]) -> tuple[Collective, ...] | None:
+    """The last collectives of other groups than those `before`, the oldest first.
+
+    None without torch.distributed (it is not imported for this) or without a flight recorder in it.
+    """
+    traces = _traces()
+    if not traces:
+        return None
+    entries = [e for name, trace in traces for e in trace.entries if (name, str(e.pg_id)) not in before]
+    ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
+    return tuple(map(_collective, _of_newest_groups(ordered)[-LAST:]))
+
+
+def _traces(**options: bool) -> list[tuple[str, _Trace]]:
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    readers = [(name, reader) for name in _READERS if (reader := getattr(c10d, name, None)) is not None]
+    return [(name, trace) for name, reader in readers if (trace := _read(reader, options)) is not None]
+
+
+def _read(reader: Callable[..., bytes], options: Mapping[str, bool]) -> _Trace | None:
+    """None for a trace of another form than those known."""
+    try:
+        return _trace.decode(reader(**options))
+    except (RuntimeError, TypeError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _of_newest_groups(entries: Sequence[_Entry]) -> list[_Entry]:
+    """A group that was opened again has its old name and counts from 1: only what belongs to the newest one is left."""
+    newest = {entry.process_group: entry.pg_id for entry in entries}
+    return [entry for entry in entries if entry.pg_id == newest[entry.process_group]]
+
+
+def _collective(entry: _Entry) -> Collective:
+    return Collective(
+        seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        name=entry.profiling_name,
+        elements=sum(map(math.prod, entry.input_sizes)),
+        dtype="/".join(dict.fromkeys(entry.input_dtypes)),
+        group=entry.process_group[0] if entry.process_group else "",
+        p2p=entry.is_p2p,
+    )

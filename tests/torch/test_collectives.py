@@ -1,0 +1,108 @@
+"""Sums that are known, and who spoils them: ranks that meet over gloo, one of which tampers with what it sends."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ddpdiag.checks.wrong_values import guilt
+from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total
+
+CPU = torch.device("cpu")
+RANKS = 3
+# "none": nothing is wrong. "more": what rank 1 sends goes out larger. "twice": its sums count it twice.
+WAYS = ("none", "more", "twice")
+# Imports torch once, and forks the ranks of each way.
+SCRIPT = """
+import json, os, sys, traceback
+from pathlib import Path
+import torch, torch.distributed as dist
+from ddpdiag.workloads import collectives
+
+folder, ranks, *ways = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+all_reduce, broadcast, cpu = dist.all_reduce, dist.broadcast, torch.device("cpu")
+
+class Context:
+    group = tuple(range(ranks))
+    step = timed = staticmethod(lambda *_: None)
+
+def tamper(rank, way):
+    def tampered_all_reduce(tensor, **options):
+        if rank == 1 and tensor.is_floating_point():
+            tensor.mul_(2) if way == "twice" else tensor.add_(1)
+        return all_reduce(tensor, **options)
+
+    def tampered_broadcast(tensor, src):
+        # The copy that goes out is spoilt, and the rank's own stays as it is.
+        return broadcast(tensor + 1 if src == rank == 1 and way == "more" else tensor, src=src)
+
+    dist.all_reduce, dist.broadcast = tampered_all_reduce, tampered_broadcast
+
+def be(rank, way):
+    if way != "none":
+        tamper(rank, way)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{way}", rank=rank, world_size=ranks)
+    collectives.connect(Context, cpu)
+    checked = collectives.check_all_reduce(Context, 4096, cpu)
+    answer = {"wrong": checked.wrong, "off_by": checked.off_by}
+    answer["anywhere"] = collectives.on_any_rank(Context, checked.wrong > 0)
+    if answer["anywhere"]:
+        answer["senders"], answer["wrong_from"] = collectives.broadcasts(Context, 4096, cpu, 64)
+    else:
+        answer["seconds"] = collectives.time_all_reduce(Context, 4096, cpu, collectives.Calls(1, rank + 2))
+    (folder / f"{way}-{rank}").write_text(json.dumps(answer))
+    dist.barrier()
+    dist.destroy_process_group()
+
+for way in ways:
+    for rank in range(ranks):
+        if os.fork() == 0:
+            try:
+                be(rank, way)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What each rank found, by way."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), str(RANKS), *WAYS]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120, check=True)
+    return {way: [json.loads((folder / f"{way}-{rank}").read_text()) for rank in range(RANKS)] for way in WAYS}
+
+
+def guilty(answers):
+    return guilt({rank: own["wrong_from"] for rank, own in enumerate(answers)}, RANKS).ranks
+
+
+def test_right_sums_are_timed_as_often_as_the_slowest_can_afford(answers):
+    assert [own["wrong"] for own in answers["none"]] == [0] * RANKS
+    assert [len(own["seconds"]) for own in answers["none"]] == [2] * RANKS
+
+
+def test_the_rank_whose_part_goes_out_spoilt_is_found(answers):
+    found = answers["more"]
+    assert all(own["wrong"] == 1024 and own["anywhere"] and own["senders"] == RANKS for own in found)
+    assert guilty(found) == (1,)
+
+
+def test_a_part_that_counts_twice_is_recognised(answers):
+    assert [own["off_by"] for own in answers["twice"]] == [2] * RANKS  # the weight of rank 1
+    assert guilty(answers["twice"]) == ()
+
+
+@pytest.mark.parametrize("ranks", [2, RANK_PERIOD + 3])
+def test_the_sum_of_all_parts_is_what_is_expected(ranks):
+    parts = torch.stack([pattern(20, rank, CPU) for rank in range(ranks)])
+    assert torch.equal(parts.sum(0), total(20, ranks, CPU))

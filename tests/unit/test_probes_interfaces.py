@@ -1,0 +1,124 @@
+"""Which interface gloo and NCCL would choose."""
+
+import socket
+
+import pytest
+
+from ddpdiag.probes.interfaces import (
+    Interface,
+    Wanted,
+    bindable,
+    chosen_address,
+    gloo_address,
+    interface_of,
+    interfaces,
+    nccl_choice,
+    nccl_takes,
+    offered_address,
+    source_towards,
+    wanted,
+)
+
+LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
+ETH0 = Interface(name="eth0", addresses=("10.0.0.1", "fe80::1%eth0"))
+ETH1 = Interface(name="eth1", addresses=("192.168.0.1",))
+IB0 = Interface(name="ib0", addresses=("10.1.0.1",))
+DOCKER0 = Interface(name="docker0", addresses=("172.17.0.1",))
+BRIDGE = Interface(name="br-9f2", addresses=("172.18.0.1",))
+BARE = Interface(name="eth2")
+DOWN = Interface(name="eth3", addresses=("10.3.0.1",), running=False)
+
+
+def names(*found: Interface) -> list[str]:
+    return [interface.name for interface in found]
+
+
+@pytest.mark.parametrize(
+    ("rule", "taken"),
+    [
+        ("eth", ["eth0", "eth1"]),
+        ("eth1,lo", ["eth1", "lo"]),
+        ("=eth0", ["eth0"]),
+        ("=eth", []),
+        ("^docker", ["eth0", "eth1", "lo"]),
+        ("^=eth0,lo", ["docker0", "eth1"]),
+        ("eth0:1", ["eth0"]),
+        ("^", []),
+    ],
+)
+def test_nccl_takes_prefixes_exact_names_and_exclusions(rule, taken):
+    assert [name for name in ("docker0", "eth0", "eth1", "lo") if nccl_takes(rule, name)] == taken
+
+
+def test_nccl_prefers_infiniband_and_leaves_docker_and_loopback_for_the_end():
+    assert names(*nccl_choice(None, (LO, DOCKER0, ETH0, IB0))) == ["ib0"]
+    assert names(*nccl_choice(None, (LO, DOCKER0, ETH0, ETH1))) == ["eth0", "eth1"]
+    assert names(*nccl_choice(None, (LO, DOCKER0))) == ["docker0"]
+    assert names(*nccl_choice(None, (LO,))) == ["lo"]
+
+
+def test_nccl_does_not_leave_out_other_bridges():
+    assert names(*nccl_choice(None, (LO, BRIDGE, ETH0)))[0] == "br-9f2"
+
+
+def test_excluding_docker_alone_brings_back_loopback():
+    assert names(*nccl_choice("^docker0", (LO, DOCKER0, ETH0)))[0] == "lo"
+
+
+def test_nccl_skips_what_is_down_or_has_no_address():
+    assert nccl_choice("eth", (DOWN, BARE)) == ()
+
+
+def test_gloo_takes_the_first_address_of_the_first_exact_name():
+    known = (LO, ETH0, ETH1, BARE)
+    assert gloo_address("eth1,eth0", (), known) == "192.168.0.1"
+    assert gloo_address("eth", (), known) is None
+    assert gloo_address("eth2", (), known) is None
+
+
+def test_gloo_without_a_variable_takes_the_own_name_or_loopback():
+    assert gloo_address(None, ("10.0.0.1",), (LO, ETH0)) == "10.0.0.1"
+    assert gloo_address("", (), (LO, ETH0)) == "127.0.0.1"
+
+
+def test_what_other_hosts_cannot_use_is_not_offered_to_them():
+    local = Interface(name="eth4", addresses=("fe80::4%eth4",))
+    known = (LO, ETH0, local)
+    assert offered_address("gloo", Wanted("lo", None), (), known) is None
+    assert offered_address("gloo", Wanted("eth4", None), (), known) is None
+    assert offered_address("gloo", Wanted("eth0", None), (), known) == "10.0.0.1"
+    assert chosen_address("nccl", Wanted("lo", "eth0"), (), known) == "10.0.0.1"
+
+
+def test_an_address_leads_to_its_interface_whatever_its_zone():
+    assert interface_of("fe80::1", (LO, ETH0)) is ETH0
+    assert interface_of("10.9.9.9", (LO, ETH0)) is None
+    assert interface_of(None, (LO, ETH0)) is None
+
+
+def test_nccls_files_count_after_the_environment(tmp_path):
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_SOCKET_IFNAME=ib0\n")
+    assert wanted({"NCCL_CONF_FILE": str(conf)}) == Wanted(None, "ib0")
+    both = {"NCCL_CONF_FILE": str(conf), "NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth1"}
+    assert wanted(both) == Wanted("eth1", "eth0")
+
+
+def test_this_machine_has_a_loopback_interface_without_a_nominal_speed(tmp_path):
+    (lo,) = [interface for interface in interfaces(tmp_path) or () if interface.name == "lo"]
+    assert "127.0.0.1" in lo.addresses
+    assert (lo.running, lo.bytes_per_s) == (True, None)
+
+
+def test_only_own_addresses_can_be_bound():
+    assert bindable(("127.0.0.1", "198.51.100.7")) == ("127.0.0.1",)
+
+
+def test_a_loopback_address_says_nothing_about_the_way_to_others():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("198.51.100.1", 9))
+        except OSError:
+            assert source_towards(("127.0.1.1",)) is None
+        else:
+            assert source_towards(("127.0.1.1",)) == sock.getsockname()[0]

@@ -1,0 +1,170 @@
+"""RDZ003: the interface that every host offers."""
+
+from meshes import meshed
+from msgspec import Raw, structs
+from seen import seen_of, together, world_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import rdz003
+from ddpdiag.codec import encode
+from ddpdiag.model import Finding, Options, Severity
+from ddpdiag.probes.interfaces import Interface, Wanted
+from ddpdiag.probes.sockets import Reach
+
+LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
+DOCKER0 = Interface(name="docker0", addresses=("172.17.0.1",))
+
+
+def host(rank: int = 0, *, gloo: str | None = None, nccl: str | None = None, **more: object) -> rdz003.Data:
+    """Host n<rank>, whose name leads to eth0, as does the way to the coordinator."""
+    address = f"10.0.0.{rank + 1}"
+    values = {
+        "interfaces": (LO, Interface(name="eth0", addresses=(address,)), DOCKER0),
+        "own_addresses": (address,),
+        "names": Wanted(gloo, nccl),
+        "source": address,
+    }
+    return rdz003.Data(**(values | more))  # type: ignore[arg-type]
+
+
+def seen(*rows: rdz003.Data, gpus: int = 0) -> Seen[rdz003.Data]:
+    return seen_of(rdz003.CHECK, dict(enumerate(rows)), ranks_per_node=1, gpus=gpus)
+
+
+def judged(*rows: rdz003.Data, gpus: int = 0) -> list[Finding]:
+    return list(rdz003.judge(seen(*rows, gpus=gpus)))
+
+
+def test_hosts_that_offer_their_own_address_are_silent():
+    assert judged(host(0), host(1), host(2)) == []
+    assert judged(host(0, gloo="eth0", nccl="=eth0"), host(1, gloo="eth0", nccl="eth")) == []
+
+
+def test_one_host_has_no_ground():
+    assert rdz003.ground(world_of(2, ranks_per_node=2)) is not None
+
+
+def test_an_interface_that_one_host_does_not_have_names_that_host():
+    (finding,) = judged(host(0), host(1, gloo="eno1"))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ003.missing", Severity.ERROR, ("n1",))
+    assert "it has lo, eth0, docker0" in finding.message
+    assert finding.env == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+
+
+def test_nccls_spelling_in_gloos_variable_is_explained():
+    (finding,) = judged(host(0), host(1, gloo="^docker0"))
+    assert "exact names" in finding.message
+
+
+def test_nccls_variable_matters_as_much_as_nccl_does():
+    (finding,) = judged(host(0), host(1, nccl="=eth7"))
+    assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.WARNING)
+    (finding,) = judged(host(0), host(1, nccl="=eth7"), gpus=1)
+    assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.ERROR)
+    (finding,) = judged(host(0), host(1, gloo="eth7"), gpus=1)
+    assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.WARNING)
+
+
+def test_an_interface_of_no_use_is_told_apart_from_a_missing_one():
+    bare, down = Interface(name="eth1"), Interface(name="eth2", addresses=("10.2.0.1",), running=False)
+    known = (*(host(1).interfaces or ()), bare, down)
+    assert [f.code for f in judged(host(0), host(1, gloo="eth1", interfaces=known))] == ["RDZ003.no-address"]
+    assert "RDZ003.down" in [f.code for f in judged(host(0), host(1, gloo="eth2", interfaces=known))]
+
+
+def test_a_link_local_address_is_no_address():
+    local = Interface(name="eth1", addresses=("fe80::1%eth1",))
+    (finding,) = judged(host(0), host(1, gloo="eth1", interfaces=(*(host(1).interfaces or ()), local)))
+    assert (finding.code, finding.severity) == ("RDZ003.no-address", Severity.ERROR)
+
+
+def test_a_variable_that_leads_to_loopback_is_an_error():
+    (finding,) = judged(host(0), host(1, gloo="lo"))
+    assert (finding.code, finding.nodes) == ("RDZ003.loopback", ("n1",))
+    (finding,) = judged(host(0), host(1, nccl="^docker0"), gpus=1)
+    assert (finding.code, finding.severity) == ("RDZ003.loopback", Severity.ERROR)
+
+
+def test_a_name_that_leads_to_loopback_is_not_this_checks_finding():
+    assert judged(host(0), host(1, own_addresses=("127.0.1.1",))) == []
+    assert judged(host(0), host(1, own_addresses=())) == []
+
+
+def test_docker0_everywhere_is_one_finding_that_names_all_hosts():
+    (finding,) = judged(*(host(rank, gloo="docker0") for rank in range(3)))
+    assert (finding.code, finding.severity) == ("RDZ003.shared", Severity.ERROR)
+    assert finding.nodes == ("n0", "n1", "n2")
+    assert "172.17.0.1" in finding.title
+    assert finding.remedy.startswith("Set GLOO_SOCKET_IFNAME=eth0 on all of them")
+
+
+def test_containers_that_share_a_machines_network_share_its_address():
+    rows = {rank: host(0, network=42) for rank in range(2)}
+    base = seen_of(rdz003.CHECK, rows, ranks_per_node=1)
+    one = {rank: structs.replace(a, host_id="boot") for rank, a in base.world.arrivals.items()}
+    same = Seen(structs.replace(base.world, arrivals=one), base.check, structs.replace(base.recording, arrivals=one))
+    assert list(rdz003.judge(same)) == []
+    assert [finding.code for finding in rdz003.judge(base)] == ["RDZ003.shared"]
+
+
+BRIDGE = Interface(name="br-9f2", addresses=("172.30.0.1",))
+
+
+def on_a_bridge(rank: int) -> rdz003.Data:
+    return host(rank, gloo="br-9f2", interfaces=(*(host(rank).interfaces or ()), BRIDGE))
+
+
+def test_another_interface_than_that_of_the_route_is_a_warning():
+    (finding,) = judged(host(0), on_a_bridge(1))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ003.wrong", Severity.WARNING, ("n1",))
+    assert "172.30.0.1 of br-9f2" in finding.title
+
+
+def with_mesh(own: Seen[rdz003.Data], **way: object) -> Seen[rdz003.Data]:
+    """The same run, in which host 1 offered the bridge, and `way` is what host 0 saw of it."""
+    mesh = meshed(2, {(0, 1): way})
+    offered = [
+        structs.replace(outcome, data=Raw(encode(structs.replace(mesh.by_rank[outcome.rank], offered="172.30.0.1"))))
+        for outcome in mesh.outcomes
+    ]
+    return together(own, Seen(mesh.world, mesh.check, structs.replace(mesh.recording, outcomes=tuple(offered))))
+
+
+def test_what_the_others_could_not_connect_to_is_an_error():
+    missed = with_mesh(seen(host(0), on_a_bridge(1)), missed=Reach.DROPPED)
+    (finding,) = rdz003.judge(missed)
+    assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.ERROR)
+    assert "no other host could connect" in finding.message
+
+
+def test_a_second_network_that_all_reach_is_silent():
+    assert list(rdz003.judge(with_mesh(seen(host(0), on_a_bridge(1)), address="172.30.0.1"))) == []
+
+
+def test_hosts_whose_interfaces_have_different_names_get_no_common_export():
+    other = host(1, gloo="eth7", interfaces=(LO, Interface(name="eno1", addresses=("10.0.0.2",))))
+    (finding,) = judged(host(0), other)
+    assert finding.env == {}
+    assert "GLOO_SOCKET_IFNAME=eno1 on n1" in finding.remedy
+
+
+def test_interfaces_that_cannot_be_listed_are_unknown():
+    (finding,) = judged(host(0), host(1, interfaces=None))
+    assert (finding.code, finding.nodes) == ("RDZ003.unreadable", ("n1",))
+
+
+def test_the_measurements_show_what_every_host_offers():
+    assert rdz003.figures(seen(host(0), host(1, gloo="docker0"), host(2, gloo="eth9"))) == {
+        "interface.n0": "eth0 10.0.0.1",
+        "interface.n1": "docker0 172.17.0.1",
+        "interface.n2": None,
+    }
+
+
+def test_a_backend_that_was_asked_for_decides_whose_rule_counts():
+    options = Options(backend="nccl")
+    rows = {0: host(0), 1: host(1, nccl="docker0")}
+    asked = seen_of(rdz003.CHECK, rows, ranks_per_node=1, options=options)
+    (finding,) = rdz003.judge(asked)
+    assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.WARNING)
+    assert rdz003.figures(asked)["interface.n1"] == "docker0 172.17.0.1"

@@ -1,0 +1,231 @@
+"""RDZ004: the mesh between hosts, judged."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meshes import DROPPED, REFUSED, SILENT, STUCK, cell, every, losing, meshed, slow
+from seen import world_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import rdz004
+from ddpdiag.checks.mesh import better, failure, usual_rate
+from ddpdiag.model import Finding, Severity, Status
+from ddpdiag.probes.sockets import Reach
+
+
+def judged(seen: Seen[rdz004.Data]) -> list[Finding]:
+    return list(rdz004.judge(seen))
+
+
+def only(seen: Seen[rdz004.Data]) -> Finding:
+    (finding,) = judged(seen)
+    return finding
+
+
+def test_a_healthy_mesh_is_silent():
+    assert judged(meshed(3, {})) == []
+
+
+def test_one_host_alone_has_no_ground():
+    assert rdz004.ground(world_of(4, ranks_per_node=4)) is not None
+    assert rdz004.ground(world_of(4, ranks_per_node=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"), [(DROPPED, "dropped"), (REFUSED, "refused"), (SILENT, "silent"), (STUCK, "black-hole")]
+)
+def test_a_host_whose_ways_are_all_bad_is_named(fault, word):
+    finding = only(meshed(3, every(3, fault, sender=1, receiver=1)))
+    assert (finding.code, finding.severity, finding.nodes) == (f"RDZ004.{word}", Severity.ERROR, ("n1",))
+    assert "4 of 6 ways" in finding.message
+
+
+def test_a_hosts_incoming_firewall_is_named_with_the_ports_to_open():
+    finding = only(meshed(4, every(4, DROPPED, receiver=2)))
+    assert (finding.nodes, finding.links) == (("n2",), ())
+    assert "from the other hosts to n2" in finding.title
+    assert "32768-60999" in finding.remedy
+
+
+def test_a_hosts_outgoing_firewall_is_named():
+    finding = only(meshed(4, every(4, REFUSED, sender=2)))
+    assert (finding.code, finding.nodes) == ("RDZ004.refused", ("n2",))
+    assert "from n2 to the other hosts" in finding.title
+
+
+def test_a_single_way_is_a_link_and_blames_no_host():
+    finding = only(meshed(3, {(0, 2): DROPPED}))
+    assert (finding.nodes, finding.links) == ((), ("n0 -> n2",))
+    assert "Two hosts" not in finding.message
+
+
+def test_ports_that_are_closed_everywhere_blame_nobody():
+    finding = only(meshed(3, every(3, DROPPED)))
+    assert (finding.nodes, finding.links) == ((), ())
+    assert "only some ports" in finding.message
+    assert "--port-range" in finding.remedy
+
+
+def test_two_hosts_cannot_tell_which_side_it_is():
+    finding = only(meshed(2, every(2, DROPPED)))
+    assert (finding.nodes, finding.links) == ((), ("n0 -> n1", "n1 -> n0"))
+    assert "Two hosts cannot tell" in finding.message
+
+
+def test_groups_that_do_not_reach_each_other_blame_nobody():
+    split = {(a, b): DROPPED for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
+    finding = only(meshed(4, split))
+    assert (finding.nodes, finding.links) == ((), ())
+    assert "groups of hosts" in finding.title
+
+
+def test_a_black_hole_shows_the_mtus():
+    finding = only(meshed(3, {(0, 1): STUCK, (1, 0): STUCK}))
+    assert "n0 eth0: mtu 1500" in finding.evidence["interfaces"]
+    assert "64 KiB" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("direction", "where"),
+    [
+        ({"sender": 1, "receiver": 1}, "between n1 and the other hosts"),
+        ({"sender": 1}, "from n1 to the other hosts"),
+        ({"receiver": 1}, "from the other hosts to n1"),
+    ],
+)
+def test_one_slow_host_of_three_is_named_with_its_direction(direction, where):
+    finding = only(meshed(3, every(3, slow(12e6), **direction)))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.slow", Severity.ERROR, ("n1",))
+    assert where in finding.title
+    assert "12 MB/s" in finding.message
+    assert "1 GB/s" in finding.message
+
+
+def test_a_third_of_the_usual_rate_is_a_warning():
+    assert only(meshed(3, every(3, slow(200e6), sender=1))).severity is Severity.WARNING
+    assert judged(meshed(3, every(3, slow(400e6), sender=1))) == []
+
+
+def test_a_difference_that_a_busy_core_can_explain_is_silent():
+    fast = every(4, slow(6e9))
+    assert judged(meshed(4, fast | {(0, 1): slow(1e9)})) == []
+
+
+def test_one_slow_direction_of_two_hosts_names_the_link_only():
+    finding = only(meshed(2, {(0, 1): slow(12e6)}))
+    assert (finding.severity, finding.nodes, finding.links) == (Severity.ERROR, (), ("n0 -> n1",))
+    assert "the other direction reaches" in finding.message
+    assert "Two hosts cannot tell" in finding.message
+
+
+def test_half_of_the_hosts_being_faster_says_nothing_about_the_other_half():
+    fast = {(a, b): slow(5e9) for a, b in [(0, 1), (1, 0)]}
+    assert judged(meshed(4, fast)) == []
+
+
+def test_slow_everywhere_needs_an_expectation():
+    low = every(3, slow(100e6))
+    assert judged(meshed(3, low)) == []
+    finding = only(meshed(3, low, settings={"RDZ004.expected_bytes_per_s": "1.2e9"}))
+    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
+    finding = only(meshed(3, low, nominal=12.5e9))
+    assert (finding.severity, finding.nodes) == (Severity.WARNING, ())
+    assert "eth0 of" in finding.message
+
+
+def test_less_than_any_gigabit_link_gives_is_a_warning():
+    finding = only(meshed(2, every(2, slow(12e6))))
+    assert (finding.code, finding.severity) == ("RDZ004.slow", Severity.WARNING)
+
+
+def test_loss_is_a_warning_that_names_the_host():
+    finding = only(meshed(3, every(3, losing(0.02), receiver=1)))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.loss", Severity.WARNING, ("n1",))
+    assert "2 %" in finding.message
+
+
+def test_little_loss_is_silent():
+    assert judged(meshed(3, every(3, losing(0.0005), receiver=1))) == []
+
+
+def test_loss_on_a_slow_way_is_told_once():
+    finding = only(meshed(3, every(3, slow(12e6) | losing(0.05), receiver=1)))
+    assert finding.code == "RDZ004.slow"
+    assert "5 % of the segments" in finding.message
+
+
+@pytest.mark.parametrize("fault", [DROPPED, STUCK])
+def test_what_passes_on_repetition_is_transient(fault):
+    finding = only(meshed(3, {(0, 1): fault}, {}))
+    assert (finding.code, finding.severity, finding.links) == ("RDZ004.transient", Severity.INFO, ("n0 -> n1",))
+
+
+def test_what_is_slow_once_is_silent():
+    assert judged(meshed(3, {(0, 1): slow(12e6)}, {(1, 2): slow(12e6)})) == []
+
+
+def test_ways_to_a_host_that_gave_no_answer_are_not_judged():
+    assert judged(meshed(3, every(3, SILENT, receiver=1), ended={1: Status.HUNG})) == []
+
+
+def test_the_first_trial_takes_one_rank_of_each_host():
+    seen = meshed(3)
+    (trial,) = rdz004.plan(seen)
+    assert trial.groups == ((0, 1, 2),)
+
+
+@pytest.mark.parametrize("fault", [STUCK, slow(12e6), losing(0.05)])
+def test_a_doubtful_way_is_tried_again_and_no_third_time(fault):
+    (trial,) = rdz004.plan(meshed(3, {(0, 1): fault}))
+    assert trial.groups == ((0, 1, 2),)
+    assert rdz004.plan(meshed(3, {(0, 1): fault}, {(0, 1): fault})) == ()
+
+
+def test_nothing_is_tried_again_when_all_is_well_or_all_is_closed_or_a_rank_failed():
+    assert rdz004.plan(meshed(3, {})) == ()
+    assert rdz004.plan(meshed(3, every(3, DROPPED))) == ()
+    assert rdz004.plan(meshed(3, {(0, 1): STUCK}, ended={2: Status.HUNG})) == ()
+
+
+@given(st.integers(2, 1000))
+def test_large_worlds_are_measured_in_groups_of_at_most_64(hosts):
+    groups = rdz004._groups(range(hosts))
+    assert sorted(rank for group in groups for rank in group) == list(range(hosts))
+    assert all(2 <= len(group) <= rdz004.MAX_HOSTS for group in groups)
+
+
+def test_the_measurements_say_how_many_pairs_were_looked_at():
+    figures = rdz004.figures(meshed(3, {(0, 1): slow(5e8)}))
+    assert figures["mesh.pairs"] == "3 of 3"
+    assert figures["mesh.min_bytes_per_s"] == 5e8
+    assert figures["mesh.median_bytes_per_s"] == 1e9
+    assert figures["mesh.max_round_trip_seconds"] == 1e-4
+    assert rdz004.figures(meshed(3)) == {}
+
+
+faults = st.sampled_from([{}, DROPPED, REFUSED, SILENT, STUCK, slow(1e7), losing(0.1)])
+
+
+@given(faults, faults)
+def test_the_better_of_two_does_not_depend_on_their_order(one, other):
+    assert better(cell(1, **one), cell(1, **other)) == better(cell(1, **other), cell(1, **one))
+
+
+@given(faults)
+def test_a_fine_cell_beats_every_other(fault):
+    assert failure(better(cell(1, **fault), cell(1))) is None
+
+
+@given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda way: way[0] != way[1]), faults))
+@settings(max_examples=40, deadline=None)
+def test_errors_blame_hosts_that_have_a_bad_way_only(bad):
+    touched = {f"n{end}" for way, fault in bad.items() if fault for end in way}
+    for finding in judged(meshed(5, bad)):
+        assert touched.issuperset(finding.nodes)
+        assert all(set(link.split(" -> ")) <= touched for link in finding.links)
+
+
+def test_the_usual_rate_is_what_most_hosts_reach():
+    cells = {(0, 1): cell(1, **slow(10.0)), (1, 0): cell(0, **slow(10.0)), (0, 2): cell(2, **slow(30.0))}
+    assert usual_rate(cells) == 30.0
+    assert usual_rate({(0, 1): cell(1, reach=Reach.DROPPED)}) is None

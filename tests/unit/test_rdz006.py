@@ -1,0 +1,130 @@
+"""The shared directory, judged."""
+
+import pytest
+from msgspec import structs
+from seen import seen_of, world_of
+
+from ddpdiag.checks import rdz006
+from ddpdiag.checks.rdz006 import CHECK
+from ddpdiag.checks.shared_view import Data
+from ddpdiag.model import Options, Severity, Status
+from ddpdiag.probes.mounts import Mount, Space
+from ddpdiag.probes.stores import Store
+
+SHARED = Options(shared_dir="/shared")
+NFS = Mount("nfs4", "server:/shared", False)
+
+
+def host(**more):
+    """What a host found; by itself, all is well."""
+    return Data(**({"directory": "/shared", "mount": NFS, "space": Space(1 << 40, None)} | more))
+
+
+def seen(*answers, **more):
+    return seen_of(CHECK, dict(enumerate(answers)), ranks_per_node=1, options=SHARED, **more)
+
+
+def found(*answers):
+    return {finding.code.partition(".")[2]: finding for finding in CHECK.judge(seen(*answers))}
+
+
+def test_a_directory_that_works_is_silent():
+    assert found(host(), host(), host(lock_is_local=False)) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [("ENOENT", "missing"), ("EACCES", "denied"), ("EROFS", "read-only"), ("ENOSPC", "full"), ("EIO", "broken")],
+)
+def test_the_host_that_cannot_write_is_named_with_the_reason(error, word):
+    findings = found(host(), host(error=error), host())
+    assert list(findings) == [word]
+    assert (findings[word].severity, findings[word].nodes) == (Severity.ERROR, ("n1",))
+    assert f"gave {error}" in findings[word].message
+
+
+def test_what_fails_on_every_host_is_the_directorys_own_fault():
+    finding = found(*[host(error="ENOSPC", space=Space(0, 0))] * 3)["full"]
+    assert finding.nodes == ()
+    assert "on every host" in finding.message
+    assert "0 bytes free, 0 free inodes" in finding.message
+
+
+def test_the_host_that_sees_another_directory_is_named():
+    other = host(unseen=(0, 2), mount=Mount("tmpfs", "none", False))
+    findings = found(host(unseen=(1,)), other, host(unseen=(1,)))
+    assert list(findings) == ["not-shared"]
+    assert findings["not-shared"].nodes == ("n1",)
+    assert "tmpfs from none on n1, nfs4 from server:/shared on n0" in findings["not-shared"].message
+
+
+def test_one_file_that_does_not_appear_is_its_readers_fault():
+    assert found(host(), host(), host(unseen=(1,)))["not-shared"].nodes == ("n2",)
+
+
+@pytest.mark.parametrize("views", [[(1,), (0,)], [(1, 2), (0, 2), (0, 1)]])
+def test_without_a_view_that_most_hosts_have_nobody_is_blamed(views):
+    finding = found(*[host(unseen=view) for view in views])["not-shared"]
+    assert finding.nodes == ()
+    assert "nobody is blamed" in finding.message
+
+
+def test_who_could_not_write_is_not_missed_by_the_others():
+    assert list(found(host(), host(error="EROFS", unseen=()), host())) == ["read-only"]
+
+
+def test_a_lock_that_fails_is_an_error_and_the_other_kind_a_warning():
+    findings = found(host(), host(flock="ENOLCK"), host(lockf="ENOLCK"))
+    assert (findings["locks"].severity, findings["locks"].nodes) == (Severity.ERROR, ("n1",))
+    assert (findings["fcntl-locks"].severity, findings["fcntl-locks"].nodes) == (Severity.WARNING, ("n2",))
+
+
+def test_a_lock_that_two_hosts_hold_at_once_is_an_error():
+    finding = found(host(), host(lock_is_local=True), host(lock_is_local=True))["local-locks"]
+    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
+    assert "that n0 held" in finding.message
+
+
+def test_files_that_appear_late_are_a_warning():
+    finding = found(host(), host(seconds=2.5), host())["slow"]
+    assert (finding.severity, finding.nodes) == (Severity.WARNING, ("n1",))
+    assert "after 2.5 s; 1 s at most" in finding.message
+
+
+@pytest.mark.parametrize("space", [Space(1 << 20, None), Space(1 << 40, 0)])
+def test_little_room_is_a_warning(space):
+    assert found(host(space=space), host(space=space))["little-room"].severity is Severity.WARNING
+
+
+def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age():
+    finding = found(host(stores=(Store("/shared/store", "bob", 438, 7200.0),)), host())["stale"]
+    assert (finding.severity, finding.nodes) == (Severity.WARNING, ())
+    assert "/shared/store (438 bytes, bob's, last written 2.0 h ago)" in finding.message
+
+
+def test_without_a_directory_there_is_no_ground():
+    assert rdz006.ground(world_of(2, options=SHARED)) is None
+    assert "--shared-dir" in (rdz006.ground(world_of(2)) or "")
+
+
+def test_one_rank_of_each_host_takes_part_as_far_as_64_hosts():
+    run = seen_of(CHECK, {}, size=200, ranks_per_node=2, options=SHARED)
+    before = type(run)(run.world, run.check, structs.replace(run.recording, trials=()))
+    (trial,) = rdz006.plan(before)
+    assert trial.groups == (tuple(range(0, 128, 2)),)
+    run = seen_of(CHECK, {0: host()}, size=200, ranks_per_node=2, options=SHARED)
+    assert [finding.code for finding in CHECK.judge(run)] == ["RDZ006.partly"]
+
+
+def test_what_cannot_be_used_is_known_to_other_checks():
+    assert rdz006.usable(seen(host(), host()))
+    assert not rdz006.usable(seen(host(), host(error="EROFS")))
+    assert not rdz006.usable(seen(host(), statuses={1: Status.HUNG}))
+
+
+def test_the_directory_stands_in_the_figures():
+    assert rdz006.figures(seen(host(), host(seconds=0.5))) == {
+        "shared_directory.filesystem": "nfs4",
+        "shared_directory.free_bytes": 1 << 40,
+        "shared_directory.visible_seconds": 0.5,
+    }

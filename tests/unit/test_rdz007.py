@@ -1,0 +1,72 @@
+"""RDZ007: clocks of the hosts."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meshes import meshed
+from seen import world_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import rdz007
+from ddpdiag.model import Finding, Options, Recording, Severity
+from ddpdiag.model.recording import Header
+
+
+def judged(*clocks: float, **world: object) -> list[Finding]:
+    """Hosts n0, n1, ... with these clocks."""
+    size = len(clocks)
+    offsets = {(a, b): {"offset_seconds": clocks[b] - clocks[a]} for a in range(size) for b in range(size) if a != b}
+    mesh = meshed(size, offsets, **world)  # type: ignore[arg-type]
+    return list(rdz007.judge(Seen(mesh.world, rdz007.CHECK, mesh.recording)))
+
+
+def test_clocks_that_agree_are_silent():
+    assert judged(0.0, 0.5, -0.7) == []
+
+
+def test_a_clock_that_is_off_names_its_host_and_by_how_much():
+    (finding,) = judged(0.0, 10.0, 0.1)
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ007.off", Severity.WARNING, ("n1",))
+    assert "ahead of" in finding.title
+    assert finding.evidence["ahead_seconds"] == 9.95
+
+
+def test_a_clock_that_is_behind_is_said_to_be_behind():
+    (finding,) = judged(0.0, 0.0, -3.0)
+    assert "behind" in finding.title
+
+
+def test_of_two_hosts_none_is_blamed():
+    (finding,) = judged(0.0, 10.0)
+    assert (finding.code, finding.nodes) == ("RDZ007.off", ())
+    assert "n0, n1" in finding.message
+    assert "10.0 s" in finding.message
+
+
+def test_without_a_majority_nobody_is_blamed():
+    (finding,) = judged(0.0, 0.0, 10.0, 10.0)
+    assert finding.nodes == ()
+
+
+def test_the_limit_can_be_set():
+    assert judged(0.0, 10.0, 0.0, settings={"RDZ007.off_seconds": "30"}) == []
+
+
+@given(st.integers(3, 10), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_minority_with_a_wrong_clock_is_named_exactly(size, data):
+    odd = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=(size - 1) // 2))
+    clocks = [data.draw(st.floats(-0.5, 0.5)) + (100.0 * (rank + 1) if rank in odd else 0.0) for rank in range(size)]
+    named = [node for finding in judged(*clocks) for node in finding.nodes]
+    assert named == [f"n{rank}" for rank in sorted(odd)]
+
+
+def without_mesh(**options: object) -> list[Finding]:
+    world = world_of(2, ranks_per_node=1, options=Options(**options))  # type: ignore[arg-type]
+    header = Header(run_id="hand", world_size=2, launcher="hand", options=world.options, created="", version="0")
+    return list(rdz007.judge(Seen(world, rdz007.CHECK, Recording(header=header, arrivals=world.arrivals))))
+
+
+def test_clocks_that_were_asked_for_and_not_compared_are_unknown():
+    (finding,) = without_mesh(select=("RDZ007",))
+    assert finding.code == "RDZ007.unreadable"
+    assert without_mesh() == []

@@ -1,0 +1,124 @@
+"""Files that hosts share, in a directory of this one: threads stand for hosts."""
+
+import fcntl
+import threading
+import time
+from pathlib import Path
+
+from ddpdiag.probes.mounts import Mount, mount_of, space
+from ddpdiag.probes.shared_files import View, done_of, file_of, lock, locked, look, remove, watch, write
+from ddpdiag.probes.stores import stores
+
+# As torch 2.13 writes it: `FileStore(path, 2).set("a", "b")`.
+STORE = b"\t\0\0\0refcount/\1\0\0\x001\2\0\0\0/a\1\0\0\0b"
+
+
+def looked(directories, tokens=None, seconds=5.0):
+    """What hosts see that each write a file in their directory, and look for all the others'."""
+    tokens = tokens or {rank: f"token-{rank}" for rank in range(len(directories))}
+    views = {}
+
+    def be(rank):
+        own = file_of(directories[rank], tokens[rank])
+        views[rank] = look(directories[rank], rank, tokens, seconds)
+        remove((own, done_of(own)))
+
+    for rank, token in tokens.items():
+        if token:
+            write(file_of(directories[rank], token), token)
+    with locked(file_of(directories[0], tokens[0])):
+        threads = [threading.Thread(target=be, args=(rank,)) for rank, token in tokens.items() if token]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return views
+
+
+def test_hosts_see_each_others_files_at_once_and_leave_nothing(tmp_path):
+    begin = time.monotonic()
+    views = looked([tmp_path] * 3)
+    assert [views[rank].unseen for rank in range(3)] == [(), (), ()]
+    assert [views[rank].lock_is_local for rank in range(3)] == [None, False, False]
+    assert time.monotonic() - begin < 5.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_with_a_directory_of_its_own_sees_no_other(tmp_path):
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.mkdir()
+    other.mkdir()
+    views = looked([shared, other, shared], seconds=0.1)
+    assert [views[rank].unseen for rank in range(3)] == [(1,), (0, 2), (1,)]
+    assert [*shared.iterdir(), *other.iterdir()] == []
+
+
+def test_who_wrote_nothing_is_not_looked_for(tmp_path):
+    assert looked([tmp_path] * 3, {0: "a", 1: "", 2: "c"})[2].unseen == ()
+
+
+def test_a_host_alone_has_nobody_to_look_for(tmp_path):
+    assert looked([tmp_path])[0] == View((), 0.0, None)
+
+
+def test_a_lock_that_is_held_is_told_from_one_that_fails(tmp_path):
+    own = tmp_path / "own"
+    assert write(own, "word") is None
+    assert (lock(own, fcntl.flock), lock(own, fcntl.lockf)) == (None, None)
+    with locked(own):
+        assert lock(own, fcntl.flock) == "EAGAIN"
+    assert lock(tmp_path / "none", fcntl.flock) == "ENOENT"
+
+
+def test_a_file_that_cannot_be_written_says_why(tmp_path):
+    assert write(tmp_path / "none" / "own", "word") == "ENOENT"
+    assert write(Path("/proc/own"), "word") in ("ENOENT", "EACCES", "EPERM")
+    (tmp_path / "file").touch()
+    assert write(tmp_path / "file" / "own", "word") == "ENOTDIR"
+
+
+def test_a_file_that_is_gone_can_be_waited_for(tmp_path):
+    assert set(watch({tmp_path / "none": None}, time.monotonic())) == {tmp_path / "none"}
+
+
+def test_stores_of_torch_are_found_and_nothing_else(tmp_path):
+    (tmp_path / "store").write_bytes(STORE)
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_bytes(b"refcount/ is a key")
+    (tmp_path / "link").symlink_to("store")
+    (tmp_path / "folder").mkdir()
+    (found,) = stores(tmp_path)
+    assert (Path(found.path), found.bytes) == (tmp_path / "store", len(STORE))
+    assert 0 <= found.age_seconds < 60
+
+
+def test_a_directory_that_cannot_be_listed_holds_no_stores(tmp_path):
+    assert stores(tmp_path / "none") == ()
+
+
+MOUNTINFO = """\
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+36 21 0:30 / /shared rw,nosuid shared:7 master:1 - nfs4 server:/export rw,vers=4.2
+37 21 0:31 / /shared/read\\040only rw - tmpfs none ro
+38 21 0:32 / /sharedtoo ro - tmpfs none rw
+39 36 0:33 / /shared/twice rw - ext4 /dev/sdb rw
+40 36 0:34 / /shared/twice rw - tmpfs above rw
+cut off
+"""
+
+
+def test_the_innermost_mount_counts_and_of_two_the_upper_one():
+    def kind(path):
+        return mount_of(Path(path), MOUNTINFO)
+
+    assert kind("/shared/store") == Mount("nfs4", "server:/export", False)
+    assert kind("/shared/read only") == Mount("tmpfs", "none", True)
+    assert kind("/sharedtoo/x") == Mount("tmpfs", "none", True)
+    assert kind("/shared/twice") == Mount("tmpfs", "above", False)
+    assert kind("/home") == Mount("ext4", "/dev/sda1", False)
+
+
+def test_this_host_tells_what_its_directories_lie_on(tmp_path):
+    assert mount_of(tmp_path) is not None
+    assert (space(tmp_path) or 0) != 0
+    assert space(tmp_path / "none") is None
