@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.model import Outcome, Status
+from ddpdiag.flights import in_words, lag, split
+from ddpdiag.model import Collective, Outcome, Status
 from ddpdiag.stats import odd_ones_out
 
 # Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
@@ -33,15 +34,23 @@ ECHOES = (
     "Failed to recv, got 0 bytes",
     "ncclRemoteError",
     "remote process exited",
+    # Of two ranks that post different sizes, the one with the smaller buffer complains, whoever is wrong.
+    "data size doesn't match expected size",
+    "Detected mismatch between collectives",
 )
 
 
 class Blame(Struct, frozen=True, kw_only=True):
-    """The guilty ranks and how they failed, with the deciding evidence; no ranks when it cannot decide."""
+    """The guilty ranks and how they failed, with the deciding evidence; no ranks when it cannot decide.
+
+    `sides` tells what the ranks posted under the same number, if that was not the same (their paths through the code
+    differ, or their shapes): an example of each kind with its ranks, the most common one last.
+    """
 
     status: Status
     ranks: tuple[int, ...]
     why: str
+    sides: tuple[tuple[Collective, tuple[int, ...]], ...] = ()
 
 
 def is_echo(outcome: Outcome) -> bool:
@@ -59,12 +68,15 @@ def _echoes(text: str) -> bool:
     return any(echo in text for echo in ECHOES)
 
 
-def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
+def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     """Ranks that stopped a group; None if nobody failed.
 
     A rank that never reported explains all others; a crash explains the hangs around it, and so does a failure of its
-    own; among the hung, the guilty are the stopped, then those stuck in the kernel, then those short of the step that
-    most ranks reached, then the one that stands elsewhere in the code.
+    own, and then another collective than most ranks posted under the same number; among the hung, the guilty are the
+    stopped, then those stuck in the kernel, then those short of the step that most ranks reached, then those that
+    posted fewer collectives, then the one that stands elsewhere in the code.
+
+    `cause` says why messages between the ranks do not arrive, if that is known: then where a rank waits proves nothing.
     """
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     if not failed:
@@ -79,29 +91,62 @@ def blamed(outcomes: Sequence[Outcome]) -> Blame | None:
             return Blame(status=status, ranks=(), why="nothing was heard of any of them")
         if guilty:
             return Blame(status=status, ranks=guilty, why=why)
+    if mismatch := _mismatch(failed):
+        return mismatch
     hung = [o for o in failed if o.status is Status.HUNG]
     if not hung:
-        return Blame(status=failed[0].status, ranks=(), why="every rank reports that somebody else failed")
-    blame = _among_hung(hung, len(outcomes))
+        return Blame(status=failed[0].status, ranks=(), why=cause or "every rank reports that somebody else failed")
+    blame = _among_hung(hung, len(outcomes), cause)
     died = _ranks(o for o in failed if o.status is Status.DIED)
     if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
         return Blame(status=Status.DIED, ranks=died, why="only its process ended, and the others were told to stop")
     return blame
 
 
-def _among_hung(hung: Sequence[Outcome], members: int) -> Blame:
-    if members == 1 or len(hung) == 1:
+def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
+    if members == 1 or (len(hung) == 1 and not cause):
         own = _ranks(o for o in hung if not o.told)
         return Blame(status=Status.HUNG, ranks=own, why="only it did not end" if own else "it was told to stop")
     for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
         if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
             return Blame(status=Status.HUNG, ranks=guilty, why=why)
+    if cause:
+        return Blame(status=Status.HUNG, ranks=(), why=cause)
     if guilty := _short(hung):
         return Blame(status=Status.HUNG, ranks=guilty, why="it did not reach the step at which the others wait for it")
-    odd = odd_ones_out({o.rank: _where(o) for o in hung if o.process and o.process.stack})
+    return _unequal(hung)
+
+
+def _unequal(hung: Sequence[Outcome]) -> Blame:
+    """Of ranks at one step: who posted fewer collectives, or stands elsewhere in the code."""
+    where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
+    odd = odd_ones_out(where)
+    behind, lacking = lag({o.rank: o.flight for o in hung if o.flight is not None})
+    # Who stands where those ahead wait waits as they do: what was sent to it did not arrive, whoever's fault that is.
+    ahead = {frame for rank, frame in where.items() if rank not in behind}
+    told = _ranks(o for o in hung if o.told)  # earlier than it would have hung by itself
+    guilty = tuple(rank for rank in behind if where.get(rank) not in ahead and rank not in told)
+    if guilty and lacking is not None:
+        why = f"it did not post {in_words(lacking)}, in which the others wait for it"
+        return Blame(status=Status.HUNG, ranks=guilty, why=why)
     if odd is not None and odd.ranks:
         return Blame(status=Status.HUNG, ranks=odd.ranks, why="it stands elsewhere in the code than the others")
+    if behind and lacking is not None:
+        why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: what was sent did not arrive"
+        return Blame(status=Status.HUNG, ranks=(), why=why)
     return Blame(status=Status.HUNG, ranks=(), why="all ranks stand at the same step")
+
+
+def _mismatch(failed: Sequence[Outcome]) -> Blame | None:
+    """Who posted another collective than most did; without a majority it is told, and nobody is blamed."""
+    found = split({o.rank: o.flight for o in failed if o.flight})
+    if found is None:
+        return None
+    usual = in_words(found.sides[-1][0])
+    odd = next((collective for collective, ranks in found.sides if set(ranks) & set(found.odd)), None)
+    why = f"it posted {in_words(odd)}, where most posted {usual}" if odd else "the ranks posted different collectives"
+    status = next(o.status for o in failed if not found.odd or o.rank in found.odd)
+    return Blame(status=status, ranks=found.odd, why=why, sides=found.sides)
 
 
 def front(outcomes: Sequence[Outcome]) -> int:

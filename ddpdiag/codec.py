@@ -4,6 +4,7 @@ JSON has no NaN and msgspec writes it as null, which would read as "the device d
 written as the string "nan", "inf" or "-inf" and read back as the float that it was.
 """
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -75,6 +76,15 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     for path in paths:
         lines += _read_file(path, notes)
     return assemble(lines, notes)
+
+
+def read_lines(paths: Iterable[Path]) -> list[Line]:
+    """The readable lines of what ranks left behind when they were cut off; what is no recording is left out."""
+    lines: list[Line] = []
+    for path in paths:
+        with contextlib.suppress(UsageError):
+            lines += _read_file(path, [])
+    return lines
 
 
 def _read_file(path: Path, notes: list[str]) -> list[Line]:

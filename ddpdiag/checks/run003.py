@@ -2,11 +2,16 @@
 
 A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
 heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
-that most ranks had reached: the others only wait for them. "Connection closed by peer" is an echo of somebody else's
-end and blames nobody. A trial that failed over gloo is a warning where the job takes another backend, which works.
+that most ranks had reached, or that posted fewer collectives: the others only wait for them. "Connection closed by
+peer" is an echo of somebody else's end and blames nobody. Where RDZ004 saw that connections between hosts of the trial
+do not work, a rank that waits elsewhere than the others proves nothing, and what RDZ004 names is named. A trial that
+failed over gloo is a warning where the job takes another backend, which works.
 
-The finding shows the last step, the state of the process (T is stopped, D is stuck in the kernel or a driver, R is
-running) and where in the code it stood.
+The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
+driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder
+(gloo and nccl; a rank that is stopped or holds the GIL cannot say). Collectives of a group are counted, so that the
+same number is the same collective on all ranks: RUN003.mismatch names who posted another one, or another size, than
+most, because its path through the code or its shapes differ.
 
 Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
 """
@@ -17,7 +22,10 @@ from msgspec import structs
 
 from ddpdiag.blame import Blame, blamed, front, is_echo
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import rdz004
+from ddpdiag.checks.bundle import bundle, state_text, waits_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.rdz004 import severed
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 
@@ -27,30 +35,28 @@ _VERBS = {
     Status.RAISED: "failed",
     Status.HUNG: "hung",
 }
-_STATES = {
-    "T": "stopped",
-    "t": "stopped by a debugger",
-    "D": "stuck in the kernel or a driver",
-    "R": "running",
-    "S": "sleeping",
-}
+_MISMATCH = (
+    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the trials in which they did."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
-    told: set[tuple[Status, tuple[int, ...], bool]] = set()
+    told: set[tuple[str, tuple[int, ...], bool]] = set()
     for trial in seen.recording.trials:
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            blame = blamed(outcomes)
+            causes = severed(seen.of(rdz004.CHECK), seen.world.nodes_of(group))
+            blame = blamed(outcomes, "; ".join(cause.title for cause in causes))
             if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
                 continue  # RUN002 names the lost
-            way = (blame.status, blame.ranks, seen.is_excused(trial))
+            way = (_word(blame), blame.ranks, seen.is_excused(trial))
             if way not in told:
                 told.add(way)
-                yield _excused(seen, trial, _finding(seen, trial, blame, outcomes))
+                yield _excused(seen, trial, _finding(seen, trial, blame, outcomes, causes))
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
@@ -65,35 +71,72 @@ def _failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
 
 
-def _finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+def _finding(
+    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], causes: Sequence[Finding]
+) -> Finding:
     what = f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
+    if not blame.ranks and causes and not blame.sides:
+        return _explained(seen, trial, blame, outcomes, causes, what)
     if not blame.ranks:
         return _undecided(seen, trial, blame, outcomes, what)
-    guilty = [o for o in outcomes if o.rank in blame.ranks]
-    first = guilty[0]
-    who = _who(seen, blame.ranks)
-    verb = _VERBS[blame.status]
+    first = next(o for o in outcomes if o.rank in blame.ranks)
+    who = f"{_who(seen, blame.ranks)} {_verb(blame)}"
     return seen.finding(
-        blame.status.value,
+        _word(blame),
         Severity.ERROR,
-        f"{who} {verb} in {what}",
-        f"{who} {verb} in {what}: {_story(first, blame, outcomes)}",
+        f"{who} in {what}",
+        f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
-        evidence=_evidence(first, trial, outcomes),
-        remedy=_remedy(first, seen.world.node_of(first.rank)),
+        evidence=_evidence(first, trial, blame, outcomes),
+        remedy=_remedy(first, blame, seen.world.node_of(first.rank)),
     )
+
+
+def _word(blame: Blame) -> str:
+    return "mismatch" if blame.sides else blame.status.value
+
+
+def _verb(blame: Blame) -> str:
+    return "posted another collective than most" if blame.sides else _VERBS[blame.status]
 
 
 def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], what: str) -> Finding:
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
+    told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
     return seen.finding(
-        blame.status.value,
+        _word(blame),
         Severity.ERROR,
         f"{what} {verb}, and nobody can be blamed",
-        f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {_own_words(first)}".strip(),
-        evidence=_evidence(first, trial, outcomes),
-        remedy="Look at what the ranks share: the network between their hosts, its firewall, the interface in use.",
+        f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
+        evidence=_evidence(first, trial, blame, outcomes),
+        remedy=_MISMATCH
+        if blame.sides
+        else "Look at what the ranks share: the network between their hosts, its firewall, the interface in use.",
+    )
+
+
+def _explained(
+    seen: Seen[Nothing],
+    trial: Trial,
+    blame: Blame,
+    outcomes: Sequence[Outcome],
+    causes: Sequence[Finding],
+    what: str,
+) -> Finding:
+    """The network between the ranks is known to be broken, so who waits where proves nothing."""
+    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+    told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
+    return seen.finding(
+        _word(blame),
+        Severity.ERROR,
+        f"{what} {_VERBS[blame.status]}: {causes[0].title}",
+        f"{what} {_VERBS[blame.status]} on {len(trial.ranks)} ranks, as {causes[0].code} explains: {blame.why}. "
+        f"{told}".strip(),
+        nodes=tuple(dict.fromkeys(node for cause in causes for node in cause.nodes)),
+        links=tuple(dict.fromkeys(link for cause in causes for link in cause.links)),
+        evidence=_evidence(first, trial, blame, outcomes),
+        remedy=causes[0].remedy,
     )
 
 
@@ -104,23 +147,26 @@ def _who(seen: Seen[Nothing], ranks: Sequence[int]) -> str:
 
 def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
     at = f" at '{outcome.at}'" if outcome.at else ""
+    if blame.sides:
+        return f"{blame.why}{at and f' (last step{at[3:]})'}."
     match outcome.status:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
             waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
-            beyond = f"; the others stand at '{waiting}'" if waiting and waiting != outcome.at else ""
-            return f"{blame.why}{at}{beyond}{_state(outcome)}."
+            beyond = f", the others at '{waiting}'" if waiting and waiting != outcome.at else ""
+            stands = f"; it stands{at}{beyond}" if at else ""
+            return f"{blame.why}{stands}{_state(outcome)}."
         case Status.UNHEARD:
             return f"{blame.why}: {outcome.error or 'no outcome'}."
         case _:
-            return f"{_own_words(outcome)}{at and f' (last step{at[3:]})'}"
+            return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
 
 
 def _state(outcome: Outcome) -> str:
     process = outcome.process
     if process is None:
         return ""
-    state = f"; pid {process.pid} is {_STATES.get(process.state or '', 'in state ' + str(process.state))}"
+    state = f"; pid {process.pid} is {state_text(process)}"
     if process.survived:
         state += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
     return state + (f", in {process.stack[0]}" if process.stack else "")
@@ -130,24 +176,27 @@ def _own_words(outcome: Outcome) -> str:
     return outcome.error.splitlines()[0] if outcome.error else ""
 
 
-def _evidence(outcome: Outcome, trial: Trial, outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+def _evidence(
+    outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
+) -> dict[str, Scalar | list[Scalar]]:
     evidence: dict[str, Scalar | list[Scalar]] = {
         "trial": trial.number,
         "deadline_seconds": round(trial.deadline_seconds, 1),
         "last_step": outcome.at,
-        "statuses": [f"{o.rank}: {o.status.value}" for o in outcomes[:16]],
     }
     if outcome.process is not None:
         evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
-        evidence["stack"] = list(outcome.process.stack[:8])
+    evidence |= bundle(blame.ranks, outcomes)
     if outcome.detail:
         evidence["output"] = outcome.detail[-600:]
     return evidence
 
 
-def _remedy(outcome: Outcome, node: str) -> str:
+def _remedy(outcome: Outcome, blame: Blame, node: str) -> str:
     if outcome.process is not None and outcome.process.survived:
         return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."
+    if blame.sides:
+        return _MISMATCH
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
             return f"Find out who stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."

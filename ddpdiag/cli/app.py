@@ -144,7 +144,12 @@ def check(
     ] = None,
     shared_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="A directory that all hosts share, for file://.", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="DIR",
+            help="A directory that all hosts share: for file://, and so that the run survives the loss of rank 0. "
+            "The lowest living rank then reports, and writes the files on its own host.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -158,6 +163,18 @@ def check(
     ] = None,
     record: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=_OUT)
+    ] = None,
+    exclude_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x).", rich_help_panel=_OUT
+        ),
+    ] = None,
+    good_hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write the hosts with nothing against them, one a line.", rich_help_panel=_OUT
+        ),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=_OUT)
@@ -203,7 +220,9 @@ def check(
         board_port=board_port,
         port_range=port_range,
     )
-    outputs = command.Outputs(json=json, record=record, details=details)
+    outputs = command.Outputs(
+        json=json, record=record, exclude_file=exclude_file, good_hosts=good_hosts, details=details
+    )
     leave(guarded(lambda: command.run(asked, wishes, outputs)))
 
 
@@ -216,6 +235,12 @@ def judge(
         str | None, typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).")
     ] = None,
     record: Annotated[str | None, typer.Option(metavar="FILE", help="Write the parts as one recording.")] = None,
+    exclude_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x).")
+    ] = None,
+    good_hosts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the hosts with nothing against them, one a line.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors in the exit code.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.")] = False,
 ) -> None:
@@ -223,7 +248,8 @@ def judge(
     from ddpdiag.cli import judge as command
     from ddpdiag.cli.outputs import Outputs
 
-    raise typer.Exit(command.run(files, Outputs(json=json, record=record, details=details), strict=strict))
+    outputs = Outputs(json=json, record=record, exclude_file=exclude_file, good_hosts=good_hosts, details=details)
+    raise typer.Exit(command.run(files, outputs, strict=strict))
 
 
 @app.command(epilog=_examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged"))

@@ -16,12 +16,13 @@ from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
-from ddpdiag.model import Depth, Options, Place, Report
+from ddpdiag.model import Depth, Options, Place
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render.progress import Listener, Silent, listener
 from ddpdiag.runtime.environment import read_launch
+from ddpdiag.runtime.estate import Published
 from ddpdiag.runtime.launch import Run, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
 from ddpdiag.runtime.local import start_ranks
@@ -89,7 +90,7 @@ class _Reporter:
         self._progress = listener(sys.stderr)
         return self._progress
 
-    def publish(self, lines: Sequence[Line]) -> Report:
+    def publish(self, lines: Sequence[Line]) -> Published:
         """Judge, write, print."""
         self._progress.close()
         report = judge(assemble(lines), all_checks())
@@ -97,7 +98,8 @@ class _Reporter:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
         except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
-        return report
+            return Published(report, complete=False)
+        return Published(report, complete=True)
 
 
 def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:
@@ -127,7 +129,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         expect_gpus=wishes.expect_gpus,
         budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch.place),
         data_dir=_absolute("--data-dir", wishes.data_dir),
-        shared_dir=_directory("--shared-dir", wishes.shared_dir),
+        shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,
         port_range=_port_range(wishes.port_range),
         settings=_settings(wishes.settings),
@@ -158,9 +160,10 @@ def _absolute(option: str, path: str | None) -> str | None:
         raise UsageError(f"{option} {path}: {error.strerror or error}; give an absolute path") from error
 
 
-def _directory(option: str, path: str | None) -> str | None:
-    absolute = _absolute(option, path)
-    if path is not None and not Path(path).is_dir():
+def _directory(option: str, path: str | None, launch: Launch) -> str | None:
+    """Among several hosts one that lacks it takes part, for RDZ006 to name it; a file server may also hold us up."""
+    absolute, alone = _absolute(option, path), len(launch.ranks) == launch.place.world_size
+    if alone and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
 

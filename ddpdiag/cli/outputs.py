@@ -18,22 +18,37 @@ class Outputs:
 
     json: str | None = None
     record: str | None = None
+    exclude_file: str | None = None
+    good_hosts: str | None = None
     details: bool = False
 
     def check(self) -> None:
         """UsageError now rather than after a minute of measuring."""
         from ddpdiag.render.files import check_writable
 
-        paths = [path for path in (self.json, self.record) if path is not None]
-        if len(set(paths)) < len(paths):
-            raise UsageError(f"--json and --record both name {paths[0]}; give each its own file")
-        for path in paths:
+        options: dict[str, str] = {}
+        for option, path in self._files.items():
+            if path in options:
+                raise UsageError(f"{options[path]} and {option} both name {path}; give each its own file")
+            options[path] = option
+        for path in options:
             check_writable(path)
+
+    @property
+    def _files(self) -> dict[str, str]:
+        """The file of each option that was given."""
+        files = {
+            "--json": self.json,
+            "--record": self.record,
+            "--exclude-file": self.exclude_file,
+            "--good-hosts": self.good_hosts,
+        }
+        return {option: path for option, path in files.items() if path is not None}
 
     @property
     def takes_stdout(self) -> bool:
         """Does a file format go to standard output? Then the report for people goes to standard error."""
-        return "-" in (self.json, self.record)
+        return "-" in self._files.values()
 
 
 def terminal(stream: TextIO | None) -> tuple[int, bool]:
@@ -84,6 +99,9 @@ def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> lis
         texts.append((outputs.json, json.render(report)))
     if outputs.record is not None:
         texts.append((outputs.record, b"".join(map(encode_line, lines)).decode()))
+    for path, hosts in ((outputs.exclude_file, report.hosts.bad), (outputs.good_hosts, report.hosts.good)):
+        if path is not None:
+            texts.append((path, "".join(f"{host}\n" for host in hosts)))
     failed: list[str] = []
     for path, content in texts:
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import lch003
+from ddpdiag.judgement.hosts import sort_hosts
 from ddpdiag.judgement.selection import selected
 from ddpdiag.judgement.verdict import Judged, conclude
 from ddpdiag.model import (
@@ -40,9 +41,12 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     notes = list(recording.notes)
     if recording.end is None:
         notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
+    elif (writer := recording.header.writer) != 0:
+        notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     judged = [_judge_check(Seen(world, check, recording), notes) for check in chosen]
     conclusion = conclude(world, recording, judged)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
+    hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     return Report(
         verdict=conclusion.verdict,
         sentence=conclusion.sentence,
@@ -62,7 +66,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         findings=tuple(findings),
         measurements={name: value for j in judged for name, value in j.figures.items()}
         | _seconds_spent(world, recording, judged),
-        notes=tuple(notes),
+        notes=(*notes, *remarks),
+        hosts=hosts,
     )
 
 

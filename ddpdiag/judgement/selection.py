@@ -25,7 +25,12 @@ def selected(check: Check[Any], options: Options) -> bool:
 
 
 def asked_for(check: Check[Any], options: Options) -> bool:
-    """Was this check, or its stage, named by the user? Then missing ground is no excuse."""
+    """Was this check, or its stage, named by the user? Then missing ground is no excuse.
+
+    An optional check is asked for by its own code only.
+    """
+    if check.optional:
+        return check.code in options.select
     return check.stage.value in options.stages or bool(options.select and check.code.startswith(options.select))
 
 

@@ -82,7 +82,7 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
 def _tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
     """Stages in which a check was done on some rank, or judged how ranks came; one that never ran is no evidence."""
     done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
-    done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is not Stage.RUN}
+    done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is Stage.LAUNCH}
     return tuple(dict.fromkeys(own.check.stage.value for own in judged if own.check.code in done))
 
 
@@ -93,7 +93,7 @@ def _who(world: World) -> str:
 
 def _unfit(world: World, fatal: Sequence[Finding]) -> str:
     """The finding that names somebody comes first; of those, the earliest."""
-    first = next((f for f in fatal if f.ranks or f.nodes), fatal[0])
+    first = next((f for f in fatal if f.ranks or f.nodes or f.links), fatal[0])
     more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
     return f"{_who(world)} cannot train: {first.title}{more}."
 

@@ -22,7 +22,8 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     source address of its connection to rank 0; `seconds` counts from the start of the run at rank 0.
     `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
     `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
-    agent serves the store which env:// uses. `nonce` tells processes apart that share host and pid (containers).
+    agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
+    `nonce` tells processes apart that share host and pid (containers).
     """
 
     place: Place
@@ -34,6 +35,7 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     pci_gpus: int | None = None
     coordinator: str = ""
     agent_store: bool = False
+    lacks: tuple[str, ...] = ()
     nonce: str = ""
 
     @property

@@ -16,6 +16,7 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     """First line of every recording. `created` is UTC in ISO 8601; `writer` is the rank that wrote it.
 
     `checks` are the codes that the writing version knew: a newer one does not miss in it what came later.
+    `layout` is the host of each rank, where the launcher told rank 0, else empty.
     """
 
     run_id: str
@@ -26,6 +27,7 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     version: str
     writer: int = 0
     checks: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
     schema: str = SCHEMA
 
 
@@ -42,13 +44,18 @@ class EventKind(Enum):
 
 
 class Event(Struct, frozen=True, kw_only=True, tag="event"):
-    """Something that happened at `seconds` after the start; `rank` is `None` when it concerns the run."""
+    """Something that happened at `seconds` after the start; `rank` is `None` when it concerns the run.
+
+    `answers` says of a lost rank whether its host still answered a plain TCP connect, so that only its process is gone;
+    `None` means that nobody tried.
+    """
 
     kind: EventKind
     rank: int | None = None
     seconds: float = 0.0
     detail: str = ""
     node: str = ""
+    answers: bool | None = None
 
 
 class Skip(Struct, frozen=True, kw_only=True, tag="skip"):

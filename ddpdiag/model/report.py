@@ -72,6 +72,13 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     skipped_because: str | None = None
 
 
+class HostsLine(Struct, frozen=True, kw_only=True):
+    """Hosts to leave out of the next job (`bad`), and hosts that took part to the end with nothing against them."""
+
+    bad: tuple[str, ...] = ()
+    good: tuple[str, ...] = ()
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The JSON report: additions allowed, renames not.
 
@@ -93,3 +100,4 @@ class Report(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     measurements: dict[str, Scalar] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    hosts: HostsLine = HostsLine()

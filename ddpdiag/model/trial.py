@@ -57,14 +57,33 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     """A process that did not end in time, as /proc and its own stack dump show it.
 
     `state` is the letter of proc(5): R running, S sleeping, D in the kernel or a driver, T stopped.
-    `stack` lists frames from the innermost one, as "function (file:line)". `survived` says that SIGKILL did not end it.
+    `stack` lists the main thread's frames from the innermost one, as "function (file:line)", and `threads` those of the
+    other threads that run Python; the last line says how many were left out, if any. `survived` says that SIGKILL did
+    not end it.
     """
 
     pid: int
     state: str | None = None
     wchan: str | None = None
     stack: tuple[str, ...] = ()
+    threads: tuple[tuple[str, ...], ...] = ()
     survived: bool = False
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    """A collective that a rank posted, as torch's flight recorder has it.
+
+    `seq` counts the collectives of `group` from 1, so that the same number is the same collective on every rank, unless
+    their paths through the code differ. `name` is such as "gloo:all_reduce"; `elements` counts those of all inputs.
+    A point-to-point operation (`p2p`) has a count of its own, which means nothing to other ranks.
+    """
+
+    seq: int
+    name: str
+    elements: int = 0
+    dtype: str = ""
+    group: str = ""
+    p2p: bool = False
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
@@ -73,6 +92,8 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that
     the worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's
     part because of somebody else: it is a bystander. `timings` holds seconds by kind (start, group, measure).
+    `flight` holds the last collectives that it posted in this trial, if it did not end well: empty for none, `None` if
+    it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder).
     """
 
     trial: int
@@ -86,5 +107,6 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     detail: str = ""
     told: bool = False
     process: ProcessState | None = None
+    flight: tuple[Collective, ...] | None = None
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)

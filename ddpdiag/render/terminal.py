@@ -7,6 +7,7 @@ characters are ASCII and hold no escape codes, so that it can end in a log file.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from shlex import quote
+from typing import TypeGuard
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
@@ -168,8 +169,7 @@ def _finding(page: Page, finding: Finding, *, details: bool) -> None:
         page.write(blame, indent=4, lead=word, lead_style="bold")
     elif finding.severity is not Severity.INFO:
         page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
-    if finding.evidence:
-        page.write(_evidence(finding, limit), style="dim", indent=4)
+    _evidence(page, finding, details=details)
     if finding.remedy:
         page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")
     for name, value in finding.env.items():
@@ -203,8 +203,27 @@ def _blame(findings: Sequence[Finding], limit: int | None) -> str:
     return "; ".join(f"{noun if number == 1 else noun + 's'} {names}" for noun, number, names in kinds if number)
 
 
-def _evidence(finding: Finding, limit: int | None) -> str:
-    return "; ".join(f"{one_line(label(name))} = {_value(name, v, limit)}" for name, v in finding.evidence.items())
+def _evidence(page: Page, finding: Finding, *, details: bool) -> None:
+    """Figures in one paragraph; below it what takes a line for each item: tables, and with `details` all sentences."""
+    limit = None if details else LIST_SHOWN
+    tables = {name: value for name, value in finding.evidence.items() if _is_table(value, details=details)}
+    figures = {name: value for name, value in finding.evidence.items() if name not in tables}
+    text = "; ".join(f"{one_line(label(name))} = {_value(name, value, limit)}" for name, value in figures.items())
+    if text:
+        page.write(text, style="dim", indent=4)
+    for name, value in tables.items():
+        page.write(f"{one_line(label(name))}:", style="dim", indent=4)
+        for item in value[:limit]:
+            head, mark, rest = one_line(item).partition(": ")
+            page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
+        if left_out := _left_out(len(value), limit):
+            page.write(left_out.strip(), style="dim", indent=6)
+
+
+def _is_table(value: Scalar | list[Scalar], *, details: bool) -> TypeGuard[list[str]]:
+    """Is every item a row, such as "rank 3: hung", or with `details` a sentence or a frame of a stack?"""
+    mark = " " if details else ": "
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and mark in item for item in value)
 
 
 def _value(name: str, value: Scalar | list[Scalar], limit: int | None = None) -> str:

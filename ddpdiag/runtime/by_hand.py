@@ -30,7 +30,7 @@ def by_rank(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
         place=place(here, "hand", rank.value, world, local_rank=local_rank, local_size=local_size),
         coordinator=coordinator,
         port=port,
-        run_id=run_id(asked, None, coordinator, port, world.value),
+        run_id=run_id(asked, None, port),
     )
 
 
@@ -51,7 +51,7 @@ def by_node(env: Environ, asked: Asked, here: Here) -> Launch:
         place=block_place(here, "hand", ranks, world, node.value),
         coordinator=coordinator,
         port=port,
-        run_id=run_id(asked, None, coordinator, port, world.value),
+        run_id=run_id(asked, None, port),
         ranks=ranks,
         nodes=nodes.value,
     )

@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from ddpdiag.model import Kind, ProcessState
+from ddpdiag.model import Collective, Kind, ProcessState
 from ddpdiag.probes.procfs import process_state
 from ddpdiag.runtime.messages import (
     MAX_MESSAGE_BYTES,
@@ -27,11 +28,14 @@ from ddpdiag.runtime.messages import (
     decode_worker_word,
 )
 from ddpdiag.runtime.page import StepPage, nameless_file
+from ddpdiag.runtime.stacks import Stacks, read_stacks
 from ddpdiag.runtime.tether import DUMP_SIGNAL
+from ddpdiag.runtime.witness import answer, ask
 
 _SOCKET_BUFFER = 1 << 20
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the Board raises it
 _DUMP_SECONDS = 0.5
+_POLL_SECONDS = 0.02
 _KILL_SECONDS = 2.0
 
 
@@ -115,8 +119,15 @@ def is_alive(pid: int) -> bool:
     return state is not None and state not in "ZX"
 
 
+class Testimony(NamedTuple):
+    """What a process that did not end in time says of itself: its stacks and its last collectives, if it can."""
+
+    stacks: Stacks = Stacks()
+    flight: tuple[Collective, ...] | None = None
+
+
 class Worker:
-    """One worker: a link to talk, a page to read its steps, a file for its stack."""
+    """One worker: a link to talk, a page to read its steps, a file for its stack, a link to its witness."""
 
     def __init__(self, kind: Kind, overrides: Mapping[str, str | None], log: Log) -> None:
         self.kind = kind
@@ -128,15 +139,17 @@ class Worker:
         self.link, self._theirs = _pair()
         self.page = StepPage.create()
         self._stack = nameless_file("ddpdiag-stack")
+        self._witness, self._their_witness = _pair()
 
-    def descriptors(self) -> tuple[int, int, int]:
-        """What the worker needs: its end of the link, the page, the stack file."""
-        return self._theirs.fileno(), self.page.descriptor, self._stack
+    def descriptors(self) -> tuple[int, int, int, int]:
+        """What the worker needs: its end of the link, the page, the stack file, its end of the witness's link."""
+        return self._theirs.fileno(), self.page.descriptor, self._stack, self._their_witness.fileno()
 
     def started(self, pid: int | None) -> None:
         """The other end of the link belongs to the worker now."""
         self.pid = pid
         self._theirs.close()
+        self._their_witness.close()
 
     def start_by_exec(self, env: Mapping[str, str]) -> None:
         """Start as a new interpreter, with its environment in place before anything is imported."""
@@ -171,17 +184,25 @@ class Worker:
         state, wchan = process_state(self.pid) if self.pid else (None, None)
         return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
 
-    def stack(self) -> tuple[str, ...]:
-        """Frames of its main thread, innermost first, from a dump; waits at most 0.5 s for it.
+    def testify(self, state: str | None) -> Testimony:
+        """Its stacks and its last collectives; waits at most 0.5 s for both together.
 
         It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed
-        before.
+        before. `state` is how it stood then: what a stopped worker posts once it is woken is no evidence.
         """
         if self.pid is None:
-            return ()
-        signal_process(self.pid, DUMP_SIGNAL)
-        signal_process(self.pid, signal.SIGCONT)
-        return main_thread(_settled(self._stack, 0, _DUMP_SECONDS))
+            return Testimony()
+        end = time.monotonic() + _DUMP_SECONDS
+        asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
+        if asked:
+            ask(self._witness)
+        _dump(self.pid)
+        stacks = read_stacks(_settled(self._stack, 0, end))
+        said = answer(self._witness)
+        while asked and said is None and time.monotonic() < end and is_alive(self.pid):
+            time.sleep(_POLL_SECONDS)
+            said = answer(self._witness)
+        return Testimony(stacks, said.flight if said else None)
 
     def end(self) -> bool:
         """Kill it; True if it is gone within 2 s."""
@@ -201,31 +222,25 @@ class Worker:
         """Give back the descriptors."""
         self.link.close()
         self._theirs.close()
+        self._witness.close()
+        self._their_witness.close()
         self.page.close()
         os.close(self._stack)
 
 
-def _settled(descriptor: int, start: int, seconds: float) -> str:
-    """What is written to a file after `start`, once it stops growing; waits at most `seconds`."""
-    end = time.monotonic() + seconds
+def _dump(pid: int) -> None:
+    """Have a process write its stacks, even if it is stopped."""
+    signal_process(pid, DUMP_SIGNAL)
+    signal_process(pid, signal.SIGCONT)
+
+
+def _settled(descriptor: int, start: int, end: float) -> str:
+    """What is written to a file after `start`, once it stops growing; waits until `end` of the monotonic clock."""
     text = before = b""
     while time.monotonic() < end and not (text and text == before):
-        time.sleep(0.02)
+        time.sleep(_POLL_SECONDS)
         before, text = text, os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
     return text.decode(errors="replace")
-
-
-def main_thread(dump: str) -> tuple[str, ...]:
-    """Frames of the main thread in faulthandler's dump (it lists the oldest thread last), innermost first."""
-    frames: list[str] = []
-    for line in dump.splitlines():
-        if line.startswith(("Thread ", "Current thread ")):
-            frames = []
-        elif line.startswith("  File ") and ", line " in line:
-            path, _, rest = line.removeprefix('  File "').partition('", line ')
-            number, _, function = rest.partition(" in ")
-            frames.append(f"{function} ({os.path.basename(path)}:{number})")
-    return tuple(frames)
 
 
 class Nursery:
@@ -288,12 +303,11 @@ class Nursery:
         state, wchan = process_state(self.pid)
         return ProcessState(pid=self.pid, state=state, wchan=wchan)
 
-    def stack(self) -> tuple[str, ...]:
-        """Frames of its main thread, innermost first: where an import hangs."""
+    def testify(self, _state: str | None) -> Testimony:
+        """Its stacks: where an import hangs. It posts nothing."""
         start = self.log.size()
-        signal_process(self.pid, DUMP_SIGNAL)
-        signal_process(self.pid, signal.SIGCONT)
-        return main_thread(_settled(self.log.fileno(), start, _DUMP_SECONDS))
+        _dump(self.pid)
+        return Testimony(read_stacks(_settled(self.log.fileno(), start, time.monotonic() + _DUMP_SECONDS)))
 
     def end(self) -> bool:
         """Kill it; its workers go with it. True if it is gone within 2 s."""

@@ -229,11 +229,16 @@ class Coordinator:
             self._muster.send(rank, opening)
 
     def _address(self, rank: int, group: tuple[int, ...]) -> str:
-        """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at rank 0's name."""
-        own = self._muster.arrivals[rank]
-        if len({self._muster.arrivals[other].host for other in group}) == 1:
+        """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at the name of that.
+
+        As others spell it, since on the host itself people write localhost.
+        """
+        arrivals = self._muster.arrivals
+        own = arrivals[rank]
+        others = [arrivals[other] for other in group if arrivals[other].host != own.host]
+        if not others:
             return "127.0.0.1"
-        return own.coordinator if own.host == self._muster.arrivals[0].host else own.address
+        return others[0].coordinator if own.host == arrivals[0].host else own.address
 
     def _tend(self, flight: Flight) -> None:
         """Close what cannot end by itself: lost ranks, peers of failed ones, and what is long past its deadline."""

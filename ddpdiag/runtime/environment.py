@@ -114,7 +114,7 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
     world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
     coordinator, port = _env_endpoint(env, asked, f"{rank} and {world}", needed=world.value > 1)
     own, restarts = env.get("TORCHELASTIC_RUN_ID"), number(env, "TORCHELASTIC_RESTART_COUNT")
-    shared = run_id(asked, own, coordinator, port, world.value)
+    shared = run_id(asked, own, port)
     restarted = restarts is not None and restarts.value > 0 and asked.run_id is None
     groups = number(env, "GROUP_WORLD_SIZE")
     return Launch(
@@ -124,6 +124,7 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
         run_id=f"{shared}.{restarts.value}" if restarts and restarted else shared,
         # torch itself compares with str(True)
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+        lacks=() if ours.local_rank is not None else ("LOCAL_RANK",),
         nodes=groups.value if groups else None,
         given={name: env[name] for name in TORCHRUN_EXTRAS if name in env},
     )
@@ -155,9 +156,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) 
     coordinator, own = address or "127.0.0.1", env.get("PMIX_NAMESPACE")
     usual = said.derived_port(int(said.digest(own), 16)) if own else TORCH_PORT
     port = said.port(env, asked.master_port) or usual
-    return Launch(
-        place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, coordinator, port, world.value)
-    )
+    return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
 
 
 def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) -> tuple[Said, Place]:
@@ -194,6 +193,7 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
         run_id=run_id(asked, f"{step.job_id}.{step.step_id}"),
         ranks=ranks,
         nodes=step.nodes.value if step.nodes else None,
+        layout=tuple(host for host in step.hosts for _ in range(count or 1)),
     )
 
 

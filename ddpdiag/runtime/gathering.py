@@ -32,6 +32,21 @@ def _filled(place: Place, local: int, here: int, node: int) -> Place:
     )
 
 
+def mismatch(new: Arrival, world_size: int) -> Event | None:
+    """What is to be told of a newcomer that was started with another world size than rank 0."""
+    return None if new.place.world_size == world_size else _states(new)
+
+
+def _states(new: Arrival) -> Event:
+    place, size = new.place, str(new.place.world_size)
+    return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, node=place.node)
+
+
+def fitted(new: Arrival, world_size: int) -> Arrival:
+    """The newcomer in rank 0's world: it can take part all the same, so that only its world size is to blame."""
+    return structs.replace(new, place=structs.replace(new.place, world_size=world_size))
+
+
 def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
     """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
     place = new.place
@@ -39,12 +54,12 @@ def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Eve
     if known is not None:
         first = f"{known.place.node} (pid {known.pid})"
         event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, node=who)
-        return event, f"rank {place.rank} came twice, from {first} and from {who}; each process needs its own rank"
-    if place.rank >= world_size:
-        event = Event(
-            kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=str(place.world_size), node=place.node
-        )
         return event, (
+            f"rank {place.rank} came twice, from {first} and from {who}; each process needs its own rank, "
+            "and each job on a host its own --master-port (or --run-id)"
+        )
+    if place.rank >= world_size:
+        return _states(new), (
             f"rank {place.rank} on {who} expects {place.world_size} ranks, rank 0 expects {world_size}; "
             "start all ranks with one world size"
         )

@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -19,25 +20,32 @@ from ddpdiag.probes.gpus import pci_gpus, visible_gpus
 from ddpdiag.probes.procfs import boot_id, proc_root
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.probes.sysfs import sys_root
-from ddpdiag.runtime.board import Desk, Hub, board_ports, join
+from ddpdiag.runtime.board import Hub, board_ports
 from ddpdiag.runtime.coordinator import Coordinator, Listener
 from ddpdiag.runtime.environment import worker_variables
+from ddpdiag.runtime.estate import Estate, Heir, Published, Rank0At
 from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.link import Desk, Link, join
 from ddpdiag.runtime.messages import Farewell, Seal
-from ddpdiag.runtime.record import Record, run_folder
+from ddpdiag.runtime.notes import Complaint, Reader
+from ddpdiag.runtime.record import Record, folder_name, run_folder
+from ddpdiag.runtime.shared import Copy, shared_folder
 from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.supervisor import Supervisor
+from ddpdiag.runtime.supervisor import Rank0Lost, Supervisor
 
 LOOPBACK = "127.0.0.1"
 # Our own supervisor kills its children within this time, or they cannot be killed.
 _STRAGGLER_SECONDS = 3.0
+# A large world is judged and written within a few seconds.
+_PUBLISH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Run:
     """What one run needs to know, the same in every process of it.
 
-    `publish` judges the lines of rank 0, writes and prints, and returns the report; `listener` is made in rank 0 only.
+    `publish` judges the lines, writes and prints, in rank 0 or in the rank that takes its place; `listener` is made in
+    rank 0 only.
     """
 
     launch: Launch
@@ -45,8 +53,18 @@ class Run:
     checks: Sequence[Check[Any]]
     desk: Desk
     port: int
-    publish: Callable[[Sequence[Line]], Report]
+    publish: Callable[[Sequence[Line]], Published]
     listener: Callable[[], Listener]
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folders."""
+        return folder_name(self.launch.run_id)
+
+    @property
+    def rank_0(self) -> Rank0At:
+        """Where rank 0's host is, as this process knows it."""
+        return Rank0At(self.desk.host, self.port)
 
     @property
     def alone(self) -> bool:
@@ -65,6 +83,7 @@ class Run:
             version=ddpdiag.__version__,
             writer=writer,
             checks=tuple(check.code for check in self.checks),
+            layout=self.launch.layout if writer == 0 else (),
         )
 
 
@@ -75,7 +94,7 @@ def prepare(
     *,
     board_wait: float,
     board_port: int | None,
-    publish: Callable[[Sequence[Line]], Report],
+    publish: Callable[[Sequence[Line]], Published],
     listener: Callable[[], Listener],
 ) -> Run:
     """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
@@ -88,11 +107,13 @@ def prepare(
     else:
         ports = board_ports(launch.run_id, launch.port, board_port)
     host = LOOPBACK if whole else launch.coordinator
+    # Some firewalls let the job's own port through and no other one; under torchrun its agent holds that.
+    shut = whole or launch.agent_store or board_port is not None
     return Run(
         launch=launch,
         options=options,
         checks=checks,
-        desk=Desk(host, ports, board_wait),
+        desk=Desk(host, ports, board_wait, job_port=None if shut else launch.port),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
         publish=publish,
         listener=listener,
@@ -104,14 +125,17 @@ def prepare(
 
 def run_rank(run: Run, place: Place) -> int:
     """This process's part in the run; the exit code. RunLost when the run goes on, or ends, without us."""
+    begin = time.monotonic()
     signals = Signals()
     seal = Seal(run.launch.run_id, os.environ.get("DDPDIAG_TOKEN", ""))
-    record = Record(run_folder(run.launch.run_id), place.rank, run.header(place.rank))
+    header = run.header(place.rank)
+    record = Record(run_folder(run.launch.run_id), place.rank, header, _copy(run, place.rank))
     try:
         farewell = _take_part(run, place, seal, record, signals)
+    except Rank0Lost as lost:
+        farewell = _inherit(run, header, record, begin, lost)
     except RunLost as lost:
-        write_error_file(os.environ, str(lost))
-        raise _with_record(lost, record) from lost
+        raise _left_alone(lost, record) from lost
     except BaseException:
         record.remove()
         raise
@@ -122,10 +146,31 @@ def run_rank(run: Run, place: Place) -> int:
     return farewell.exit_code
 
 
+def _copy(run: Run, rank: int) -> Copy | None:
+    """Rank 0's lines are shared by its coordinator."""
+    if run.options.shared_dir is None or rank == 0:
+        return None
+    return Copy(run.options.shared_dir, run.name, rank)
+
+
+def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Farewell:
+    """The verdict that the living ranks make without rank 0; RunLost, as without a shared folder, if they cannot."""
+    signs = record.copy.signs if record.copy is not None else None
+    if signs is None:
+        raise _left_alone(lost, record) from lost
+    record.sign("ready")
+    told = Heir(signs, header, begin, run.rank_0, run.publish).inherit()
+    if told is None:
+        raise _left_alone(lost, record) from lost
+    farewell, sentence = told
+    sys.stderr.write(f"ddpdiag: {lost}; {sentence}\n")
+    return farewell
+
+
 def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Signals) -> Farewell:
     arrival = _arrival(run, place)
     # The Board comes first: a second rank 0 must not start anything.
-    hub = Hub(run.desk.ports, seal, arrival, local_only=run.alone) if place.rank == 0 else None
+    hub = _open_hub(run, seal, arrival) if place.rank == 0 else None
     supervisor = Supervisor(
         place,
         lambda own: worker_variables(run.launch, own, run.port),
@@ -135,11 +180,26 @@ def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Sign
     try:
         record.write(arrival)
         if hub is None:
-            return supervisor.run(join(run.desk, seal, arrival, lambda: signals.told))
+            return supervisor.run(_join(run, seal, arrival, signals))
         return _lead(run, hub, supervisor, seal, arrival, signals)
     finally:
         for survivor in supervisor.end_children():
             sys.stderr.write(f"ddpdiag: {survivor}\n")
+
+
+def _open_hub(run: Run, seal: Seal, arrival: Arrival) -> Hub:
+    return Hub(run.desk.ports, seal, arrival, local_only=run.alone, job_port=run.desk.job_port)
+
+
+def _join(run: Run, seal: Seal, arrival: Arrival, signals: Signals) -> Link:
+    """Find rank 0; as long as that does not succeed, a note in the shared folder says what was met."""
+    if run.options.shared_dir is None:
+        return join(run.desk, seal, arrival, lambda: signals.told)
+    complaint = Complaint(run.options.shared_dir, run.name, arrival)
+    try:
+        return join(run.desk, seal, arrival, lambda: signals.told, complaint.leave)
+    finally:
+        complaint.withdraw()
 
 
 def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arrival, signals: Signals) -> Farewell:
@@ -148,22 +208,43 @@ def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arriv
     threads = ThreadPoolExecutor(2)
     served: Future[Farewell] = threads.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
     coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told)
+    estate = _estate(run, arrival.nonce, coordinator.lines)
     try:
         coordinator.conduct(run.desk.wait_seconds)
-        published = threads.submit(run.publish, coordinator.lines())
-        while not published.done():
-            coordinator.idle()  # a slow disk or a large world must not look like a lost rank 0
-        report = published.result()
+        report = _published(run, coordinator, threads, estate)
+    except RunLost as lost:
+        estate.close(coordinator.farewell(lost.exit_code, str(lost)))
+        raise
     except BaseException:
-        coordinator.farewell(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more")
+        estate.close(coordinator.farewell(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more"))
         raise
     farewell = coordinator.farewell(report.exit_code, report.sentence)
+    estate.close(farewell)
     # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
     wait([served], timeout=_STRAGGLER_SECONDS)
     if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
         raise error
     threads.shutdown(wait=False)
     return farewell
+
+
+def _estate(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Estate:
+    shared_dir, wait_seconds = run.options.shared_dir, run.desk.wait_seconds
+    if shared_dir is None:
+        return Estate(None, None, lines)
+    notes = Reader(shared_dir, run.name, world_size=run.launch.place.world_size, wait_seconds=wait_seconds)
+    return Estate(shared_folder(shared_dir, run.name, nonce), notes, lines)
+
+
+def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, estate: Estate) -> Report:
+    """The report, judged and written while rank 0 keeps in touch: a large world must not look like a lost rank 0."""
+    published = threads.submit(lambda: run.publish(estate.explain(coordinator.lines(), run.rank_0)))
+    end = time.monotonic() + _PUBLISH_SECONDS
+    while not published.done():
+        coordinator.idle()
+        if time.monotonic() > end:
+            raise RunLost(f"the report could not be written within {_PUBLISH_SECONDS:g} s: a disk does not answer")
+    return published.result().report
 
 
 def _arrival(run: Run, place: Place) -> Arrival:
@@ -176,12 +257,14 @@ def _arrival(run: Run, place: Place) -> Arrival:
         pci_gpus=pci_gpus(sys_root(os.environ)),
         coordinator=run.launch.coordinator,
         agent_store=run.launch.agent_store,
+        lacks=run.launch.lacks,
         nonce=secrets.token_hex(4),
     )
 
 
-def _with_record(lost: RunLost, record: Record) -> RunLost:
+def _left_alone(lost: RunLost, record: Record) -> RunLost:
     """Rank 0 will not tell what we saw, so our record stays; one that holds no outcome says nothing and goes."""
+    write_error_file(os.environ, str(lost))
     if record.outcomes == 0:
         record.remove()
         return lost

@@ -76,6 +76,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     MASTER_PORT, `None` only in a world that is started here whole. `ranks` are those that this process must start
     itself, none when it is the rank. `note` is a sentence for the user. `agent_store` says that torchrun's agent serves
     the store of env://. `nodes` is the number of hosts, where known. `given` holds torchrun's variables beyond `place`.
+    `layout` is the host of each rank, empty where the launcher does not tell.
+    `lacks` names variables that scripts read beside those of env://, and that are not set.
     """
 
     place: Place
@@ -85,8 +87,10 @@ class Launch(Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     note: str = ""
     agent_store: bool = False
+    lacks: tuple[str, ...] = ()
     nodes: int | None = None
     given: dict[str, str] = field(default_factory=dict)
+    layout: tuple[str, ...] = ()
 
 
 class Here(Struct, frozen=True, kw_only=True):
@@ -158,8 +162,10 @@ def refuse_single(asked: Asked, because: str) -> None:
 
 
 def run_id(asked: Asked, own: str | None, *shared: object) -> str:
-    """The same in all processes of this launch and no other's: asked for, the launcher's own, or from what all share.
+    """The same in all processes of this launch: asked for, the launcher's own, or from what all `shared`.
 
+    Where people start ranks by hand that is the port alone: they spell the coordinator in many ways (a name, an
+    address, localhost), all of which reach it, and a wrong world size is to be told, not to be missed.
     torchrun's run id is "none" unless somebody chose one, so that it tells nobody apart.
     """
     if asked.run_id is not None:

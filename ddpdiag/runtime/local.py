@@ -1,5 +1,6 @@
 """All ranks on this host, started by one process that watches over them, so that nobody stays behind."""
 
+import contextlib
 import os
 import select
 import signal
@@ -7,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from ddpdiag.errors import RunLost
+from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Place
 from ddpdiag.runtime.environment import places
+from ddpdiag.runtime.estate import SHARED_END_SECONDS
 from ddpdiag.runtime.launch import Run
 from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
-from ddpdiag.runtime.record import remove_scratch, run_folder
+from ddpdiag.runtime.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.running import how_it_ended
 from ddpdiag.runtime.signals import LEAVE, Signals
+from ddpdiag.runtime.succession import TURNS
 from ddpdiag.runtime.tether import die_with_parent
 
 # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
@@ -48,20 +51,36 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
             os._exit(run_one(place))
         children[pid] = place.rank
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
-    watch = _Watch(children, signals, run.options.budget_seconds + run.desk.wait_seconds + _BEYOND_BUDGET_SECONDS)
+    longest = run.options.budget_seconds + run.desk.wait_seconds + _BEYOND_BUDGET_SECONDS
+    shares = run.options.shared_dir is not None
+    without_rank_0 = LOST_AFTER_SECONDS + (TURNS.total if shares else 0.0)
+    stragglers = _STRAGGLER_SECONDS + (SHARED_END_SECONDS if shares else 0.0)
+    watch = _Watch(children, signals, longest, stragglers, without_rank_0)
     codes = watch.wait()
     _tidy(run, codes)
     return _combined(codes)
 
 
 class _Watch:
-    """The wait for all children. `seconds` is what nobody outlives."""
+    """The wait for all children. `seconds` is what nobody outlives.
 
-    def __init__(self, children: Mapping[int, int], signals: Signals, seconds: float) -> None:
+    `stragglers` is what the last ones may take when the others have left, `without_rank_0` what is added when it died.
+    """
+
+    def __init__(
+        self,
+        children: Mapping[int, int],
+        signals: Signals,
+        seconds: float,
+        stragglers: float,
+        without_rank_0: float,
+    ) -> None:
         self._waiting = dict(children)
         self._ranks = frozenset(children.values())
         self._signals = signals
         self._end = time.monotonic() + seconds
+        self._stragglers = stragglers
+        self._without_rank_0 = without_rank_0
         self._codes: dict[int, int] = {}
 
     def wait(self) -> dict[int, int]:
@@ -99,16 +118,22 @@ class _Watch:
         if self._ranks.isdisjoint({0}):
             return float("inf")
         if 0 not in self._codes:
-            return _STRAGGLER_SECONDS if set(self._waiting.values()) == {0} else float("inf")
+            return self._stragglers if set(self._waiting.values()) == {0} else float("inf")
         # If rank 0 was killed, they must notice its silence first, and say so.
-        return _STRAGGLER_SECONDS + (LOST_AFTER_SECONDS if self._codes[0] < 0 else 0.0)
+        return self._stragglers + (self._without_rank_0 if self._codes[0] < 0 else 0.0)
 
 
 def _tidy(run: Run, codes: Mapping[int, int]) -> None:
     """Who was killed left its scratch folder; records stay, for whoever wants to know why."""
-    for rank, code in codes.items():
-        if code < 0:
-            remove_scratch(run_folder(run.launch.run_id), rank)
+    killed = [rank for rank, code in codes.items() if code < 0]
+    if not killed:
+        return
+    folder = run_folder(run.launch.run_id)
+    for rank in killed:
+        if not is_held(folder / f"rank-{rank}.jsonl"):  # another run's, with this run id
+            remove_scratch(folder, rank)
+    with contextlib.suppress(OSError):  # it is empty if we have just made it
+        folder.rmdir()
 
 
 def _combined(codes: Mapping[int, int]) -> int:
@@ -117,4 +142,7 @@ def _combined(codes: Mapping[int, int]) -> int:
         return max(abs(code) for code in codes.values())
     if codes[0] >= 0:
         return codes[0]
+    others = {code for rank, code in codes.items() if rank != 0}
+    if len(others) == 1 and (code := others.pop()) >= 0 and code != ExitCode.UNKNOWN:
+        return code  # they made the report without it
     raise RunLost(f"rank 0 was lost, and its report with it: its process was {how_it_ended(codes[0])}")

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from ddpdiag.model import Arrival, Options, Outcome, Place, Status, Trial
+from ddpdiag.model import Arrival, Collective, Options, Outcome, Place, Status, Trial
 
 # The largest honest message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
@@ -61,10 +61,14 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """All came, or their time is over: this is your place, with the local rank settled."""
+    """All came, or their time is over: this is your place, with the local rank settled.
+
+    `nonce` tells this run from others of its run id: records in `--shared-dir` lie in a folder with that name.
+    """
 
     place: Place
     options: Options
+    nonce: str = ""
 
 
 class Order(Struct, frozen=True, tag="order"):
@@ -104,12 +108,12 @@ class RollCall(Struct, frozen=True, tag="rollcall"):
 class Farewell(Struct, frozen=True, tag="farewell"):
     """The files are written; leave with this code. Everything of yours is acknowledged.
 
-    `lost` are ranks that cannot tidy up themselves: who shares their host removes their files.
+    `lost` are ranks that cannot tidy up themselves, with their nonces: who shares their host removes their files.
     """
 
     exit_code: int
     sentence: str
-    lost: tuple[int, ...]
+    lost: dict[int, str] = field(default_factory=dict)
 
 
 Upward = Hello | Ready | Result | Leaving | Alive
@@ -136,13 +140,20 @@ class AtGate(Struct, frozen=True, tag="atgate"):
 
 
 class Answer(Struct, frozen=True, tag="answer"):
-    """The trial ended by itself: `data` (DONE) or `error` and a short traceback in `detail` (RAISED)."""
+    """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `flight` (RAISED)."""
 
     status: Status
     data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is no JSON
     error: str = ""
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)
+    flight: tuple[Collective, ...] | None = None
+
+
+class Posted(Struct, frozen=True, tag="posted"):
+    """The worker's witness answers: the collectives posted last in this trial; None if torch keeps no record."""
+
+    flight: tuple[Collective, ...] | None
 
 
 WorkerWord = AtGate | Answer
@@ -152,7 +163,7 @@ WorkerOrder = Task | Open
 
 
 class Fork(Struct, frozen=True, tag="fork"):
-    """Fork a worker; its socket, step page and stack file travel beside this message as descriptors."""
+    """Fork a worker; its sockets, step page and stack file travel beside this message as descriptors."""
 
 
 class Imported(Struct, frozen=True, tag="imported"):
@@ -179,6 +190,7 @@ NurseryWord = Imported | Forked | Exited
 _up: msgspec.json.Decoder[Upward] = msgspec.json.Decoder(Upward)
 _down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
 decode_worker_word: msgspec.json.Decoder[WorkerWord] = msgspec.json.Decoder(WorkerWord)
+decode_posted: msgspec.json.Decoder[Posted] = msgspec.json.Decoder(Posted)
 decode_worker_order: msgspec.json.Decoder[WorkerOrder] = msgspec.json.Decoder(WorkerOrder)
 decode_nursery_word: msgspec.json.Decoder[NurseryWord] = msgspec.json.Decoder(NurseryWord)
 

@@ -13,7 +13,7 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.board import Hub
-from ddpdiag.runtime.gathering import absent, objection, settle
+from ddpdiag.runtime.gathering import absent, fitted, mismatch, objection, settle
 from ddpdiag.runtime.messages import (
     Downward,
     Farewell,
@@ -94,14 +94,16 @@ class Muster:
                 self.attend(0.05)
         finally:
             self._closed = True
+            self._hub.close_door()
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
         # Not before: who had no time to come is not absent.
         for event in absent(self.arrivals, size, self.now()):
             self._note(event)
+        nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
         for rank, arrival in self.arrivals.items():
-            self.send(rank, Welcome(arrival.place, self._header.options))
+            self.send(rank, Welcome(arrival.place, self._header.options, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
         """Send to a rank, if it came."""
@@ -141,7 +143,7 @@ class Muster:
 
     def farewell(self, exit_code: int, sentence: str) -> Farewell:
         """Tell every rank the exit code, and leave last; what they were told."""
-        farewell = Farewell(exit_code, sentence, tuple(sorted(self.lost)))
+        farewell = Farewell(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
         for rank in self._identities:
             self.send(rank, farewell)
         waiting = set(self._identities) - self.gone
@@ -181,7 +183,9 @@ class Muster:
             late = f"rank {rank} came {self.now():.1f} s after the start, when the run had begun without it"
             self._hub.send(identity, Refused(late, ExitCode.UNKNOWN))
         else:
-            self.arrivals[rank] = arrival
+            if (other := mismatch(arrival, self._header.world_size)) is not None:
+                self._note(other)
+            self.arrivals[rank] = fitted(arrival, self._header.world_size)
             self._identities[rank] = identity
             self._ranks[identity] = rank
             self._hub.send(identity, Seated())

@@ -20,13 +20,12 @@ import traceback
 import msgspec
 
 from ddpdiag.runtime.messages import Exited, Forked, Imported, NurseryWord
-from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
 
 # DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
 # of training.
 LAZY_IMPORTS = ("torch._dynamo",)
-DESCRIPTORS = 3  # the worker's link, step page and stack file
+DESCRIPTORS = 4  # the worker's link, step page, stack file and the link of its witness
 
 
 def main(arguments: list[str]) -> None:
@@ -117,9 +116,8 @@ def _become_worker(parent: int, nursery: socket.socket, descriptors: "array.arra
     leave_terminal()
     nursery.close()
     gc.enable()
-    link, page, stack_file = descriptors
     try:
-        serve(socket.socket(fileno=link), StepPage(page), stack_file)
+        serve(*descriptors)
     finally:
         # Never back into the nursery's loop: whatever ended this worker is told in its log and by its exit code.
         traceback.print_exc()

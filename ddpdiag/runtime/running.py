@@ -38,6 +38,7 @@ class Running:
             error=answer.error,
             detail=answer.detail,
             timings={**self._timings(), **answer.timings},
+            flight=answer.flight,
         )
 
     def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:

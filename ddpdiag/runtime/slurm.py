@@ -5,6 +5,7 @@ the shell of an interactive `salloc` runs in a pseudo step, whose id lies above 
 """
 
 import re
+from itertools import islice, product
 
 from msgspec import Struct
 
@@ -14,6 +15,8 @@ from ddpdiag.runtime.said import Environ, Said, check_below, needed, number, one
 # slurm.h: SLURM_INTERACTIVE_STEP is 0xfffffffa, SLURM_BATCH_SCRIPT 0xfffffffb, SLURM_EXTERN_CONT 0xfffffffc;
 # SLURM_MAX_NORMAL_STEP_ID is 0xfffffff0.
 FIRST_PSEUDO_STEP = 0xFFFFFFF0
+# More hosts than any cluster has: a list that claims more would only fill the memory.
+_MOST_HOSTS = 1 << 16
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -29,6 +32,7 @@ class Step(Struct, frozen=True, kw_only=True):
     nodes: Said | None
     one_task_per_node: bool
     first_node: str
+    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not tell
 
 
 def in_step(env: Environ) -> bool:
@@ -62,7 +66,14 @@ def read_step(env: Environ) -> Step:
         nodes=nodes,
         one_task_per_node=bool(per_node) and all(count == 1 for count, _ in per_node),
         first_node=first_of(env.get("SLURM_STEP_NODELIST", "")),
+        hosts=_hosts(env, tasks.value, per_node) if rank.value == 0 else (),
     )
+
+
+def _hosts(env: Environ, tasks: int, per_node: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+    if sum(count * repeated for count, repeated in per_node) != tasks:
+        return ()
+    return task_hosts(env.get("SLURM_STEP_NODELIST", ""), per_node, env.get("SLURM_DISTRIBUTION", "block"))
 
 
 def tasks_per_node(text: str) -> tuple[tuple[int, int], ...]:
@@ -79,6 +90,43 @@ def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
             return count
         node -= repeated
     return 0
+
+
+def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
+    """The host of each task: block by block, or in turn (srun -m cyclic). None for other ways (plane, arbitrary)."""
+    counts = [count for count, repeated in per_node for _ in range(min(repeated, _MOST_HOSTS))]
+    hosts = expanded(nodelist)
+    method = distribution.partition(":")[0].partition(",")[0]
+    if len(hosts) != len(counts) or method not in ("block", "cyclic", "unknown"):
+        return ()
+    if method == "cyclic":
+        turns = range(max(counts, default=0))
+        return tuple(host for turn in turns for host, count in zip(hosts, counts, strict=True) if turn < count)
+    return tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+
+
+def expanded(nodelist: str) -> tuple[str, ...]:
+    """All hosts of "z[9,1-3],a1" in Slurm's own order: z9 z1 z2 z3 a1; none if it cannot be read or is too long."""
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", nodelist.strip()):
+        pieces = re.split(r"\[([^\]]*)\]", part)  # every second one stood in brackets
+        choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+        hosts += map("".join, islice(product(*choices), _MOST_HOSTS + 1))
+        if not all(choices) or len(hosts) > _MOST_HOSTS:
+            return ()
+    return tuple(hosts)
+
+
+def _numbers(text: str) -> list[str]:
+    """ "08-10,12" as 08, 09, 10, 12; nothing if it is none such."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if match is None:
+            return []
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers += (f"{number:0{len(match[1])}}" for number in range(first, min(last, first + _MOST_HOSTS) + 1))
+    return numbers
 
 
 def first_of(nodelist: str) -> str:

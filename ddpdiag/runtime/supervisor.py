@@ -13,8 +13,8 @@ from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
-from ddpdiag.runtime.board import Link
 from ddpdiag.runtime.children import Nursery, Worker
+from ddpdiag.runtime.link import Link
 from ddpdiag.runtime.messages import (
     Alive,
     Answer,
@@ -34,7 +34,7 @@ from ddpdiag.runtime.messages import (
     Task,
     Welcome,
 )
-from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
+from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, LOST_LATE_SECONDS, frozen_seconds
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import IMPORT_STEP, Running
 from ddpdiag.runtime.signals import Signals
@@ -42,6 +42,10 @@ from ddpdiag.runtime.signals import Signals
 _LEAVE_SECONDS = 2.0
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
 EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
+
+
+class Rank0Lost(RunLost):
+    """Rank 0 fell silent; what this rank saw is in its record."""
 
 
 class Supervisor:
@@ -101,8 +105,11 @@ class Supervisor:
     def _leave(self, signum: int) -> None:
         """The launcher told this process to leave: say so first, so that nobody blames us."""
         if self._told_to_leave is None:
-            self._told_to_leave = (signum, time.monotonic())
+            now = time.monotonic()
+            self._told_to_leave = (signum, now)
             self._link.send(Leaving(signum))
+            own = Event(kind=EventKind.LEAVING, rank=self.place.rank, seconds=now - self._begin, detail=str(signum))
+            self._record.write(own)
 
     def end_children(self) -> list[str]:
         """Kill workers and nursery; a sentence for each process that cannot be killed."""
@@ -145,8 +152,9 @@ class Supervisor:
 
     def _obey(self, message: Downward) -> None:
         match message:
-            case Welcome(place, options):
+            case Welcome(place, options, nonce):
                 self.place, self._options = place, options
+                self._record.welcomed(nonce)
             case Noted(number):
                 if self._unnoted is not None and self._unnoted.outcome.trial == number:
                     self._unnoted = None
@@ -239,11 +247,11 @@ class Supervisor:
         if importing:
             step = IMPORT_STEP if self._nursery.import_seconds is None else "wait for the nursery"
         outcome = running.hung(child.look(), time.monotonic(), at=step, told=told)
-        stack = child.stack()
+        stacks, flight = child.testify(outcome.process.state if outcome.process else None)
         survived = not child.end()
         if outcome.process is not None:
-            process = structs.replace(outcome.process, stack=stack, survived=survived)
-            outcome = structs.replace(outcome, process=process)
+            process = structs.replace(outcome.process, stack=stacks.main, threads=stacks.others, survived=survived)
+            outcome = structs.replace(outcome, process=process, flight=flight)
         self._finish(running, outcome)
 
     def _dead(self, running: Running) -> Outcome:
@@ -281,20 +289,28 @@ class Supervisor:
 
     def _watch_rank_0(self) -> None:
         now = time.monotonic()
+        silent = now - self._link.heard
         if self._told_to_leave is not None:
             signum, since = self._told_to_leave
             if now - since > _LEAVE_SECONDS + 1.0:
                 code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.TERMINATED
-                raise RunLost(f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}", code)
-        if now - self._link.heard > LOST_AFTER_SECONDS:
-            self._note_loss(now - self._link.heard)
-            raise RunLost(
-                f"rank {self.place.rank} on {self.place.node} lost rank 0: nothing was heard of it "
-                f"for {LOST_AFTER_SECONDS:g} s"
+                sentence = f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}"
+                if silent > _LEAVE_SECONDS + 0.5:
+                    # Launchers that end a job because of rank 0 kill the witnesses next.
+                    self._lose_rank_0(silent)
+                    raise Rank0Lost(sentence, code)
+                raise RunLost(sentence, code)
+        # When the budget is spent rank 0 has only to write, and nobody has time to spare.
+        patience = LOST_AFTER_SECONDS if now - self._begin < self._options.budget_seconds else LOST_LATE_SECONDS
+        if silent > patience:
+            self._lose_rank_0(silent)
+            raise Rank0Lost(
+                f"rank {self.place.rank} on {self.place.node} lost rank 0: nothing was heard of it for {patience:g} s"
             )
 
-    def _note_loss(self, silent_seconds: float) -> None:
+    def _lose_rank_0(self, silent_seconds: float) -> None:
         """Into our own record: that rank 0 is gone, and how far our trial had come."""
+        self._record.sign("heir")  # at once: ending a hung trial takes seconds
         if self._running is not None:
             self._expire(self._running, told=True)
         detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"

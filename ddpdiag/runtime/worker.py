@@ -15,10 +15,11 @@ import msgspec
 
 from ddpdiag import codec
 from ddpdiag.check import Opening
-from ddpdiag.model import Options, Place, Status, Trial
+from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Answer, AtGate, Open, Task, decode_worker_order
 from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
+from ddpdiag.runtime.witness import Witness
 
 _MAX_DETAIL = 8_000
 
@@ -96,7 +97,7 @@ def _measure(task: Task, context: WorkerContext) -> Answer:
     return Answer(Status.DONE, data=msgspec.Raw(codec.encode(data)), timings=context.timings)
 
 
-def _answer(task: Task, context: WorkerContext) -> Answer:
+def _answer(task: Task, context: WorkerContext, witness: Witness) -> Answer:
     begin = time.monotonic()
     try:
         answer = _measure(task, context)
@@ -108,29 +109,33 @@ def _answer(task: Task, context: WorkerContext) -> Answer:
             error=codec.readable(sentence[:_MAX_DETAIL]),
             detail=codec.readable(text[-_MAX_DETAIL:]),
             timings=context.timings,
+            flight=witness.posted() if task.trial.kind is Kind.TORCH else None,
         )
     context.timed("total", time.monotonic() - begin)
     return answer
 
 
-def serve(link: socket.socket, page: StepPage, stack_file: int) -> None:
-    """Do what the supervisor sends until it closes the link; never returns."""
+def serve(link: int, page: int, stack_file: int, questions: int) -> None:
+    """Do what the supervisor sends until it closes the link; never returns. All four are descriptors."""
     faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
-    while isinstance(task := _receive(link), Task):
+    orders, steps, witness = socket.socket(fileno=link), StepPage(page), Witness(socket.socket(fileno=questions))
+    while isinstance(task := _receive(orders), Task):
         _apply(task.env)
-        answer = _answer(task, WorkerContext(task, link, page))
+        if task.trial.kind is Kind.TORCH:
+            witness.begin()
+        answer = _answer(task, WorkerContext(task, orders, steps), witness)
         sys.stdout.flush()
         sys.stderr.flush()
-        link.send(msgspec.json.encode(answer))
+        orders.send(msgspec.json.encode(answer))
     os._exit(0)
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of a plain worker: PARENT_PID LINK PAGE STACK, the last three descriptors."""
-    parent, link, page, stack_file = (int(argument) for argument in arguments)
+    """Entry of a worker of its own: PARENT_PID LINK PAGE STACK QUESTIONS, the last four descriptors."""
+    parent, *descriptors = (int(argument) for argument in arguments)
     die_with_parent(parent)
     leave_terminal()
-    serve(socket.socket(fileno=link), StepPage(page), stack_file)
+    serve(*descriptors)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Who is blamed, from what the ranks left behind."""
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from test_flights import collective, flight
 
 from ddpdiag.blame import blamed, front, is_echo
 from ddpdiag.model import Outcome, ProcessState, Status
@@ -93,6 +96,68 @@ def test_the_one_that_stands_elsewhere_in_the_code_is_blamed_at_equal_steps() ->
     assert blamed(outcomes).ranks == (2,)
 
 
+def posted(rank: int, upto: int, frame: str = "wait (c10d.py:10)", *, told: bool = False) -> Outcome:
+    """A hung rank that posted so many collectives."""
+    return structs.replace(outcome(rank, Status.HUNG, told=told, state="S", stack=(frame,)), flight=flight(upto))
+
+
+def test_who_did_not_post_the_collective_in_which_the_others_wait_is_blamed() -> None:
+    blame = blamed([posted(0, 7), posted(1, 6, "sleep (user.py:1)"), posted(2, 7)])
+    assert blame.ranks == (1,)
+    assert "all_reduce #7" in blame.why
+
+
+def test_of_two_ranks_the_one_that_left_the_last_collective_and_posted_no_other_is_blamed() -> None:
+    assert blamed([posted(0, 7), posted(1, 6, "sleep (user.py:1)")]).ranks == (1,)
+
+
+def test_who_waits_like_the_others_in_an_older_collective_is_not_blamed() -> None:
+    blame = blamed([posted(0, 7), posted(1, 6), posted(2, 7)])
+    assert blame.ranks == ()
+    assert "did not arrive" in blame.why
+
+
+def test_who_was_told_to_stop_had_less_time_to_post_as_many() -> None:
+    told = posted(1, 6, "compute (user.py:1)", told=True)
+    assert blamed([posted(0, 7, "wait (a.py:1)"), told, posted(2, 7, "wait (b.py:1)")]).ranks == ()
+
+
+def test_who_posted_another_size_than_most_is_blamed_although_its_step_is_the_furthest() -> None:
+    wrong = structs.replace(outcome(2, Status.HUNG, step=9), flight=(*flight(3), collective(4, elements=5)))
+    blame = blamed([*(structs.replace(outcome(r, Status.HUNG), flight=flight(4)) for r in (0, 1, 3)), wrong])
+    assert (blame.ranks, blame.status, len(blame.sides)) == ((2,), Status.HUNG, 2)
+    assert "all_reduce #4 (5 Float elements)" in blame.why
+
+
+def test_the_innocent_one_that_complains_of_a_size_is_not_blamed() -> None:
+    complaint = (
+        "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
+    )
+    aborted = structs.replace(outcome(1, Status.DIED, error="killed by SIGABRT"), detail=complaint)
+    wrong = structs.replace(outcome(2, Status.HUNG, told=True), flight=flight(1, elements=8))
+    others = [structs.replace(outcome(r, Status.RAISED, error=ECHO), flight=flight(1)) for r in (0, 3)]
+    assert blamed([*others, aborted, wrong]).ranks == (2,)
+
+
+def test_a_mismatch_of_two_ranks_blames_neither_and_tells_both_sides() -> None:
+    pair = [structs.replace(outcome(r, Status.HUNG), flight=flight(1, elements=r + 1)) for r in (0, 1)]
+    blame = blamed(pair)
+    assert (blame.ranks, len(blame.sides)) == ((), 2)
+
+
+def test_a_crash_of_its_own_comes_before_a_mismatch() -> None:
+    wrong = [
+        structs.replace(outcome(r, Status.HUNG, told=True), flight=flight(1, elements=1 + r % 2)) for r in (0, 1, 2)
+    ]
+    assert blamed([*wrong, outcome(3, Status.DIED, error="killed by SIGSEGV")]).ranks == (3,)
+
+
+def test_a_rank_that_cannot_say_what_it_posted_is_judged_by_its_step() -> None:
+    holds_the_gil = outcome(2, Status.HUNG, step=4, state="R")
+    others = [structs.replace(outcome(r, Status.HUNG), flight=flight(1)) for r in (0, 1, 3)]
+    assert blamed([*others, holds_the_gil]).ranks == (2,)
+
+
 def test_two_ranks_at_one_step_cannot_be_told_apart() -> None:
     assert blamed([outcome(0, Status.HUNG), outcome(1, Status.HUNG)]).ranks == ()
 
@@ -124,4 +189,56 @@ def test_only_ranks_that_failed_are_ever_blamed(rows: list[tuple[Status, int, bo
 def test_one_rank_short_of_the_others_is_found_in_any_world(guilty: int, size: int) -> None:
     guilty %= size
     outcomes = [outcome(rank, Status.HUNG, step=2 if rank == guilty else 3) for rank in range(size)]
+    assert blamed(outcomes).ranks == (guilty,)
+
+
+ROWS = st.tuples(
+    st.sampled_from([Status.HUNG, Status.HUNG, Status.RAISED, Status.DIED, Status.DONE]),
+    st.integers(4, 5),
+    st.booleans(),
+    st.one_of(st.none(), st.lists(st.builds(collective, st.integers(1, 3), elements=st.integers(1, 2)), max_size=3)),
+    st.sampled_from(["wait (c10d.py:1)", "sleep (user.py:1)"]),
+)
+
+
+def rows_of(rows: list[tuple]) -> list[Outcome]:
+    return [
+        structs.replace(
+            outcome(rank, status, step=step, told=told and status is Status.HUNG, state="S", stack=(frame,)),
+            flight=None if posted is None else tuple(posted),
+        )
+        for rank, (status, step, told, posted, frame) in enumerate(rows)
+    ]
+
+
+@given(st.lists(ROWS, min_size=1, max_size=7), st.randoms(use_true_random=False))
+def test_the_order_of_the_outcomes_does_not_change_who_is_blamed(rows: list[tuple], random: Random) -> None:
+    outcomes = rows_of(rows)
+    shuffled = random.sample(outcomes, len(outcomes))
+    first, second = blamed(outcomes), blamed(shuffled)
+    assert (first and (first.ranks, first.why)) == (second and (second.ranks, second.why))
+
+
+@given(st.lists(ROWS, min_size=2, max_size=7))
+def test_who_was_told_to_stop_is_never_blamed_beside_a_failure_of_its_own_accord(rows: list[tuple]) -> None:
+    outcomes = rows_of(rows)
+    if any(o.status in (Status.DIED, Status.RAISED) and not is_echo(o) for o in outcomes):
+        blame = blamed(outcomes)
+        assert blame is not None
+        assert not {o.rank for o in outcomes if o.told}.intersection(blame.ranks)
+
+
+@given(st.integers(0, 30), st.integers(3, 31), st.integers(1, 9))
+def test_one_rank_that_posted_fewer_is_found_in_any_world(guilty: int, size: int, upto: int) -> None:
+    guilty %= size
+    outcomes = [
+        posted(r, upto - (r == guilty), "sleep (user.py:1)" if r == guilty else "wait (c10d.py:1)") for r in range(size)
+    ]
+    assert blamed(outcomes).ranks == (guilty,)
+
+
+@given(st.integers(0, 30), st.integers(3, 31))
+def test_one_rank_that_posted_another_size_is_found_in_any_world(guilty: int, size: int) -> None:
+    guilty %= size
+    outcomes = [structs.replace(posted(r, 3), flight=flight(3, elements=4 + (r == guilty))) for r in range(size)]
     assert blamed(outcomes).ranks == (guilty,)

@@ -11,7 +11,8 @@ from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.sockets import free_port
-from ddpdiag.runtime.board import Desk, Hub, Link, board_ports, join
+from ddpdiag.runtime.board import Hub, board_ports
+from ddpdiag.runtime.link import Desk, Link, join
 from ddpdiag.runtime.messages import Alive, Hello, Leaving, Refused, RollCall, Seal, Seated
 
 SEAL = Seal("run-1")
@@ -64,13 +65,14 @@ def test_a_supervisor_finds_the_board_behind_a_stranger(hub: Hub) -> None:
     link.close()
 
 
-def _join(hub: Hub, ports: tuple[int, ...], answer: object = None) -> Link | Exception:
+def _join(hub: Hub, ports: tuple[int, ...], answer: object = None, job_port: int | None = None) -> Link | Exception:
     """Join while a stand-in for the coordinator answers every hello."""
     result: list[Link | Exception] = []
+    desk = Desk("127.0.0.1", ports, 10.0, greet_seconds=0.2, job_port=job_port)
 
     def run() -> None:
         try:
-            result.append(join(Desk("127.0.0.1", ports, 10.0, greet_seconds=0.2), SEAL, arrival_of(1, 2), lambda: None))
+            result.append(join(desk, SEAL, arrival_of(1, 2), lambda: None))
         except RunLost as lost:
             result.append(lost)
 
@@ -112,3 +114,33 @@ def test_taken_ports_are_named_with_their_holder() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"no port is free .*{port} is held by pid \d+"):
             Hub([port], SEAL, ME, local_only=True)
+
+
+def test_a_closed_door_is_free_for_the_job_and_who_came_through_it_stays() -> None:
+    own, door = free_port("127.0.0.1"), free_port("127.0.0.1")
+    hub = Hub([own], SEAL, ME, job_port=door)
+    link = _join(hub, (free_port("127.0.0.1"),), job_port=door)
+    assert isinstance(link, Link)
+    hub.close_door()
+    with socket.create_server(("127.0.0.1", door)):
+        link.send(Alive())
+        ((identity, message),) = hub.receive(5.0)
+        assert message == Alive()
+        hub.send(identity, RollCall())
+        assert link.socket.poll(5000)
+        assert list(link.receive()) == [RollCall()]
+    link.close()
+    hub.close()
+
+
+def test_a_job_port_that_is_taken_is_left_alone() -> None:
+    with socket.create_server(("", 0)) as taken:
+        hub = Hub([free_port("127.0.0.1")], SEAL, ME, job_port=taken.getsockname()[1])
+        hub.close()
+
+
+def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:
+    heard: list[str] = []
+    with pytest.raises(RunLost) as lost:
+        join(Desk("127.0.0.1", (free_port("127.0.0.1"),), 0.5), SEAL, ME, lambda: None, heard.append)
+    assert heard == [str(lost.value)]

@@ -95,6 +95,9 @@ class StandIn:
         now, self.waiting = self.waiting, []
         yield from now
 
+    def close_door(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.runtime.environment import Asked, Launch, places, read_launch, worker_variables
-from ddpdiag.runtime.slurm import FIRST_PSEUDO_STEP, first_of, tasks_per_node
+from ddpdiag.runtime.slurm import FIRST_PSEUDO_STEP, expanded, first_of, task_hosts, tasks_per_node
 
 TORCHRUN = {
     "RANK": "3",
@@ -122,6 +122,12 @@ def test_any_env_launcher_needs_four_variables_only():
 
 def test_torch_distributed_launch_repeats_the_local_rank():
     assert launch(TORCHRUN, local_rank=1).place.local_rank == 1
+
+
+def test_a_local_rank_that_nobody_set_is_lacking() -> None:
+    without = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_RANK"}
+    assert launch(without).lacks == ("LOCAL_RANK",)
+    assert launch(without, local_rank=1).lacks == launch(TORCHRUN).lacks == ()
 
 
 def test_a_slurm_task_is_a_rank():
@@ -257,6 +263,13 @@ def test_shells_started_by_hand_agree_on_the_run_id():
     ids = {launch({}, rank=rank, world_size=2, master_addr="h0").run_id for rank in range(2)}
     assert len(ids) == 1
     assert ids != {launch({}, rank=0, world_size=2, master_addr="h0", master_port=29501).run_id}
+
+
+def test_shells_agree_on_the_run_id_however_they_spell_the_coordinator_and_the_world():
+    spelled = [launch({}, rank=1, world_size=2, master_addr=name).run_id for name in ("h0", "10.0.0.1", "localhost")]
+    assert len({*spelled, launch({}, rank=1, world_size=3, master_addr="h0").run_id}) == 1
+    env = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29501"}
+    assert launch(env).run_id == launch(env | {"MASTER_ADDR": "10.0.0.1", "WORLD_SIZE": "2"}).run_id
 
 
 def test_by_hand_host_by_host():
@@ -422,6 +435,43 @@ def test_what_nobody_knows_is_left_out_of_the_workers_variables():
 def test_tasks_per_node_are_expanded():
     assert tasks_per_node("2(x3),1") == ((2, 3), (1, 1))
     assert tasks_per_node("2(y3)") == ()
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("z[9,1-3],a1", "z9 z1 z2 z3 a1"),
+        ("n[08-11]", "n08 n09 n10 n11"),
+        ("r[1-2]n[3,5]-ib", "r1n3-ib r1n5-ib r2n3-ib r2n5-ib"),
+        ("h0", "h0"),
+        ("h[0-x]", ""),
+        ("h[0-999999999]", ""),
+        ("", ""),
+    ],
+)
+def test_a_list_of_hosts_is_expanded_in_slurms_order(nodelist, hosts):
+    assert " ".join(expanded(nodelist)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("distribution", "hosts"),
+    [
+        ("block", "h0 h0 h0 h1"),
+        ("block:cyclic", "h0 h0 h0 h1"),
+        ("cyclic", "h0 h1 h0 h0"),
+        ("plane=2", ""),
+        ("arbitrary", ""),
+    ],
+)
+def test_tasks_are_placed_as_srun_distributes_them(distribution, hosts):
+    assert " ".join(task_hosts("h[0-1]", ((3, 1), (1, 1)), distribution)) == hosts
+
+
+def test_rank_0_of_a_step_knows_the_host_of_every_rank():
+    first = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    assert launch(STEP | first).layout == ("h2", "h2", "h3", "h3")
+    assert launch(STEP).layout == ()
+    assert launch(STEP | first | {"SLURM_STEP_NODELIST": "h[2-4]"}).layout == ()
 
 
 def test_the_first_host_keeps_slurms_order():

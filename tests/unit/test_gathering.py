@@ -6,7 +6,7 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.model import Arrival, EventKind
-from ddpdiag.runtime.gathering import absent, objection, settle
+from ddpdiag.runtime.gathering import absent, fitted, mismatch, objection, settle
 
 
 def nameless(rank: int, size: int, ranks_per_node: int) -> Arrival:
@@ -51,6 +51,14 @@ def test_a_rank_outside_the_world_is_refused() -> None:
     assert event is not None
     assert event.kind is EventKind.MISMATCH
     assert "expects 8 ranks, rank 0 expects 4" in sentence
+
+
+def test_a_rank_with_another_world_size_takes_part_and_is_told() -> None:
+    event = mismatch(arrival_of(1, 8), 4)
+    assert event is not None
+    assert (event.kind, event.rank, event.detail, event.node) == (EventKind.MISMATCH, 1, "8", "n0")
+    assert fitted(arrival_of(1, 8), 4).place.world_size == 4
+    assert mismatch(arrival_of(1, 4), 4) is None
 
 
 def test_a_newcomer_in_its_place_is_welcome() -> None:

@@ -13,6 +13,7 @@ from ddpdiag.model import (
     Event,
     EventKind,
     Header,
+    HostsLine,
     Kind,
     Options,
     Outcome,
@@ -97,17 +98,21 @@ def test_a_dead_rank_is_named_in_the_sentence() -> None:
 
 
 def test_a_rank_that_never_came_is_unknown_and_exit_3() -> None:
-    run = recording(events=(Event(kind=EventKind.ABSENT, rank=1, seconds=15.0),))
-    judged = report(structs.replace(run, arrivals={0: run.arrivals[0]}, outcomes=run.outcomes[:1]))
+    run = recording(events=(Event(kind=EventKind.ABSENT, rank=2, seconds=15.0),), size=3)
+    came = {rank: run.arrivals[rank] for rank in (0, 1)}
+    judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    assert judged.findings[0].ranks == (1,)
+    assert judged.findings[0].ranks == (2,)
+    assert judged.hosts == HostsLine(bad=(), good=("n0", "n1"))
+    assert "rank 2 is on no known host" in judged.notes[0]
 
 
 def test_a_lost_rank_is_unfit_and_told_once() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard")
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard", answers=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert judged.exit_code == 1
     assert [finding.code for finding in judged.findings] == ["RUN002.lost"]
+    assert judged.hosts == HostsLine(bad=("n1",), good=("n0",))
 
 
 def test_a_check_that_could_not_run_is_unknown() -> None:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
+from seen import arrival_of
 
 from ddpdiag.codec import read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Header, Options
-from ddpdiag.runtime.record import Record, remove_scratch, run_folder
+from ddpdiag.runtime.record import Record, is_held, remove_scratch, run_folder
 
 HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
 
@@ -44,9 +46,36 @@ def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_
 
 def test_the_files_of_ranks_that_cannot_tidy_up_are_removed(temporary: Path) -> None:
     lost, living = (Record(run_folder("r"), rank, HEADER) for rank in (2, 0))
-    living.remove(others=(2,))
+    lost.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
+    living.remove(others={2: "abcd", 3: "ef01"})
     assert not lost.path.exists()
     assert list(temporary.iterdir()) == []
+
+
+def test_the_files_of_another_run_with_the_same_id_stay(temporary: Path) -> None:
+    theirs, ours = Record(run_folder("r"), 2, HEADER), Record(run_folder("r"), 1, HEADER)
+    theirs.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
+    ours.remove(others={2: "0123"})
+    assert theirs.path.exists()
+    assert theirs.scratch.exists()
+
+
+def test_two_living_runs_with_one_id_do_not_share_a_record(temporary: Path) -> None:
+    first, second = Record(run_folder("r"), 1, HEADER), Record(run_folder("r"), 1, HEADER)
+    second.write(End(seconds=2.0))
+    assert first.path != second.path
+    assert second.folder.name.startswith("ddpdiag-r-")
+    second.remove()
+    first.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_record_is_held_as_long_as_its_process_lives(temporary: Path) -> None:
+    record = Record(run_folder("r"), 1, HEADER)
+    assert is_held(record.path)
+    record.keep()
+    assert not is_held(record.path)
+    assert not is_held(record.folder / "rank-7.jsonl")
 
 
 def test_a_folder_of_somebody_else_is_not_used(temporary: Path) -> None:

@@ -254,3 +254,31 @@ def test_any_finding_is_shown_with_all_its_words(finding, width, color):
     for text in texts:
         for word in printable(text).split():
             assert word in shown
+
+
+ROWS = ["rank 2: hung at 'post', sleeping in _forever (user.py); posted nothing", "ranks 0-1, 3: hung at 'wait'"]
+FRAMES = ["_forever (user.py:3)", "measure (col001.py:54)"]
+
+
+def test_a_table_in_the_evidence_has_a_line_for_each_row():
+    text = plain(fit(findings=(finding_of(evidence={"trial": 2, "ranks": ROWS, "stack_of_rank_2": FRAMES}),)))
+    assert "\n    ranks:\n      rank 2: hung at 'post', sleeping in _forever (user.py); posted nothing\n" in text
+    assert "\n      ranks 0-1, 3: hung at 'wait'\n" in text
+    assert "trial = 2; stack of rank 2 = _forever (user.py:3), measure (col001.py:54)" in text
+
+
+def test_a_long_row_goes_on_below_itself():
+    text = plain(fit(findings=(finding_of(evidence={"ranks": [f"rank 2: {'word ' * 30}"]}),)))
+    assert "\n      rank 2: word word" in text
+    assert "\n              word word" in text
+
+
+def test_a_stack_is_a_line_for_each_frame_where_details_are_asked_for():
+    text = plain(fit(findings=(finding_of(evidence={"stack_of_rank_2": FRAMES}),)), details=True)
+    assert "\n    stack of rank 2:\n      _forever (user.py:3)\n      measure (col001.py:54)\n" in text
+
+
+def test_a_table_shows_its_first_rows_and_says_how_many_are_left_out():
+    report = fit(findings=(finding_of(evidence={"ranks": [f"rank {r}: hung" for r in range(20)]}),))
+    assert "rank 7: hung\n      +12 more\n" in plain(report)
+    assert "rank 19: hung" in plain(report, details=True)

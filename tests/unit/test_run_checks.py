@@ -1,7 +1,7 @@
 """What is said of a run's own mishaps."""
 
 from msgspec import Raw, structs
-from seen import seen_of, with_arrivals, with_events, world_of
+from seen import seen_of, with_arrivals, with_events
 
 from ddpdiag.check import Check, Seen
 from ddpdiag.checks import run001, run002, run003, run004, run005
@@ -38,21 +38,122 @@ def test_a_clean_run_is_silent() -> None:
         assert list(check.judge(seen)) == []
 
 
+def absent_in(seen: Seen[run001.Nothing], *ranks: int, layout: tuple[str, ...] = (), **more: object) -> Finding:
+    """RUN001's finding for ranks that never came."""
+    arrivals = {rank: arrival for rank, arrival in seen.world.arrivals.items() if rank not in ranks}
+    events = [Event(kind=EventKind.ABSENT, rank=rank, seconds=15.0, **more) for rank in ranks]  # type: ignore[arg-type]
+    seen = with_events(with_arrivals(seen, arrivals), *events)
+    header = structs.replace(seen.recording.header, layout=layout)
+    return only(judge_as(run001.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header))))
+
+
 def test_absent_ranks_are_named_with_the_host_where_their_neighbours_live() -> None:
-    seen = with_events(run_of(size=4), Event(kind=EventKind.ABSENT, rank=3, seconds=15.0))
-    finding = only(
-        list(judge_as(run001.CHECK, with_arrivals(seen, {r: a for r, a in world_of(4).arrivals.items() if r != 3})))
-    )
+    finding = absent_in(run_of(size=4), 3)
     assert (finding.code, finding.severity, finding.ranks) == ("RUN001.absent", Severity.ERROR, (3,))
     assert "3 of 4 ranks came within 15 s" in finding.message
     assert "n1" in finding.message
 
 
+def test_the_launchers_layout_names_the_hosts_of_absent_ranks() -> None:
+    finding = absent_in(run_of(size=6), 4, 5, layout=("n0", "n0", "n1", "n1", "n7", "n7"))
+    assert (finding.ranks, finding.nodes) == ((4, 5), ("n7",))
+    assert "They belong on n7." in finding.message
+
+
+def test_a_layout_that_is_not_true_of_those_who_came_is_not_believed() -> None:
+    finding = absent_in(run_of(size=6), 4, 5, layout=("n0", "n1", "n7", "n0", "n1", "n7"))
+    assert finding.nodes == ()
+    assert "n7" not in finding.message
+
+
+def test_where_no_other_host_came_nobody_is_blamed() -> None:
+    finding = absent_in(run_of(size=4), 2, 3)
+    assert (finding.ranks, finding.nodes) == ((), ())
+    assert "ranks 2-3 never came" in finding.title
+    assert "the cause may be on n0 itself" in finding.message
+
+
+def test_an_absent_rank_of_the_only_host_that_came_is_blamed_and_nobody_else() -> None:
+    assert absent_in(run_of(size=4), 1, 2, 3).ranks == (1,)
+
+
+def test_ranks_that_meet_over_loopback_are_all_on_one_host_and_blamed() -> None:
+    seen = run_of(size=4)
+    local = {rank: structs.replace(own, coordinator="127.0.0.1") for rank, own in seen.world.arrivals.items()}
+    assert absent_in(with_arrivals(seen, local), 2, 3).ranks == (2, 3)
+
+
+def test_a_rank_that_may_not_exist_is_not_blamed() -> None:
+    seen = with_events(run_of(size=4), Event(kind=EventKind.MISMATCH, rank=2, detail="3", node="n1"))
+    finding = absent_in(seen, 3)
+    assert finding.ranks == ()
+    assert "LCH001" in finding.message
+
+
+def test_what_an_absent_rank_wrote_is_quoted() -> None:
+    finding = absent_in(run_of(size=6), 4, 5, detail="rank 4 on n9: port 29500: no answer", node="n9")
+    assert "rank 4 on n9: port 29500: no answer (1 more wrote, too)" in finding.message
+    assert finding.nodes == ("n9",)
+
+
+def lost(*ranks: int, seconds: float = 8.0, **more: object) -> list[Event]:
+    return [Event(kind=EventKind.LOST, rank=rank, seconds=seconds, detail="x", **more) for rank in ranks]  # type: ignore[arg-type]
+
+
+def losses(seen: Seen[run001.Nothing], *events: Event, writer: int = 0) -> list[Finding]:
+    """RUN002's findings, as the host of rank `writer` sees them."""
+    seen = with_events(seen, *events)
+    header = structs.replace(seen.recording.header, writer=writer)
+    return judge_as(run002.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header)))
+
+
 def test_a_lost_rank_is_blamed_on_its_host() -> None:
-    finding = only(
-        list(judge_as(run002.CHECK, with_events(run_of(), Event(kind=EventKind.LOST, rank=2, seconds=4.0, detail="x"))))
-    )
-    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    finding = only(losses(run_of(), *lost(2)))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (2,), ("n1",))
+
+
+def test_a_host_whose_ranks_are_lost_together_is_one_finding() -> None:
+    finding = only(losses(run_of(size=6), *lost(2), *lost(3, seconds=9.0)))
+    assert (finding.title, finding.ranks, finding.nodes) == ("host n1 was lost with ranks 2-3", (2, 3), ("n1",))
+
+
+def test_ranks_of_a_host_that_are_lost_at_different_times_are_told_apart() -> None:
+    assert [f.ranks for f in losses(run_of(size=6), *lost(2), *lost(3, seconds=30.0))] == [(2,), (3,)]
+
+
+def test_several_who_tell_of_one_loss_make_one_finding() -> None:
+    finding = only(losses(run_of(size=6), *lost(0, seconds=8.1), *lost(0, seconds=8.4), *lost(1), writer=2))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (0, 1), ("n0",))
+
+
+def test_when_all_other_hosts_fall_silent_at_once_the_host_that_reports_is_cut_off() -> None:
+    finding = only(losses(run_of(size=6), *lost(2, 3, 4, 5)))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.cut-off", (0, 1), ("n0",))
+    assert "all 2 other hosts (n1, n2)" in finding.message
+
+
+def test_hosts_that_answer_were_not_cut_off() -> None:
+    found = losses(run_of(size=6), *lost(2, 3, 4, 5, answers=True))
+    assert [(f.code, f.nodes) for f in found] == [("RUN002.lost", ("n1",)), ("RUN002.lost", ("n2",))]
+    assert "processes ended" in found[0].message
+
+
+def test_two_hosts_cannot_tell_which_of_them_failed() -> None:
+    finding = only(losses(run_of(size=4), *lost(2, 3)))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.link", (), ())
+    assert finding.links == ("n0 -> n1", "n1 -> n0")
+    assert only(losses(run_of(size=4), *lost(0, 1), writer=2)).code == "RUN002.link"
+
+
+def test_of_two_hosts_one_that_still_answers_is_to_blame_for_its_processes() -> None:
+    finding = only(losses(run_of(size=4), *lost(2, 3, answers=True)))
+    assert (finding.code, finding.nodes) == ("RUN002.lost", ("n1",))
+
+
+def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
+    seen = run_of(size=4)
+    alone = with_arrivals(seen, {2: seen.world.arrivals[2]})
+    assert only(losses(alone, *lost(0), writer=2)).ranks == (0,)
 
 
 def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait() -> None:

@@ -1,0 +1,61 @@
+"""Which hosts the next job should leave out, and which have nothing against them. Pure."""
+
+from collections.abc import Sequence
+
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Verdict
+from ddpdiag.world import World
+
+# "h1 -> h2", as findings name links.
+_ARROW = " -> "
+
+
+def sort_hosts(
+    world: World, recording: Recording, findings: Sequence[Finding], verdict: Verdict
+) -> tuple[HostsLine, tuple[str, ...]]:
+    """The hosts, and notes on what could not be sorted.
+
+    Errors blame, warnings do not: too much would be left out. Nobody is good while an error has nobody to blame.
+    """
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    bad = tuple(dict.fromkeys(node for finding in errors for node in _blamed(world, finding)))
+    why = _undecided(recording, errors, verdict)
+    good = () if why else tuple(name for name in _faithful(world) if name not in {*bad, *_ends(errors)})
+    return HostsLine(bad=bad, good=good), (*_nowhere(world, recording, errors), *([why] if why else []))
+
+
+def _blamed(world: World, finding: Finding) -> tuple[str, ...]:
+    return (*finding.nodes, *world.nodes_of(finding.ranks))
+
+
+def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict) -> str:
+    """Why no host can be called good, or nothing."""
+    if recording.end is None:
+        return "no host is called good, because the recording is cut off"
+    open_ones = [f for f in errors if not (f.ranks or f.nodes or f.gpus or f.links)]
+    if open_ones:
+        return f"no host is called good, because {open_ones[0].code} blames nobody: {open_ones[0].title}"
+    if not errors and verdict is Verdict.UNKNOWN:
+        return "no host is called good, because not everything could be looked at"
+    return ""
+
+
+def _faithful(world: World) -> tuple[str, ...]:
+    """Hosts all of whose ranks took part to the end; of two with one name, both did."""
+    faithless = {name for (name, _), ranks in world.hosts.items() if world.out.intersection(ranks)}
+    return tuple(dict.fromkeys(name for name, _ in world.hosts if name not in faithless))
+
+
+def _ends(errors: Sequence[Finding]) -> set[str]:
+    return {end for finding in errors for link in finding.links for end in link.split(_ARROW)}
+
+
+def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:
+    """Blamed ranks that never came and whose hosts nobody knows cannot be left out."""
+    absent = {e.rank for e in recording.events if e.kind is EventKind.ABSENT and not e.node}
+    blamed = {rank for f in errors if not f.nodes for rank in f.ranks if rank in absent}
+    unknown = sorted(blamed - world.arrivals.keys())
+    if not unknown:
+        return ()
+    are = "is" if len(unknown) == 1 else "are"
+    return (f"{ranks_text(unknown)} {are} on no known host, so that host cannot be excluded",)

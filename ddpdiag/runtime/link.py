@@ -1,0 +1,181 @@
+"""A supervisor's way to the Board: finding it, saying hello, and the link that this gives."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import zmq
+from msgspec import structs
+
+from ddpdiag.errors import RunLost
+from ddpdiag.model import Arrival
+from ddpdiag.probes.knock import knock
+from ddpdiag.probes.sockets import Reach, Reached, resolve
+from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Downward, Hello, Refused, Seal, Seated, Upward, Welcome
+
+LAST_WORDS_MS = 500
+
+
+def new_socket(kind: int) -> zmq.Socket[bytes]:
+    """A socket of ours: bounded messages, no queue limits, both families, heartbeats."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+    # Longer than our own patience: who is silent is judged by us, with a sentence, not cut off by the library.
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+    return socket
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the Board is: rank 0's host, and the ports to try; the job's own port, if it is given, comes last."""
+
+    host: str
+    ports: tuple[int, ...]
+    wait_seconds: float
+    greet_seconds: float = 2.0  # how long one port may take to prove that it is our Board
+    job_port: int | None = None
+
+
+class Link:
+    """A supervisor's end, once rank 0 has heard it."""
+
+    def __init__(self, socket: zmq.Socket[bytes], seal: Seal) -> None:
+        self.socket = socket
+        self.heard = time.monotonic()
+        self._seal = seal
+
+    def send(self, message: Upward) -> None:
+        """Send without waiting."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.send(self._seal.close(message), zmq.NOBLOCK)
+
+    def receive(self) -> Iterator[Downward]:
+        """What has come so far."""
+        while self.socket.poll(0):
+            message = self._seal.open_downward(self.socket.recv(zmq.NOBLOCK))
+            if message is not None:
+                self.heard = time.monotonic()
+                yield message
+
+    def close(self) -> None:
+        """Close, after a moment for last words."""
+        self.socket.close(linger=LAST_WORDS_MS)
+
+
+_SENTENCES = {
+    Reach.ACCEPTED: "something accepts connections there, but it is not the Board of this run",
+    Reach.REFUSED: "the connection is refused: nobody listens there",
+    Reach.DROPPED: "no answer: a firewall drops the packets, or the host is down",
+    Reach.UNREACHABLE: "the host or network is unreachable",
+    Reach.UNKNOWN_NAME: "the name cannot be resolved",
+    Reach.SLOW_NAME: "the name server does not answer",
+}
+# A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
+_FIRST_SECONDS, _MOST_SECONDS = 0.5, 2.0
+_PAUSE_SECONDS = (0.02, 0.25)
+
+
+def join(
+    desk: Desk,
+    seal: Seal,
+    arrival: Arrival,
+    stopped: Callable[[], int | None],
+    troubled: Callable[[str], None] = lambda _sentence: None,
+) -> Link:
+    """Find the Board and say hello; RunLost after `desk.wait_seconds`, with what a plain TCP connect said.
+
+    RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
+    `troubled` is told once, when half of the time has passed, what was met so far.
+    """
+    begin = time.monotonic()
+    patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
+    quiet = True
+    while True:
+        left = begin + desk.wait_seconds - time.monotonic()
+        if signum := stopped():
+            raise RunLost(f"rank {arrival.place.rank} was told to leave before it reached rank 0", 128 + signum)
+        # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
+        addresses = resolve(desk.host, desk.ports[0], max(left, 0.1))
+        met: dict[int, Reached] = {}
+        for address in addresses or ():
+            link = _try_ports(desk, address, seal, arrival, min(patience, max(left, 0.1)), met)
+            if link is not None:
+                return link
+        left = begin + desk.wait_seconds - time.monotonic()
+        sentence = _sentence(desk, arrival, addresses, met)
+        if left <= 0:
+            raise RunLost(sentence)
+        if quiet and left < desk.wait_seconds / 2:
+            quiet = False
+            troubled(sentence)
+        time.sleep(min(pause, left))
+        patience, pause = min(2 * patience, _MOST_SECONDS), min(2 * pause, _PAUSE_SECONDS[1])
+
+
+def _try_ports(
+    desk: Desk, address: str, seal: Seal, arrival: Arrival, seconds: float, met: dict[int, Reached]
+) -> Link | None:
+    """The Board at one address, if it is there; `met` notes what each port said."""
+    last = () if desk.job_port is None else (desk.job_port,)
+    for ports in (desk.ports, last):
+        found = knock(address, ports, seconds)
+        met.update(found)
+        for port, reached in found.items():
+            if reached.reach is Reach.ACCEPTED:
+                own = structs.replace(arrival, address=reached.source or address)
+                link = greet((address, port), seal, own, desk.greet_seconds, again=port not in last)
+                if link is not None:
+                    return link
+    return None
+
+
+def _sentence(desk: Desk, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, Reached]) -> str:
+    """What a rank met that found no Board."""
+    ports: dict[Reach, list[str]] = {}
+    for port, reached in met.items():
+        ports.setdefault(reached.reach, []).append(str(port))
+    unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
+    if ports:
+        why = "; ".join(f"port {', '.join(own)}: {_SENTENCES[reach]}" for reach, own in ports.items())
+    else:
+        why = _SENTENCES[unresolved]
+    return (
+        f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {desk.host} "
+        f"within {desk.wait_seconds:g} s: {why}"
+    )
+
+
+def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, *, again: bool = True) -> Link | None:
+    """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`.
+
+    `again` says whether a connection that breaks is made again: not on the job's own port, where the job listens later.
+    """
+    address, port = where
+    socket = new_socket(zmq.DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, f"{arrival.place.rank}-{arrival.nonce}".encode())
+    if not again:
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
+    link = Link(socket, seal)
+    link.send(Hello(arrival))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not socket.poll(100):
+            continue
+        for message in link.receive():
+            match message:
+                case Seated() | Welcome():
+                    return link
+                case Refused(sentence, code):
+                    link.close()
+                    raise RunLost(sentence, code)
+                case _:
+                    continue
+    link.close()
+    return None

@@ -1,0 +1,123 @@
+"""Notes in the shared folder, by ranks that cannot reach rank 0: what they met, for the report.
+
+A note lies there only while its writer lives and searches; rank 0 looks for notes while it waits. One of a dead run is
+older than this one, and one of another user is not read.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from ddpdiag.model import Arrival, Event, EventKind
+from ddpdiag.model.recording import Line
+
+_MOST_BYTES = 4096
+_LOOK_SECONDS = 0.5
+_TIDY_SECONDS = 2.0
+# Clocks of hosts and file servers differ.
+_SKEW_SECONDS = 30.0
+
+
+class Note(Struct, frozen=True):
+    """What a rank says that did not reach rank 0."""
+
+    rank: int
+    world_size: int
+    node: str
+    sentence: str
+
+
+class Complaint:
+    """A rank's own note; `name` is that of the run's local folders."""
+
+    def __init__(self, shared_dir: str, name: str, arrival: Arrival) -> None:
+        self._folder = _notes_folder(shared_dir, name)
+        self._arrival = arrival
+        self._path = self._folder / f"rank-{arrival.place.rank}-{arrival.nonce}"
+        self._errands = ThreadPoolExecutor(1)
+        self._left = False
+
+    def leave(self, sentence: str) -> None:
+        """Write it; nobody waits for that."""
+        self._left = True
+        place = self._arrival.place
+        note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
+        self._errands.submit(self._write, msgspec.json.encode(note))
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._path.write_bytes(data)
+
+    def withdraw(self) -> None:
+        """Remove it."""
+        if self._left:
+            with contextlib.suppress(TimeoutError):
+                self._errands.submit(self._remove).result(_TIDY_SECONDS)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            self._folder.rmdir()
+
+
+class Reader:
+    """Rank 0's look-out for notes, in a thread, until it is told to stop."""
+
+    def __init__(self, shared_dir: str, name: str, *, world_size: int, wait_seconds: float) -> None:
+        self._folder = _notes_folder(shared_dir, name)
+        self._world_size = world_size
+        self._since = time.time() - wait_seconds - _SKEW_SECONDS
+        self._found: dict[int, Note] = {}
+        self._over = threading.Event()
+        threading.Thread(target=self._look, name="notes", daemon=True).start()
+
+    @property
+    def found(self) -> Mapping[int, Note]:
+        """The last note of each rank, so far."""
+        return dict(self._found)
+
+    def stop(self) -> Mapping[int, Note]:
+        """The last note of each rank."""
+        self._over.set()
+        return self.found
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            with contextlib.suppress(OSError):
+                notes = read_notes(self._folder, self._since)
+                self._found |= {note.rank: note for note in notes if note.world_size == self._world_size}
+
+
+def read_notes(folder: Path, since: float) -> Iterator[Note]:
+    """Our own user's notes that were written after `since` (Unix time), oldest first. OSError where there are none."""
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+        return
+    for path in sorted(folder.glob("rank-*"), key=lambda path: path.lstat().st_mtime):
+        state = path.lstat()
+        if state.st_uid == os.getuid() and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                yield msgspec.json.decode(path.read_bytes(), type=Note)
+
+
+def explained(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
+    """The lines with what absent ranks said of themselves."""
+    return [_explained(line, notes) for line in lines]
+
+
+def _explained(line: Line, notes: Mapping[int, Note]) -> Line:
+    if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
+        return line
+    note = notes.get(line.rank)
+    return line if note is None else structs.replace(line, node=note.node, detail=note.sentence)
+
+
+def _notes_folder(shared_dir: str, name: str) -> Path:
+    return Path(shared_dir) / f"{name}-notes"

@@ -1,0 +1,223 @@
+"""What a run keeps in a folder that all hosts share (`--shared-dir`), so that it survives the loss of rank 0.
+
+    ddpdiag-<run id>-<nonce>/    mode 0700, one for each run, removed at its end
+        run.jsonl                rank 0's lines, as they happen
+        beat                     a number that grows as long as rank 0 lives
+        rank-<n>.jsonl           a copy of each other rank's own record
+        heir-<n>                 rank n lives, and has lost rank 0
+        ready-<n>                its record is complete
+        chief-<turn>             who makes the report in rank 0's place
+        word                     exit code and sentence
+        read-<n>                 rank n has read them
+
+Everything is done in a thread of its own, in order: a file server that does not answer must hold nobody. Files are
+closed after each write, because NFS shows to others what was written before a close, and to a reader what was there
+when it opened (nfs(5), close-to-open consistency).
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from ddpdiag.codec import encode_line
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.messages import Farewell
+
+RUN = "run.jsonl"
+_BEAT, _WORD = "beat", "word"
+BEAT_SECONDS = 1.0
+_FOLLOW_SECONDS = 0.2
+_TIDY_SECONDS = 2.0
+
+
+def shared_folder(shared_dir: str, name: str, nonce: str) -> Path:
+    """The folder of one run; `name` is that of its local folders."""
+    return Path(shared_dir) / f"{name}-{nonce}"
+
+
+class Signs:
+    """What stands in the run's folder. Every method may wait for a file server, and raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, word: str, rank: int) -> None:
+        """Leave a sign."""
+        (self.folder / f"{word}-{rank}").touch(mode=0o600)
+
+    def ranks(self, word: str, me: int) -> tuple[int, ...]:
+        """Ranks that left this sign, in rising order."""
+        # A client of NFS may show a listing that is 60 s old (nfs(5), acdirmax), unless it changes the folder itself.
+        look = self.folder / f"look-{me}"
+        look.touch(mode=0o600)
+        look.unlink(missing_ok=True)
+        found = (re.fullmatch(rf"{word}-([0-9]+)", name) for name in os.listdir(self.folder))
+        return tuple(sorted(int(match[1]) for match in found if match))
+
+    def claim(self, turn: int, rank: int) -> bool:
+        """Take rank 0's place; only one rank can in each turn."""
+        try:
+            descriptor = os.open(self.folder / f"chief-{turn}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        os.write(descriptor, b"%d" % rank)
+        os.close(descriptor)
+        return True
+
+    def beat(self) -> bytes:
+        """What rank 0 wrote last as a sign of life."""
+        try:
+            return (self.folder / _BEAT).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def write_beat(self) -> None:
+        """Rank 0 lives."""
+        (self.folder / _BEAT).write_text(str(time.monotonic()))
+
+    def word(self) -> Farewell | None:
+        """The verdict, once there is one."""
+        try:
+            return msgspec.json.decode((self.folder / _WORD).read_bytes(), type=Farewell)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def write_word(self, farewell: Farewell) -> None:
+        """Tell the verdict, whole or not at all."""
+        new = self.folder / f"{_WORD}-{os.getpid()}"
+        new.write_bytes(msgspec.json.encode(farewell))
+        new.replace(self.folder / _WORD)
+
+    def await_readers(self, ranks: Collection[int], me: int, seconds: float) -> None:
+        """Wait until these ranks have read the verdict; who is gone is not waited for longer than that."""
+        end = time.monotonic() + seconds
+        while not set(ranks) <= {*self.ranks("read", me), me} and time.monotonic() < end:
+            time.sleep(_FOLLOW_SECONDS)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Copy:
+    """One rank's lines in the shared folder, once rank 0 has named it. What cannot be written is left out."""
+
+    def __init__(self, shared_dir: str, name: str, rank: int) -> None:
+        self._where = (shared_dir, name)
+        self._rank = rank
+        self._early: list[bytes] = []
+        self._errands = ThreadPoolExecutor(1)
+        self.signs: Signs | None = None
+
+    def open(self, nonce: str) -> None:
+        """From now on lines are written, those of before first."""
+        if self.signs is None:
+            self.signs = Signs(shared_folder(*self._where, nonce))
+            self._do(lambda folder: folder.mkdir(mode=0o700, exist_ok=True))
+            self.write(b"".join(self._early))
+            self._early.clear()
+
+    def write(self, data: bytes) -> None:
+        """Append to the copy."""
+        if self.signs is None:
+            self._early.append(data)
+        else:
+            self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
+
+    def sign(self, word: str) -> Future[None] | None:
+        """Leave a sign behind what was written so far."""
+        return self._do(lambda folder: Signs(folder).put(word, self._rank))
+
+    def remove(self) -> None:
+        """Remove the copy; rank 0, or who took its place, removes the folder."""
+        done = self._do(lambda folder: (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True))
+        if done is not None:
+            with contextlib.suppress(TimeoutError):
+                done.result(_TIDY_SECONDS)
+
+    def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
+        return None if self.signs is None else self._errands.submit(_attempt, act, self.signs.folder)
+
+
+class Chronicle:
+    """Rank 0's lines in the shared folder, as they happen, with a beat, and at the end the verdict.
+
+    `lines` gives all lines so far.
+    """
+
+    def __init__(self, folder: Path, lines: Callable[[], Sequence[Line]]) -> None:
+        self._signs = Signs(folder)
+        self._lines = lines
+        self._written = 0
+        self._beat_due = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
+        self._farewell: Farewell | None = None
+        self._readers: tuple[int, ...] = ()
+        self._patience = 0.0
+        self._thread.start()
+
+    def deposed(self, seconds: float) -> bool:
+        """Did another rank take our place, while this process stood still? It wrote the report, and may be gone."""
+        return not self._over.is_set() and bool(_within(seconds, self._is_deposed))
+
+    def _is_deposed(self) -> bool:
+        return self._written > 0 and (not self._signs.folder.exists() or bool(self._signs.ranks("chief", 0)))
+
+    def close(self, farewell: Farewell, readers: Sequence[int], seconds: float) -> None:
+        """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
+        self._farewell, self._readers, self._patience = farewell, tuple(readers), seconds
+        self._over.set()
+        self._thread.join(seconds + _TIDY_SECONDS)
+
+    def _follow(self) -> None:
+        _attempt(lambda folder: folder.mkdir(mode=0o700), self._signs.folder)
+        while not self._over.wait(_FOLLOW_SECONDS):
+            _attempt(self._catch_up, self._signs.folder)
+        _attempt(self._end, self._signs.folder)
+        self._signs.remove()
+
+    def _catch_up(self, folder: Path) -> None:
+        if time.monotonic() >= self._beat_due:
+            self._beat_due = time.monotonic() + BEAT_SECONDS
+            self._signs.write_beat()
+        lines = self._lines()
+        if len(lines) > self._written:
+            append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
+            self._written = len(lines)
+
+    def _end(self, _folder: Path) -> None:
+        if self._farewell is not None and self._readers:
+            self._signs.write_word(self._farewell)
+            self._signs.await_readers(self._readers, 0, self._patience)
+
+
+def _within(seconds: float, ask: Callable[[], bool]) -> bool | None:
+    """The answer, or None if the file server gives none in time."""
+    try:
+        return ThreadPoolExecutor(1).submit(ask).result(seconds)
+    except (TimeoutError, OSError):
+        return None
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file of ours, and close it, so that others see it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def _attempt(act: Callable[[Path], object], folder: Path) -> None:
+    """What cannot be written costs the copy, not the run."""
+    with contextlib.suppress(OSError):
+        act(folder)

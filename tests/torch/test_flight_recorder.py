@@ -1,0 +1,30 @@
+"""The flight recorder of the torch that is installed, read while it records."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpdiag.model import Collective
+from ddpdiag.probes.recorder import LAST, groups, posted
+
+
+@pytest.fixture
+def group():
+    """A group of one rank over gloo."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_a_group_posts_is_read_back_with_its_sizes(group):
+    before = groups()
+    assert posted(before) == ()
+    for size in range(1, LAST + 3):
+        dist.all_reduce(torch.ones(size, 2))
+    dist.barrier()
+    *_, reduced, barrier = posted(before)
+    upto = LAST + 2
+    assert reduced == Collective(seq=upto, name="gloo:all_reduce", elements=2 * upto, dtype="Float", group="0")
+    assert (barrier.seq, barrier.name) == (LAST + 3, "gloo:barrier")
+    assert len(posted(before)) == LAST
+    assert posted(groups()) == (), "the next trial does not see it"

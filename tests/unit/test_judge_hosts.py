@@ -1,0 +1,70 @@
+"""Which hosts to leave out, and which to call good."""
+
+from msgspec import structs
+from reports import finding_of
+from seen import seen_of, world_of
+
+from ddpdiag.checks import run001
+from ddpdiag.judgement.hosts import sort_hosts
+from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Recording, Severity, Verdict
+from ddpdiag.world import World
+
+
+def run_of(*events: Event, ended: bool = True) -> Recording:
+    recording = seen_of(run001.CHECK, {rank: run001.Nothing() for rank in range(8)}).recording
+    return structs.replace(recording, events=events, end=End(seconds=1.0) if ended else None)
+
+
+def sorted_hosts(
+    *findings: Finding, world: World | None = None, run: Recording | None = None, verdict: Verdict = Verdict.UNFIT
+) -> tuple[HostsLine, tuple[str, ...]]:
+    return sort_hosts(world or world_of(8), run or run_of(), findings, verdict)
+
+
+def test_without_errors_every_host_is_good() -> None:
+    hosts, notes = sorted_hosts(verdict=Verdict.FIT)
+    assert (hosts, notes) == (HostsLine(good=("n0", "n1", "n2", "n3")), ())
+
+
+def test_blamed_ranks_make_their_hosts_bad() -> None:
+    hosts, _ = sorted_hosts(finding_of(ranks=(2,)), finding_of(nodes=("n3",)))
+    assert hosts == HostsLine(bad=("n1", "n3"), good=("n0", "n2"))
+
+
+def test_warnings_blame_too_little_to_exclude() -> None:
+    hosts, _ = sorted_hosts(finding_of(Severity.WARNING, ranks=(2,)), verdict=Verdict.FIT)
+    assert hosts.bad == ()
+    assert len(hosts.good) == 4
+
+
+def test_ends_of_a_blamed_link_are_neither_good_nor_bad() -> None:
+    hosts, notes = sorted_hosts(finding_of(links=("n1 -> n2", "n2 -> n1")))
+    assert (hosts, notes) == (HostsLine(good=("n0", "n3")), ())
+
+
+def test_who_left_before_the_end_is_not_good() -> None:
+    hosts, _ = sorted_hosts(finding_of(ranks=(0,)), world=world_of(8, out=frozenset({5})))
+    assert hosts == HostsLine(bad=("n0",), good=("n1", "n3"))
+
+
+def test_an_error_that_blames_nobody_leaves_nobody_good_and_says_so() -> None:
+    hosts, (note,) = sorted_hosts(finding_of(ranks=(2,)), finding_of(code="RUN003.hung", title="nobody knows"))
+    assert hosts == HostsLine(bad=("n1",))
+    assert "RUN003.hung" in note
+    assert "nobody knows" in note
+
+
+def test_what_was_not_looked_at_is_not_good() -> None:
+    hosts, (note,) = sorted_hosts(verdict=Verdict.UNKNOWN)
+    assert hosts == HostsLine()
+    assert "could be looked at" in note
+    hosts, (note,) = sorted_hosts(run=run_of(ended=False))
+    assert hosts.good == ()
+    assert "cut off" in note
+
+
+def test_an_absent_rank_on_no_known_host_cannot_be_excluded() -> None:
+    run = run_of(Event(kind=EventKind.ABSENT, rank=9))
+    hosts, (note,) = sorted_hosts(finding_of(ranks=(9,)), run=run)
+    assert hosts.bad == ()
+    assert "rank 9 is on no known host" in note

@@ -1,0 +1,48 @@
+"""What ranks that do not reach rank 0 leave in the shared folder."""
+
+import os
+from pathlib import Path
+
+from seen import arrival_of
+
+from ddpdiag.model import Event, EventKind
+from ddpdiag.runtime.notes import Complaint, Note, Reader, explained, read_notes
+
+NAME = "ddpdiag-r"
+ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)
+
+
+def test_rank_0_reads_what_an_absent_rank_wrote_and_the_note_goes_with_its_writer(tmp_path: Path) -> None:
+    reader = Reader(str(tmp_path), NAME, world_size=4, wait_seconds=5.0)
+    complaint = Complaint(str(tmp_path), NAME, arrival_of(2, 4))
+    complaint.leave("no answer")
+    while not (notes := reader.found):
+        pass
+    complaint.withdraw()
+    reader.stop()
+    assert notes[2] == Note(2, 4, "n1", "no answer")
+    (event,) = explained([ABSENT], notes)
+    assert isinstance(event, Event)
+    assert (event.node, event.detail) == ("n1", "no answer")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_said_of_who_wrote_nothing() -> None:
+    assert explained([ABSENT], {3: Note(3, 4, "n1", "no answer")}) == [ABSENT]
+
+
+def test_old_and_huge_files_and_noise_are_no_notes(tmp_path: Path) -> None:
+    (tmp_path / "rank-1-x").write_text('{"rank":1,"world_size":4,"node":"n0","sentence":"old"}')
+    os.utime(tmp_path / "rank-1-x", (1000, 1000))
+    (tmp_path / "rank-2-x").write_text('{"rank":2,"world_size":4,"node":"n0","sentence":"' + "x" * 5000 + '"}')
+    (tmp_path / "rank-3-x").write_bytes(b"\xff{")
+    assert list(read_notes(tmp_path, 2000.0)) == []
+
+
+def test_a_folder_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "rank-1-x").write_text('{"rank":1,"world_size":4,"node":"n0","sentence":"hello"}')
+    assert [note.sentence for note in read_notes(real, 0.0)] == ["hello"]
+    (tmp_path / "link").symlink_to(real)
+    assert list(read_notes(tmp_path / "link", 0.0)) == []

@@ -1,0 +1,139 @@
+"""Who reports when rank 0 is lost; every rank is a thread here, and the shared folder a temporary one."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import structs
+from seen import arrival_of
+
+from ddpdiag.codec import assemble, encode_line, read_lines
+from ddpdiag.model import Event, EventKind, Header, Kind, Options, Outcome, Status, Trial
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.messages import Farewell
+from ddpdiag.runtime.shared import Chronicle, Copy, Signs, append, shared_folder
+from ddpdiag.runtime.succession import Succession, Turns, inherited
+
+QUICK = Turns(look=0.005, grace=0.05, ready=0.1, turn=0.2, count=3, readers=0.1, alive=1.0)
+VERDICT = Farewell(1, "rank 0 was lost")
+HEADER = Header(run_id="r", world_size=4, launcher="hand", options=Options(), created="", version="0")
+TRIAL = Trial(code="COL001", groups=((0, 1, 2, 3),), kind=Kind.TORCH, deadline_seconds=5, number=1)
+
+
+class Heirs:
+    """Some living ranks that take part, and what became of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.signs = Signs(folder)
+        self.made: list[tuple[int, tuple[int, ...]]] = []
+
+    def run(self, ranks: Sequence[int], *, dead: Sequence[int] = ()) -> list[Farewell | None]:
+        """What each of `ranks` is told; the `dead` left a sign and died."""
+        for rank in (*ranks, *dead):
+            self.signs.put("heir", rank)
+            self.signs.put("ready", rank)
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            return list(pool.map(self._run, ranks))
+
+    def _run(self, rank: int) -> Farewell | None:
+        def take_over(heirs: tuple[int, ...]) -> Farewell:
+            self.made.append((rank, heirs))
+            return VERDICT
+
+        return Succession(self.signs, rank, take_over, QUICK).run()
+
+
+def test_the_lowest_living_rank_reports_and_all_hear_it(tmp_path: Path) -> None:
+    heirs = Heirs(tmp_path)
+    assert heirs.run([3, 1, 2]) == [VERDICT] * 3
+    assert heirs.made == [(1, (1, 2, 3))]
+
+
+def test_the_next_one_reports_when_the_successor_dies_too(tmp_path: Path) -> None:
+    heirs = Heirs(tmp_path)
+    assert heirs.run([2, 3], dead=[1]) == [VERDICT] * 2
+    assert heirs.made == [(2, (1, 2, 3))]
+
+
+def test_while_rank_0_lives_nobody_takes_its_place(tmp_path: Path) -> None:
+    heirs = Heirs(tmp_path)
+    chronicle = Chronicle(tmp_path / "run", lambda: [HEADER])
+    heirs.signs = Signs(tmp_path / "run")
+    (tmp_path / "run").mkdir(exist_ok=True)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(heirs.run, [1, 2])
+        chronicle.close(VERDICT, (1, 2), 5.0)
+    assert waiting.result() == [VERDICT] * 2
+    assert heirs.made == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_folder_there_is_no_verdict(tmp_path: Path) -> None:
+    assert Succession(Signs(tmp_path / "gone"), 1, lambda _heirs: VERDICT, QUICK).run() is None
+
+
+def test_a_rank_0_that_stood_still_learns_that_it_was_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    chronicle = Chronicle(folder, lambda: [HEADER])
+    while not (folder / "run.jsonl").exists():
+        pass
+    assert not chronicle.deposed(1.0)
+    assert Signs(folder).claim(0, 1)
+    assert not Signs(folder).claim(0, 2)
+    assert chronicle.deposed(1.0)
+    chronicle.close(VERDICT, (), 0.0)
+
+
+def inherit(lines: Sequence[Line], *heirs: int) -> list[Line]:
+    own = structs.replace(HEADER, writer=min(heirs))
+    return list(inherited([HEADER, *lines], own, heirs, 20.0))
+
+
+def test_who_left_no_sign_is_lost_and_unheard_in_the_trial_that_ran() -> None:
+    arrivals = [arrival_of(rank, 4) for rank in range(4)]
+    done = [Outcome(trial=1, code="COL001", rank=rank, status=Status.HUNG, told=True) for rank in (2, 3)]
+    noticed = [Event(kind=EventKind.LOST, rank=0, seconds=8.0 + rank) for rank in (2, 3)]
+    run = assemble(inherit([*arrivals, TRIAL, *done, *noticed], 2, 3))
+    assert (run.header.writer, run.header.run_id) == (2, "r")
+    assert [event.rank for event in run.events] == [0, 0, 1]
+    assert {o.rank: o.status for o in run.outcomes} == {
+        0: Status.UNHEARD,
+        1: Status.UNHEARD,
+        2: Status.HUNG,
+        3: Status.HUNG,
+    }
+    assert run.end is not None
+
+
+def test_who_was_lost_before_is_not_lost_again() -> None:
+    before = Event(kind=EventKind.LOST, rank=1, seconds=3.0)
+    run = assemble(inherit([*(arrival_of(rank, 4) for rank in range(4)), before], 2, 3))
+    assert [event.seconds for event in run.events if event.rank == 1] == [3.0]
+
+
+def test_a_copy_is_written_once_rank_0_has_named_the_folder_and_removed_at_the_end(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "ddpdiag-r", 2)
+    copy.write(encode_line(HEADER))
+    copy.open("abcd")
+    copy.write(encode_line(arrival_of(2, 4)))
+    sign = copy.sign("heir")
+    assert sign is not None
+    sign.result(5)
+    folder = shared_folder(str(tmp_path), "ddpdiag-r", "abcd")
+    assert read_lines([folder / "rank-2.jsonl", folder / "heir-2"]) == [HEADER, arrival_of(2, 4)]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    copy.remove()
+    assert [path.name for path in folder.iterdir()] == ["heir-2"]
+
+
+def test_a_rank_that_was_never_welcomed_writes_nothing(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "ddpdiag-r", 2)
+    copy.write(encode_line(HEADER))
+    assert copy.sign("heir") is None
+    copy.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_line_of_a_killed_rank_may_be_cut_off(tmp_path: Path) -> None:
+    append(tmp_path / "run.jsonl", encode_line(HEADER) + encode_line(arrival_of(0, 4))[:20])
+    assert read_lines([tmp_path / "run.jsonl", tmp_path / "missing.jsonl"]) == [HEADER]
