@@ -1,0 +1,59 @@
+"""The gallery's runs, which go on in the background while tests look at the first of them; and the scoreboard."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+# Before the first import of it, here as in tests/processes.
+pytest.register_assert_rewrite("jobs")
+
+import scoreboard  # noqa: E402
+from required import require_hosts  # noqa: E402
+from runs import Pool, Result, faults  # noqa: E402
+
+_RESULTS = pytest.StashKey[dict[str, Result]]()
+_BEGIN = pytest.StashKey[float]()
+
+
+@pytest.fixture(scope="session")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Results"]:
+    """Results of those faults whose tests were selected."""
+    require_hosts()
+    known = faults()
+    named = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
+    chosen = {name: known[name] for name in dict.fromkeys(named) if name in known}
+    request.config.stash[_BEGIN] = time.monotonic()
+    seen = request.config.stash.setdefault(_RESULTS, {})
+    pool = Pool(chosen, tmp_path_factory.mktemp("faults"))
+    try:
+        yield Results(pool, seen, request.config)
+    finally:
+        pool.close()
+
+
+class Results:
+    """Results by name; who asks for one waits for it."""
+
+    def __init__(self, pool: Pool, seen: dict[str, Result], config: pytest.Config) -> None:
+        self._pool = pool
+        self.seen = seen
+        self._config = config
+
+    def __getitem__(self, name: str) -> Result:
+        self.seen[name] = self._pool.result(name)
+        return self.seen[name]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of all faults that were run."""
+    seen = [result for result in config.stash.get(_RESULTS, {}).values() if not result.skipped]
+    if not seen:
+        return
+    seconds = time.monotonic() - config.stash[_BEGIN]
+    scoreboard.write(seen, seconds)
+    terminalreporter.section("gallery of faults")
+    for line in scoreboard.table(seen):
+        terminalreporter.write_line(line)
+    totals = ", ".join(f"{name} {count}" for name, count in scoreboard.totals(seen).items())
+    terminalreporter.write_line(f"{totals}; {seconds:.0f} s")

@@ -1,0 +1,15 @@
+"""`import torch` takes seconds longer on one rank (a busy file server, C1): a warning, and the job works."""
+
+from fault import Blame, Fault
+from launch import Bed, Launcher
+
+FAULT = Fault(
+    expect=("LCH003.slow-import",),
+    severity="warning",
+    exit_code=0,
+    blame=Blame(ranks={1}),
+    inject="slow-import 1",
+    bed=Bed(ranks=(1, 1), launcher=Launcher.ENV),
+    options=("--select", "LCH003,COL001", "--set", "LCH003.slow_import_seconds=5"),
+    budget=40,
+)
