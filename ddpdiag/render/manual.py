@@ -18,7 +18,7 @@ class CheckRow(NamedTuple):
 
 
 def explain(code: str, name: str, stage: str, manual: str, *, width: int, color: bool) -> str:
-    """The manual page of a check, from its docstring: title, then paragraphs. What is indented stays as it is."""
+    """The manual page of a check, from its docstring: title, then paragraphs. Examples and tables stay as they are."""
     first, _, rest = cleandoc(manual).partition("\n")
     head = f"{code} {name} (stage: {stage})"
     body = "\n".join(_filled(rest, max(width, _LEAST_WIDTH)))
@@ -35,12 +35,32 @@ def _filled(text: str, width: int) -> Iterator[str]:
         if _is_block(paragraph):
             yield paragraph
         else:
-            yield textwrap.fill(" ".join(paragraph.split()), width, break_long_words=False, break_on_hyphens=False)
+            yield from (_fill(part, width) for part in _parts(paragraph))
+
+
+def _parts(paragraph: str) -> list[str]:
+    """The paragraph's items, each begun by a dash, and the text before them."""
+    parts: list[str] = []
+    for line in paragraph.split("\n"):
+        if not parts or line.startswith("- "):
+            parts.append(line)
+        else:
+            parts[-1] += f" {line.strip()}"
+    return parts
+
+
+def _fill(part: str, width: int) -> str:
+    hang = "  " if part.startswith("- ") else ""
+    words = " ".join(part.split())
+    return textwrap.fill(words, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
 
 
 def _is_block(paragraph: str) -> bool:
-    """Lists, tables and examples are written line by line; a paragraph has every line at the left edge."""
-    return any(line.startswith((" ", "- ", "* ", "|", "$ ")) for line in paragraph.split("\n"))
+    """Tables and examples are written line by line; text has every line at the left edge, or at that of its item."""
+    lines = paragraph.split("\n")
+    listed = any(line.startswith("- ") for line in lines)
+    edge = ("   ", "* ", "|", "$ ") if listed else (" ", "* ", "|", "$ ")
+    return any(line.startswith(edge) for line in lines)
 
 
 def checks_table(rows: Iterable[CheckRow], *, width: int, color: bool) -> str:

@@ -36,6 +36,20 @@ def test_a_page_has_a_head_a_title_and_filled_paragraphs():
     )
 
 
+def test_items_of_a_list_are_filled_with_a_hanging_indent():
+    manual = (
+        "Title.\n\nFindings:\n- missing: the variable names an interface that is not there\n  at all.\n- down: no.\n"
+    )
+    assert page(manual, width=40).endswith(
+        "\n\nFindings:\n- missing: the variable names an\n  interface that is not there at all.\n- down: no.\n"
+    )
+
+
+def test_a_table_within_a_list_stays_as_it_is():
+    manual = "Title.\n\n- item:\n      a   table\n"
+    assert page(manual, width=40).endswith("\n- item:\n      a   table\n")
+
+
 def test_a_title_alone_is_a_page():
     assert page("Title.") == "GPU004 pcie-link (stage: gpu)\n\nTitle.\n"
     assert page("") == "GPU004 pcie-link (stage: gpu)\n\n\n"

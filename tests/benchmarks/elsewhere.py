@@ -1,0 +1,270 @@
+"""What do others say of the same faults? Every fault of tests/faults, met by three commands in turn.
+
+    python -m pip install -c constraints.txt -e '.[test,benchmark]'
+    sudo python tests/benchmarks/elsewhere.py [--only NAME ...] [--at-once 4]
+
+    ddpdiag    the check, as the gallery runs it
+    script     an ordinary training script under plain torchrun (or with torchrun's variables set by hand, where the
+               fault lies there): `init_process_group("gloo")`, all-reduce of 4 bytes and of 16 MiB, 20 steps of
+               DistributedDataParallel, a barrier, out. torch's own time-outs, as nearly everybody has them.
+    accelerate `accelerate test` on the same hosts, over gloo.
+
+Hosts, faults and their injection are the same; each run has a network of its own. Whoever is not over after 90 s is
+stopped. For the two others the table shows after how many seconds the first process ended with an error, whom
+torchrun's "Root Cause" names (or the error text), and the error itself, shortened; "notices" says whether the command
+failed at all, "right" whether exactly the guilty were named. A fault that does not exist for a command is left out:
+files of digits that the script does not read, variables of single ranks where accelerate starts the ranks. Where the
+fault is that of a shared directory, the script meets by `file://` there.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "processes"))
+
+from fault import Fault
+from launch import Launched, Launcher
+from network import Network, reason_against
+from runs import faults, play, run, start
+
+PATIENCE_SECONDS = 90.0
+
+SCRIPT = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+dist.init_process_group("gloo", **(place | {"init_method": "INIT"} if "INIT" else {}))
+for count in (1, 4 << 20):
+    dist.all_reduce(torch.ones(count))
+layers = torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+model = DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(20):
+    images, labels = torch.randn(32, 784), torch.randint(10, (32,))
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+print("trained")
+"""
+
+# See start.py for why it is "MULTI_GPU".
+CONFIG = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+num_machines: {hosts}
+machine_rank: {host}
+main_process_ip: {coordinator}
+main_process_port: 29500
+num_processes: {ranks}
+rdzv_backend: static
+same_network: true
+mixed_precision: 'no'
+use_cpu: false
+"""
+
+_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?host\s*: (\S+).*?rank\s*: (\d+)", re.DOTALL)
+_ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:[\w.]+\.)?\w*(?:Error|Exception|Failure)\w*: .+)$", re.MULTILINE)
+_ABORTED = re.compile(r"^.*(?:terminate called|what\(\): ).*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one command made of one fault. `seconds` until it was over, or stopped."""
+
+    command: str
+    seconds: float
+    over: bool
+    notices: bool
+    named: str
+    right: bool
+    text: str
+
+
+def others() -> dict[str, Callable[[str, Fault, Path], Said | None]]:
+    """The other commands by name; accelerate only where it is installed."""
+    known: dict[str, Callable[[str, Fault, Path], Said | None]] = {"script": by_script}
+    if shutil.which("accelerate", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"):
+        known["accelerate"] = by_accelerate
+    else:
+        print("accelerate is not installed: left out", flush=True)
+    return known
+
+
+def by_us(name: str, fault: Fault, folder: Path) -> Said:
+    """The check."""
+    result = run(name, fault, folder)
+    counted = result.expected or result.errors
+    named = sorted({str(who) for finding in counted for key in ("links", "nodes") for who in finding[key]})
+    ranks = sorted({rank for finding in counted for rank in finding["ranks"]})
+    codes = ", ".join(dict.fromkeys(finding["code"] for finding in result.expected or result.errors))
+    whom = ", ".join([*(f"rank {rank}" for rank in ranks), *named]) or "nobody"
+    right = result.is_detected and result.blames_right and not result.innocents
+    return Said("ddpdiag", result.seconds, result.ended, result.is_detected, whom, right, codes or "a sentence")
+
+
+def by_script(name: str, fault: Fault, folder: Path) -> Said | None:
+    """The script under torchrun, or with the variables that the fault sets."""
+    if _is_ours(name):
+        return None
+    path = folder / "train.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The network makes this folder when it begins.
+    store = f"file://{folder}/network/shared/store" if _is_about_files(name) else ""
+    path.write_text(SCRIPT.replace("INIT", store))
+    launchers = {Launcher.HAND: Launcher.ENV, Launcher.NODE: Launcher.TORCHRUN, Launcher.ALONE: Launcher.TORCHRUN}
+    bed = replace(fault.bed, launcher=launchers.get(fault.bed.launcher, fault.bed.launcher))
+    return _meet("script", replace(fault, bed=bed), (str(path),), folder)
+
+
+def by_accelerate(name: str, fault: Fault, folder: Path) -> Said | None:
+    """`accelerate test`, which starts its ranks itself, as many on each host."""
+    bed = fault.bed
+    if bed.on_rank or len(set(bed.ranks)) > 1 or bed.torchrun or _is_ours(name) or _is_about_files(name):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    for host in range(len(bed.ranks)):
+        values = {"hosts": len(bed.ranks), "host": host, "coordinator": bed.coordinator, "ranks": bed.size}
+        (folder / f"h{host}.yaml").write_text(CONFIG.format(**values))
+    # The launcher's own place: its number of the host is in its configuration, which the shell of the host picks.
+    pick = "import os, runpy, socket, sys; sys.argv = ['accelerate', 'test', '--config_file', "
+    pick += f"'{folder}/' + socket.gethostname() + '.yaml']; runpy.run_module('accelerate.commands.accelerate_cli', "
+    pick += "run_name='__main__')"
+    script = folder / "accelerate_test.py"
+    script.write_text(pick)
+    return _meet("accelerate", fault, (str(script),), folder, per_host=True)
+
+
+def _is_ours(name: str) -> bool:
+    """Is the fault about what ddpdiag alone reads or keeps?"""
+    return name.startswith("digits_") or name in ("budget_spent", "only_board_ports_are_dropped")
+
+
+def _is_about_files(name: str) -> bool:
+    """Is the fault about a rendezvous by file? Then the script meets by one."""
+    return name.startswith("shared_directory_") or name == "stale_store"
+
+
+def _meet(command: str, fault: Fault, words: tuple[str, ...], folder: Path, *, per_host: bool = False) -> Said:
+    """Run a command on hosts that have the fault, and read what it says."""
+    with Network(len(fault.bed.ranks), folder / "network") as network:
+        for host in network:
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            host.variables |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "PATH": path}
+        begin = _on_hosts if per_host else start
+        running = begin(fault, network, words, folder / "run")
+        try:
+            # A fault that this command never reaches is not waited for.
+            play(replace(fault, budget=min(fault.budget, 30.0)), network, running)
+            over = running.is_over(running.begin + PATIENCE_SECONDS - time.monotonic())
+            return _read(command, fault, running, over=over)
+        finally:
+            running.destroy()
+
+
+def _on_hosts(fault: Fault, network: Network, words: tuple[str, ...], folder: Path) -> Launched:
+    """One process on each host, with the fault in place."""
+    running = Launched(folder)
+    if fault.before is not None:
+        fault.before(network)
+    for host in network:
+        if fault.inject:
+            host.variables["DDPDIAG_TEST_FAULT"] = fault.inject
+        if not fault.bed.absent.issuperset(fault.bed.of_host(host.index)):
+            running.start(host.name, host, words, {})
+    return running
+
+
+def _read(command: str, fault: Fault, running: Launched, *, over: bool) -> Said:
+    text = {name: job.stdout + job.stderr for name, job in running.jobs.items()}
+    codes = [job.process.returncode for job in running.jobs.values()]
+    failed = over and any(codes)
+    causes = {match for said in text.values() for match in _ROOT_CAUSE.findall(said)}
+    named = {f"rank {rank}" for _host, rank in causes}
+    errors = [error for said in text.values() for error in (_ERROR.findall(said) or _ABORTED.findall(said))]
+    words = max(errors, key=errors.count)[:110] if errors else ""
+    guilty = {f"rank {rank}" for rank in fault.blame.ranks} or {
+        f"rank {rank}" for rank in range(fault.bed.size) if f"h{fault.bed.host_of(rank)}" in fault.blame.nodes
+    }
+    right = failed and named == guilty and bool(guilty)
+    seconds = running.seconds if over else PATIENCE_SECONDS
+    whom = ", ".join(sorted(named)) or "nobody"
+    said = words or ("failed" if failed else "" if over else "nothing until it was stopped")
+    return Said(command, seconds, over, failed, whom, right, said)
+
+
+def compare(chosen: dict[str, Fault], at_once: int, folder: Path) -> dict[str, list[Said]]:
+    """All commands, one fault after the other, a few at a time; a line is printed as soon as a fault is through."""
+    commands = {"ddpdiag": by_us, **others()}
+    found: dict[str, list[Said]] = {}
+
+    def meet(name: str) -> tuple[str, list[Said]]:
+        said = [by(name, chosen[name], folder / name / command) for command, by in commands.items()]
+        shutil.rmtree(folder / name, ignore_errors=True)
+        return name, [one for one in said if one is not None]
+
+    with ThreadPoolExecutor(at_once) as threads:
+        for name, said in threads.map(meet, chosen):
+            found[name] = said
+            show(name, said)
+    return found
+
+
+def show(name: str, said: Iterable[Said]) -> None:
+    """A fault's lines."""
+    print(name)
+    for one in said:
+        end = f"{one.seconds:5.1f} s" if one.over else "stopped"
+        verdict = "right" if one.right else "notices" if one.notices else "silent"
+        print(f"  {one.command:<11}{end:>8}  {verdict:<8} {one.named:<24} {one.text}")
+    sys.stdout.flush()
+
+
+def totals(found: dict[str, list[Said]]) -> str:
+    """One line for each command."""
+    lines = [f"{'command':<12}{'faults':>7}{'over in 90 s':>14}{'failed':>8}{'right culprit':>15}{'median':>9}"]
+    for command in dict.fromkeys(one.command for said in found.values() for one in said):
+        own = [one for said in found.values() for one in said if one.command == command]
+        seconds = sorted(one.seconds for one in own)
+        lines.append(
+            f"{command:<12}{len(own):>7}{sum(one.over for one in own):>14}{sum(one.notices for one in own):>8}"
+            f"{sum(one.right for one in own):>15}{seconds[len(own) // 2]:>7.1f} s"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults (default: all)")
+    parser.add_argument("--at-once", type=int, default=4, help="how many faults at a time (default: 4)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON, too")
+    asked = parser.parse_args()
+    if reason := reason_against():
+        sys.exit(f"no hosts can be made here: {reason}")
+    chosen = {name: fault for name, fault in faults().items() if not asked.only or name in asked.only}
+    with tempfile.TemporaryDirectory(prefix="ddpdiag-elsewhere-") as folder:
+        found = compare(chosen, asked.at_once, Path(folder))
+    print(f"\n{totals(found)}")
+    if asked.json:
+        rows = {name: [vars(one) for one in said] for name, said in found.items()}
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
