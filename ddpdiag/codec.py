@@ -7,7 +7,7 @@ written as the string "nan", "inf" or "-inf" and read back as the float that it 
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,15 +149,17 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
 
 def _merged(trials: Iterable[Trial]) -> dict[int, Trial]:
     """Trials by number; each rank's own record knows its own group only."""
-    merged: dict[int, Trial] = {}
+    first: dict[int, Trial] = {}
+    groups: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for trial in trials:
-        known = merged.get(trial.number)
-        if known is None or known.groups == trial.groups:
-            merged[trial.number] = trial
-        else:
-            groups = tuple(sorted({*known.groups, *trial.groups}))
-            merged[trial.number] = structs.replace(known, groups=groups)
-    return dict(sorted(merged.items()))
+        first.setdefault(trial.number, trial)
+        groups[trial.number].update(trial.groups)
+    return {number: _with_groups(trial, groups[number]) for number, trial in sorted(first.items())}
+
+
+def _with_groups(trial: Trial, groups: Set[tuple[int, ...]]) -> Trial:
+    """The order of groups that were all told at once is kept."""
+    return trial if len(groups) == len(trial.groups) else structs.replace(trial, groups=tuple(sorted(groups)))
 
 
 def _first(lines: dict[K, T]) -> dict[K, T]:

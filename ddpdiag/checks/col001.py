@@ -5,9 +5,9 @@ is known exactly: a wrong one means corrupted data (seen with P2P behind an IOMM
 Then a small message is timed for the latency and a large one for the bandwidth, with each rank's own clock.
 
 Where a sum is wrong, one rank after the other broadcasts what all know. A sender that most of the others hear wrong is
-named, and so is a receiver that hears most of the others wrong; of two ranks, the way between them is, unless one finds
-its own copy spoilt. If all broadcasts are right, the ranks sum in pairs, and who is in a wrong pair each time is named.
-If the sum is off by exactly one rank's part, the finding says whose.
+named, and so is a receiver that hears most of the others wrong; a single way that is wrong is named, and neither of its
+ends, unless one finds its own copy spoilt. If all broadcasts are right, the ranks sum in pairs, and who is in a wrong
+pair each time is named. If the sum is off by exactly one rank's part, the finding says whose.
 
 busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
 ranks. With more ranks than cores the numbers say nothing about the machine and are not judged.
@@ -228,6 +228,10 @@ def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
     if found.ranks or found.ways or not _trials(seen, backend, in_pairs=True):
         return found
     left = _suspects(seen, backend, rows)
+    rounds = _trials(seen, backend, in_pairs=True)
+    if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
+        one, other = left
+        return Guilt("these two sum wrong together, and were not tried with others", ways=((one, other), (other, one)))
     if 0 < 2 * len(left) < len(rows):
         return Guilt("pairs of ranks sum right without it, and none does with it", left)
     return Guilt(f"{found.why}; sums of two ranks do not show where")

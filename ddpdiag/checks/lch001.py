@@ -103,7 +103,7 @@ def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
 def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
     holders: dict[int, list[int]] = defaultdict(list)
     for rank in host.ranks:
-        local_rank = seen.world.places[rank].local_rank
+        local_rank = seen.world.arrivals[rank].place.local_rank
         if local_rank is not None:
             holders[local_rank].append(rank)
     for local_rank, ranks in holders.items():

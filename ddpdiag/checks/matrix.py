@@ -36,6 +36,8 @@ def explain(bad: Set[Way], good: Set[Way]) -> Pattern | None:
         return None
     if len(members) == 2:
         return Pattern(links=tuple(sorted(bad)))
+    if not good:
+        return Pattern(everywhere=True)
     if islands := _islands(members, bad, good):
         return Pattern(islands=islands)
     senders, receivers = _guilty(bad, good)

@@ -39,11 +39,16 @@ class Subject(NamedTuple):
 
 
 class Mesh(Struct, frozen=True):
-    """The cells between the hosts' leaders, by way (rank from, rank to), within groups that were measured together."""
+    """The cells between the hosts' leaders, by way (rank from, rank to), within groups that were measured together.
+
+    `inside` are ways that never leave a machine, between containers on it, where there are several machines: what they
+    reach, no network does.
+    """
 
     groups: tuple[tuple[int, ...], ...]
     cells: dict[Way, Cell]
     names: dict[int, str]
+    inside: frozenset[Way] = frozenset()
 
     def ways(self, fits: Callable[[Cell], bool]) -> frozenset[Way]:
         """The ways whose cell fits."""
@@ -52,8 +57,9 @@ class Mesh(Struct, frozen=True):
     def subjects(self, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
         """Whom to name for the bad ways; those that are neither bad nor good say nothing."""
         for group in self.groups:
-            own = {way for way in bad if way[0] in group}
-            pattern = explain(own, {way for way in good - bad if way[0] in group})
+            members = frozenset(group)
+            own = {way for way in bad if way[0] in members}
+            pattern = explain(own, {way for way in good - bad if way[0] in members})
             for kind, hosts, ways in ways_of(pattern, own) if pattern is not None else ():
                 yield self._subject(kind if len(group) > 2 else "pair", group, hosts, ways)
 
@@ -90,7 +96,14 @@ def mesh_of(seen: Seen[D], cells_of: Callable[[D], Sequence[Cell]]) -> Mesh:
                 way = (row.place.rank, cell.peer)
                 merged[way] = better(merged[way], cell) if way in merged else cell
     groups = tuple(dict.fromkeys(group for trial in seen.trials for group in trial.groups))
-    return Mesh(groups, merged, {rank: seen.world.node_of(rank) for rank in answered})
+    return Mesh(groups, merged, {rank: seen.world.node_of(rank) for rank in answered}, _inside(seen, merged))
+
+
+def _inside(seen: Seen[D], ways: Iterable[Way]) -> frozenset[Way]:
+    machines = {rank: arrival.host_id for rank, arrival in seen.world.arrivals.items() if arrival.host_id}
+    if len(set(machines.values())) < 2:
+        return frozenset()
+    return frozenset((a, b) for a, b in ways if machines.get(a, a) == machines.get(b, b))
 
 
 def failure(cell: Cell) -> str | None:

@@ -54,8 +54,9 @@ class Rates:
         self._mesh = mesh
         self._interfaces = interfaces
         self._limits = limits
-        self._usual = usual_rate(mesh.cells)
-        self.short = {way: short for way in mesh.cells if (short := self._short(way)) is not None}
+        between = {way: cell for way, cell in mesh.cells.items() if way not in mesh.inside}
+        self._usual = usual_rate(between)
+        self.short = {way: short for way in between if (short := self._short(way)) is not None}
         self.lossy = mesh.ways(self._loses)
 
     def _short(self, way: Way) -> Expected | None:
@@ -97,7 +98,8 @@ class Rates:
 
 def slow(seen: Seen[D], mesh: Mesh, rates: Rates, limits: Limits) -> Iterator[Finding]:
     """Ways that fall short of what is expected."""
-    for subject in mesh.subjects(rates.short.keys(), mesh.ways(lambda cell: cell.bytes_per_s is not None)):
+    rated = mesh.ways(lambda cell: cell.bytes_per_s is not None) - mesh.inside
+    for subject in mesh.subjects(rates.short.keys(), rated):
         rate = median_rate(subject.cells.values())
         expected = max(rates.short[way] for way in subject.cells)
         very = expected.serious and rate * limits.very_slow_ratio < expected.bytes_per_s

@@ -63,7 +63,7 @@ def _example(mesh: Mesh, around: Surroundings, subject: Subject, word: str) -> s
 def _contrast(subject: Subject) -> str:
     match subject.kind:
         case "host" | "sender" | "receiver":
-            return "The other hosts reach each other, and rank 0 is reached by all."
+            return "The other hosts reach each other, and rank 0's control port is reached by all."
         case "islands":
             return "Inside these groups all is well, and rank 0's control port is reached by all."
         case "everywhere":

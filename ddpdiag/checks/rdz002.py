@@ -89,7 +89,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield _unknown(seen, host.name, data)
         elif several and data.addresses and all(map(is_loopback, data.addresses)):
             yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
-        if several and not data.interface and all(map(is_loopback, data.own_addresses or ())):
+        # gloo takes the first address that it can bind, and it can always bind a loopback one.
+        if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
             yield _offers_loopback(seen, host.name, data)
     yield from _differs(seen, answers)
     if several:

@@ -30,6 +30,7 @@ from msgspec import Struct
 from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks import rdz004
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
+from ddpdiag.checks.mesh_offers import Offers, offers
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.interfaces import (
     Interface,
@@ -129,13 +130,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         for choice in own:
             yield from _useless(seen, choice) if choice.variable else ()
         choices += own
+    met = offers(seen.of(rdz004.CHECK))
     for library in _VARIABLES:
         own = [choice for choice in choices if choice.library == library and choice.address is not None]
         shared = _shared_addresses(own)
         yield from _shared(seen, shared)
         for choice in own:
             if choice.address not in shared:
-                yield from _elsewhere(seen, choice)
+                yield from _elsewhere(seen, choice, met)
 
 
 def _libraries(world: World, data: Data) -> Sequence[str]:
@@ -254,7 +256,7 @@ def _common_remedy(choices: Sequence[Choice]) -> str:
     return f"Set {variable}={routes.pop()} on all of them: it leads to the coordinator."
 
 
-def _elsewhere(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
+def _elsewhere(seen: Seen[Data], choice: Choice, met: Offers) -> Iterator[Finding]:
     """The address is loopback by the variable's doing, or lies on another interface than the way to the coordinator."""
     address, name = choice.address or "", choice.host.name
     interface = interface_of(address, choice.known)
@@ -268,7 +270,9 @@ def _elsewhere(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
         message = f"{choice.library} on {name} would offer {address}, which is good on one link only."
         yield _finding(seen, "no-address", choice, f"{choice.library} on {name} offers a link-local address", message)
         return
-    reached = _reached(seen, choice)
+    # RDZ004 tried what one library offers.
+    tried = library_of(seen.world.backend) == choice.library
+    reached = met.reached(choice.host.ranks, address) if tried else None
     astray = interface is not None and choice.route is not None and interface.name != choice.route.name
     if reached is False or (astray and reached is None):
         towards = f"{choice.route.name} ({choice.data.source})" if choice.route else "another interface"
@@ -285,28 +289,16 @@ def _elsewhere(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
         )
 
 
-def _reached(seen: Seen[Data], choice: Choice) -> bool | None:
-    """Did the other hosts reach the address in RDZ004? None: it was not tried, or some did and some did not."""
-    met = seen.of(rdz004.CHECK)
-    ranks = set(choice.host.ranks)
-    offered = next((data.offered for rank, data in met.by_rank.items() if rank in ranks), None)
-    if offered != choice.address or library_of(seen.world.backend) != choice.library:
-        return None
-    cells = [cell for data in met.by_rank.values() for cell in data.cells if cell.peer in ranks]
-    worked = {cell.missed is None and cell.address == offered for cell in cells if cell.connect_seconds is not None}
-    return worked.pop() if len(worked) == 1 else None
-
-
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The interface and address that a job would use on each of the first hosts."""
     library = library_of(seen.world.backend)
-    offers: dict[str, Scalar] = {}
+    chosen: dict[str, Scalar] = {}
     for host, rows in list(answers_by_host(seen))[:64]:
         data = next(iter(rows.values()))
         address = chosen_address(library, data.names, data.own_addresses, data.interfaces or ())
         interface = interface_of(address, data.interfaces or ())
-        offers[f"interface.{host.name}"] = f"{interface.name if interface else '?'} {address}" if address else None
-    return offers
+        chosen[f"interface.{host.name}"] = f"{interface.name if interface else '?'} {address}" if address else None
+    return chosen
 
 
 def _unreadable(seen: Seen[Data], host: Host) -> Finding:

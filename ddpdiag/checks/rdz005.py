@@ -12,7 +12,9 @@ all of the following:
   from an outer or an older launcher.
 - refused, dropped, unreachable, stranger: a host does not get to rank 0's port: a firewall that rejects or drops, no
   route, or another machine that answers under this name. If no other host gets there, of several, rank 0's host is
-  blamed, and also if it does not even reach itself. Else the ways are named that fail, and neither of their ends.
+  blamed (though not for strangers), and also if it does not even reach itself. Else the ways are named that fail, and
+  neither of their ends.
+- itself: MASTER_ADDR is an address of that host, too, such as docker0's, or a name that /etc/hosts gives to it.
 - ephemeral: the kernel gives MASTER_PORT to outgoing connections, too (net.ipv4.ip_local_port_range), so that
   it can be taken at any time.
 
@@ -201,11 +203,32 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
 
 def _ways(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
     """Hosts that do not get to rank 0's, by how they failed."""
-    others = {rank: data for rank, data in answers.items() if rank != 0 and data.knock is not None}
-    failed = {rank: why for rank, data in others.items() if (why := _failure(seen, rank, data)) is not None}
+    knocks = {rank: data.knock for rank, data in answers.items() if rank != 0 and data.knock is not None}
+    got = sum(map(answered, knocks.values()))
+    failed = {rank: why for rank in knocks if (why := _failure(seen, rank, answers[rank])) is not None}
+    if itself := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
+        yield _itself(seen, itself)
+    failed = {rank: why for rank, why in failed.items() if rank not in itself}
     for why in dict.fromkeys(failed.values()):
-        ranks = {rank: others[rank] for rank in failed if failed[rank] == why}
-        yield _way(seen, ranks, why, got=len(others) - len(failed), of=len(others))
+        ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
+        yield _way(seen, ranks, why, got=got, of=got + len(failed))
+
+
+def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
+    """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
+    first = next(iter(asked.values()))
+    hosts, node = seen.world.nodes_of(list(asked)), seen.world.node_of(0)
+    return seen.finding(
+        "itself",
+        Severity.ERROR,
+        f"MASTER_ADDR {first.name} leads {names_text(hosts)} to its own address",
+        f"{first.name}:{first.port}{_address(first)} is an address of {names_text(hosts)} itself, which therefore "
+        f"never asks {node}, rank 0's host.",
+        links=[f"{host} -> {node}" for host in hosts[:64]],
+        evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
+        remedy=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
+        f"and correct {first.name} in /etc/hosts of {names_text(hosts)}.",
+    )
 
 
 _MEANS = {
@@ -226,7 +249,8 @@ def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of
     """Hosts that failed in one way, where so many of so many others got there."""
     first = next(iter(failed.values()))
     hosts, node = seen.world.nodes_of(list(failed)), seen.world.node_of(0)
-    theirs = got == 0 and of > 1
+    # Who meets a stranger did not get as far as rank 0's host.
+    theirs = got == 0 and of > 1 and why != "stranger"
     whose = f"{got} of {of} other hosts get there" if of > 1 else "There is no third host to compare with"
     so = f"the cause is most likely on {node}" if theirs else "which end is at fault cannot be told from here"
     return seen.finding(
@@ -265,7 +289,9 @@ def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding
         f"MASTER_PORT {first.port} lies in {ports[0]}-{ports[1]}, from which {seen.world.node_of(0)} gives outgoing "
         "connections their ports, so that one of them may hold it when the job starts.",
         evidence={"port": first.port, "from": ports[0], "to": ports[1]},
-        remedy=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}.",
+        remedy=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}."
+        if ports[0] > 1024
+        else f"Reserve it on {seen.world.node_of(0)} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
     )
 
 

@@ -23,6 +23,8 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.shared_view import Data, little_room, unwritable, where, without_locks
@@ -93,7 +95,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What fails on which host; then what one host does not see of another."""
     answers = seen.by_rank
     yield from unwritable(seen, answers)
-    writers = {rank: data for rank, data in answers.items() if data.error is None}
+    writers = _writers(answers)
     yield from _not_shared(seen, writers)
     yield from without_locks(seen, writers)
     yield from _slow(seen, writers)
@@ -111,6 +113,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def usable(seen: Seen[Data]) -> bool:
     """May a job meet over a file there, as far as is known?"""
     return all(map(seen.went_well, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
+
+
+def _writers(answers: Mapping[int, Data]) -> dict[int, Data]:
+    """Hosts that wrote a file. With a host that gave no answer its file may have gone: not to see it means nothing."""
+    ranks = {rank for rank, data in answers.items() if data.error is None}
+    return {
+        rank: structs.replace(answers[rank], unseen=tuple(other for other in answers[rank].unseen if other in ranks))
+        for rank in sorted(ranks)
+    }
 
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 While hosts are connected for RDZ004 each asks the other for its time, as NTP does, and the quickest of several answers
 counts. A host whose clock is off by more than `off_seconds` (2 s) from most others is named; where no majority agrees,
-as with two hosts, nobody is.
+as with two hosts, nobody is. Between hosts that could not connect nothing is known.
 
 A wrong clock breaks no collective. It puts log lines of different hosts into a wrong order, which misleads whoever
 looks for the first failure, and it makes Kerberos tickets, TLS certificates and `make`-like tools fail.
@@ -12,7 +12,7 @@ Findings: off.
 Fix: let chrony or NTP run on the named host (`chronyc tracking`, `timedatectl`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
@@ -36,15 +36,15 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     for group in mesh.groups:
         offsets = {way: cell.offset_seconds for way, cell in mesh.cells.items() if way[0] in group}
         behind = _differences({way: value for way, value in offsets.items() if value is not None})
-        members = {rank for rank in group if behind.get(rank)}
+        members = sorted(rank for rank in group if behind.get(rank))
         usual = {rank for rank in members if _agrees(behind[rank], limit, len(members))}
-        odd = sorted(members - usual)
-        if odd and usual:
-            for rank in odd:
-                ahead = median(-seconds for other, seconds in behind[rank].items() if other in usual)
+        others = {rank: _ahead(behind[rank], usual) for rank in members if rank not in usual}
+        for rank, ahead in others.items():
+            if ahead is not None and abs(ahead) > limit:
                 yield _off(seen, mesh.names[rank], ahead, len(usual))
-        elif odd:
-            yield _undecided(seen, [mesh.names[rank] for rank in odd], behind[odd[0]], mesh.names)
+        unsettled = [rank for rank, ahead in others.items() if ahead is None and _differs(behind[rank], limit)]
+        if unsettled:
+            yield _undecided(seen, [mesh.names[rank] for rank in unsettled], behind[unsettled[0]], mesh.names)
 
 
 def _differences(offsets: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
@@ -59,6 +59,15 @@ def _differences(offsets: Mapping[tuple[int, int], float]) -> dict[int, dict[int
 def _agrees(differences: Mapping[int, float], limit: float, members: int) -> bool:
     """Does more than half of the group, itself included, have about this host's time?"""
     return 2 * (1 + sum(abs(seconds) <= limit for seconds in differences.values())) > members
+
+
+def _ahead(differences: Mapping[int, float], usual: Collection[int]) -> float | None:
+    """How far a host's clock is ahead of those that agree; None if no way to one of them could be measured."""
+    return median(known) if (known := [-own for other, own in differences.items() if other in usual]) else None
+
+
+def _differs(differences: Mapping[int, float], limit: float) -> bool:
+    return any(abs(seconds) > limit for seconds in differences.values())
 
 
 def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:

@@ -41,7 +41,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     homes = _homes(seen, events)
     blamed, doubt = _blamed(seen, absent, homes)
     came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks came within {waited:.0f} s; {who} did not."
-    where = f" They belong on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent)
+    they = "It belongs" if len(absent) == 1 else "They belong"
+    where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
     yield seen.finding(
         "absent",
         Severity.ERROR,
@@ -50,7 +51,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         ranks=blamed,
         nodes=_named(homes, blamed),
         evidence=_evidence(seen, events, waited),
-        remedy="Look at that rank's own output; start it with the same coordinator address, port and run id.",
+        remedy=_remedy(events),
     )
 
 
@@ -99,6 +100,12 @@ def _is_here(seen: Seen[Nothing], rank: int, homes: Mapping[int, str]) -> bool:
     return size >= seen.world.size or rank // size == place.rank // size
 
 
+def _remedy(events: Mapping[int, Event]) -> str:
+    if any(event.detail for event in events.values()):
+        return "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
+    return "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
+
+
 def _told(events: Mapping[int, Event]) -> str:
     """What absent ranks wrote of themselves; the first stands for all in the message."""
     notes = [event.detail for _, event in sorted(events.items()) if event.detail]
@@ -118,7 +125,7 @@ def _evidence(seen: Seen[Nothing], events: Mapping[int, Event], waited: float) -
     return evidence | ({"notes": notes[:_NOTES_SHOWN]} if notes else {})
 
 
-def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int]) -> str:
+def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
     """Launchers number ranks host by host, so an absent rank belongs beside its neighbours."""
     sizes = {place.local_world_size for place in seen.world.places.values()}
     if len(sizes) != 1 or not (size := sizes.pop()):
@@ -126,7 +133,7 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int]) -> str:
     homes = {rank // size for rank in absent}
     known = {place.rank // size: place.node for place in seen.world.places.values()}
     named = [known[home] for home in sorted(homes) if home in known]
-    return f" They belong on {', '.join(named)} if ranks are numbered host by host." if named else ""
+    return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
 
 
 CHECK = Check(

@@ -143,9 +143,6 @@ def _state(loss: Loss) -> str:
 def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
     who = ranks_text(loss.ranks)
     first = loss.events[min(loss.ranks, key=lambda rank: loss.events[rank].seconds)]
-    remedy = f"Check that {loss.name} is up and reachable; look there for a kill (dmesg, the job's memory limit)."
-    if loss.answers:
-        remedy = f"Look on {loss.name} for a kill (dmesg, the job's memory limit), or who ended the job there."
     return seen.finding(
         "lost",
         Severity.ERROR,
@@ -155,8 +152,15 @@ def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
         ranks=loss.ranks,
         nodes=[loss.name],
         evidence={"seconds": round(loss.seconds, 1)},
-        remedy=remedy,
+        remedy=_remedy(loss),
     )
+
+
+def _remedy(loss: Loss) -> str:
+    """Where nothing answers, the host or the way to it comes first."""
+    if any(event.answers is False for event in loss.events.values()) and not loss.answers:
+        return f"Check that {loss.name} is up, its interface, cable and switch port; then look there for a crash."
+    return f"Look on {loss.name} for a kill (dmesg, the job's memory limit), a stopped process, or a crash."
 
 
 def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
@@ -169,7 +173,7 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
         f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{answers}",
         ranks=[rank],
         evidence={"seconds": round(event.seconds, 1)},
-        remedy=f"Look on {loss.name} for a kill (dmesg, the job's memory limit), a stopped process, or a crash.",
+        remedy=_remedy(loss),
     )
 
 

@@ -3,9 +3,9 @@
 A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
 heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
 that most ranks had reached, or that posted fewer collectives: the others only wait for them. "Connection closed by
-peer" is an echo of somebody else's end and blames nobody. Where RDZ004 saw that connections between hosts of the trial
-do not work, a rank that waits elsewhere than the others proves nothing, and what RDZ004 names is named. A trial that
-failed over gloo is a warning where the job takes another backend, which works.
+peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the trial do
+not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named. A trial
+that failed over gloo is a warning where the job takes another backend, which works.
 
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
 driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder
@@ -22,10 +22,9 @@ from msgspec import structs
 
 from ddpdiag.blame import Blame, blamed, front, is_echo
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
-from ddpdiag.checks import rdz004
 from ddpdiag.checks.bundle import bundle, state_text, waits_text
+from ddpdiag.checks.causes import between, causes
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.rdz004 import severed
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 
@@ -45,18 +44,19 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the trials in which they did."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
+    known_causes = causes(seen)
     told: set[tuple[str, tuple[int, ...], bool]] = set()
     for trial in seen.recording.trials:
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            causes = severed(seen.of(rdz004.CHECK), seen.world.nodes_of(group))
-            blame = blamed(outcomes, "; ".join(cause.title for cause in causes))
+            own = between(known_causes, frozenset(seen.world.nodes_of(group)))
+            blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
                 continue  # RUN002 names the lost
             way = (_word(blame), blame.ranks, seen.is_excused(trial))
             if way not in told:
                 told.add(way)
-                yield _excused(seen, trial, _finding(seen, trial, blame, outcomes, causes))
+                yield _excused(seen, trial, _finding(seen, trial, blame, outcomes, own))
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
@@ -72,11 +72,11 @@ def _failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _finding(
-    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], causes: Sequence[Finding]
+    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
 ) -> Finding:
     what = f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
-    if not blame.ranks and causes and not blame.sides:
-        return _explained(seen, trial, blame, outcomes, causes, what)
+    if not blame.ranks and own and not blame.sides:
+        return _explained(seen, trial, blame, outcomes, own, what)
     if not blame.ranks:
         return _undecided(seen, trial, blame, outcomes, what)
     first = next(o for o in outcomes if o.rank in blame.ranks)
@@ -121,7 +121,7 @@ def _explained(
     trial: Trial,
     blame: Blame,
     outcomes: Sequence[Outcome],
-    causes: Sequence[Finding],
+    own: Sequence[Finding],
     what: str,
 ) -> Finding:
     """The network between the ranks is known to be broken, so who waits where proves nothing."""
@@ -130,13 +130,13 @@ def _explained(
     return seen.finding(
         _word(blame),
         Severity.ERROR,
-        f"{what} {_VERBS[blame.status]}: {causes[0].title}",
-        f"{what} {_VERBS[blame.status]} on {len(trial.ranks)} ranks, as {causes[0].code} explains: {blame.why}. "
+        f"{what} {_VERBS[blame.status]}: {own[0].title}",
+        f"{what} {_VERBS[blame.status]} on {len(trial.ranks)} ranks, as {own[0].code} explains: {blame.why}. "
         f"{told}".strip(),
-        nodes=tuple(dict.fromkeys(node for cause in causes for node in cause.nodes)),
-        links=tuple(dict.fromkeys(link for cause in causes for link in cause.links)),
+        nodes=tuple(dict.fromkeys(node for cause in own for node in cause.nodes)),
+        links=tuple(dict.fromkeys(link for cause in own for link in cause.links)),
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=causes[0].remedy,
+        remedy=own[0].remedy,
     )
 
 

@@ -113,15 +113,17 @@ def without_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Fin
     yield from _failing(seen, writers, "flock", Severity.ERROR, "torch's FileStore needs it")
     yield from _failing(seen, writers, "lockf", Severity.WARNING, "torch does not need it, but other libraries do")
     local = [rank for rank, data in writers.items() if data.lock_is_local]
-    if local:
-        data, hosts = writers[local[0]], where(seen, local, len(writers) - 1)
+    # A first host that cannot lock held nothing.
+    if local and writers[min(writers)].flock is None:
+        data, hosts, two = writers[local[0]], where(seen, local, len(writers) - 1), len(writers) == 2
+        doubt = " Two hosts cannot tell which one's mount is the cause." if two else ""
         yield seen.finding(
             "local-locks",
             Severity.ERROR,
             f"locks in {data.directory} hold on one host only",
             f"{hosts.text} got a lock (flock) in {data.name} that {seen.world.node_of(min(writers))} held; two hosts "
-            "that write to a FileStore at once spoil it.",
-            nodes=hosts.nodes,
+            f"that write to a FileStore at once spoil it.{doubt}",
+            nodes=() if two else hosts.nodes,
             evidence=data.evidence,
             remedy="Mount it with locks that all hosts share (NFS: without local_lock; Lustre: flock, not localflock).",
         )

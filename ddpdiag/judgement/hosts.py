@@ -1,13 +1,17 @@
 """Which hosts the next job should leave out, and which have nothing against them. Pure."""
 
+import re
 from collections.abc import Sequence
 
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.judgement.verdict import CANNOT_LOOK
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Verdict
 from ddpdiag.world import World
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "
+# What is no name of a host would mean another one, or many, to whoever reads the list ("h[1-9]", two lines, "?").
+_HOST_NAME = re.compile(r"[\w.:-]+")
 
 
 def sort_hosts(
@@ -15,24 +19,29 @@ def sort_hosts(
 ) -> tuple[HostsLine, tuple[str, ...]]:
     """The hosts, and notes on what could not be sorted.
 
-    Errors blame, warnings do not: too much would be left out. Nobody is good while an error has nobody to blame.
+    Errors blame, warnings do not: too much would be left out. Nobody is good while an error has nobody to blame, and
+    no host that could not be looked at.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    bad = tuple(dict.fromkeys(node for finding in errors for node in _blamed(world, finding)))
+    bad = tuple(dict.fromkeys(node for finding in errors for node in _hosts_of(world, finding)))
     why = _undecided(recording, errors, verdict)
-    good = () if why else tuple(name for name in _faithful(world) if name not in {*bad, *_ends(errors)})
-    return HostsLine(bad=bad, good=good), (*_nowhere(world, recording, errors), *([why] if why else []))
+    unseen = (node for finding in findings if finding.code.endswith(CANNOT_LOOK) for node in _hosts_of(world, finding))
+    doubtful = {*bad, *_ends(errors), *unseen}
+    good = () if why else tuple(name for name in _faithful(world) if name not in doubtful)
+    remarks = (*_nowhere(world, recording, errors), why or (_untested(recording) if good else ""))
+    return HostsLine(bad=bad, good=good), tuple(filter(None, remarks))
 
 
-def _blamed(world: World, finding: Finding) -> tuple[str, ...]:
-    return (*finding.nodes, *world.nodes_of(finding.ranks))
+def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
+    """The hosts that a finding names."""
+    return tuple(filter(_HOST_NAME.fullmatch, (*finding.nodes, *world.nodes_of(finding.ranks))))
 
 
 def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict) -> str:
     """Why no host can be called good, or nothing."""
     if recording.end is None:
         return "no host is called good, because the recording is cut off"
-    open_ones = [f for f in errors if not (f.ranks or f.nodes or f.gpus or f.links)]
+    open_ones = [f for f in errors if not (f.ranks or f.nodes or f.links)]
     if open_ones:
         return f"no host is called good, because {open_ones[0].code} blames nobody: {open_ones[0].title}"
     if not errors and verdict is Verdict.UNKNOWN:
@@ -40,10 +49,16 @@ def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict
     return ""
 
 
+def _untested(recording: Recording) -> str:
+    """What hosts that are called good were not tested with, or nothing."""
+    codes = [skip.code for skip in recording.skips if not skip.grounds]
+    return f"hosts are called good as far as they were tested: {', '.join(codes)} could not run" if codes else ""
+
+
 def _faithful(world: World) -> tuple[str, ...]:
     """Hosts all of whose ranks took part to the end; of two with one name, both did."""
     faithless = {name for (name, _), ranks in world.hosts.items() if world.out.intersection(ranks)}
-    return tuple(dict.fromkeys(name for name, _ in world.hosts if name not in faithless))
+    return tuple(dict.fromkeys(name for name, _ in world.hosts if name not in faithless and _HOST_NAME.fullmatch(name)))
 
 
 def _ends(errors: Sequence[Finding]) -> set[str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.probes.files import read_text
-from ddpdiag.probes.sockets import Reach, Reached, dial
+from ddpdiag.probes.interfaces import bare
+from ddpdiag.probes.names import own_addresses
+from ddpdiag.probes.sockets import Reach, Reached, dial, is_loopback
 
 PROC = Path("/proc")
 _MAX_WORD = 64
@@ -109,6 +111,14 @@ def _is_answered(visit: socket.socket, who: str, word: bytes, seconds: float) ->
 
 def is_local(address: str) -> bool:
     """Is a numeric address one of this host's own?"""
+    own = own_addresses()
+    if own is None:
+        return _can_bind(address)
+    return is_loopback(address) or bare(address) in map(bare, own)
+
+
+def _can_bind(address: str) -> bool:
+    """The next best answer: with net.ipv4.ip_nonlocal_bind (routers, proxies) any address can be bound."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind((address, 0))

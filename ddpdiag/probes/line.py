@@ -33,6 +33,8 @@ _PINGS = 4
 _REPEATS = 3
 _SHORT_SECONDS = 0.1
 _TURN_SECONDS = 0.3
+# Time for a small size; a way that takes longer for 64 KiB (16 kB/s) is of no use to anybody.
+_SMALL_SECONDS = 4.0
 
 
 class Peer(Struct, frozen=True, kw_only=True):
@@ -101,8 +103,7 @@ class Line:
         """Hello, round trips, and the small sizes."""
         self._attempt(0, lambda sock: self._greet(sock, own_number))
         for size in SMALL:
-            if self._attempt(size, partial(_push, load=memoryview(bytes(size)), limit_seconds=None)):
-                self.cell = structs.replace(self.cell, passed_bytes=size)
+            self._attempt(size, partial(self._send_small, size=size))
 
     def transfer(self, load: memoryview, turn: threading.Lock, *, first: bool, seconds: float) -> bool:
         """Measure the rate while nothing else of ours runs on both hosts; false if one of them was busy.
@@ -153,6 +154,15 @@ class Line:
         sock.sendall(request(Request.HELLO, own_number) + self.peer.token.encode())
         receive(sock, len(DONE), STALL_SECONDS)
         self._ping(sock)
+
+    def _send_small(self, sock: socket.socket, size: int) -> None:
+        """One small size; what is still on its way after `_SMALL_SECONDS` shows the rate, and is all there will be."""
+        pushed = _push(sock, memoryview(bytes(size)), _SMALL_SECONDS)
+        if pushed.complete:
+            self.cell = structs.replace(self.cell, passed_bytes=size)
+        else:
+            self.cell = _noted(self.cell, pushed)
+            self.close(politely=False)
 
     def _ping(self, sock: socket.socket) -> None:
         """Round trips; the shortest one says most about the peer's clock (RFC 5905, section 8)."""
@@ -216,7 +226,7 @@ def _take(turn: threading.Lock, held: contextlib.ExitStack) -> bool:
     return True
 
 
-def _push(sock: socket.socket, load: memoryview, limit_seconds: float | None) -> _Pushed:
+def _push(sock: socket.socket, load: memoryview, limit_seconds: float) -> _Pushed:
     """Send, and wait for the listener's word that all is there, or until the limit, if anything was acknowledged.
 
     TimeoutError when nothing more is acknowledged for a while: large packets vanish on the way.
@@ -238,7 +248,7 @@ def _push(sock: socket.socket, load: memoryview, limit_seconds: float | None) ->
             acknowledged, moved = known, now
         if now - moved > STALL_SECONDS:
             raise TimeoutError(f"no progress for {STALL_SECONDS:g} s after {acknowledged} bytes")
-        if limit_seconds is not None and acknowledged and now - begin > limit_seconds:
+        if acknowledged and now - begin > limit_seconds:
             return _pushed(sock, before, acknowledged, now - begin, complete=False)
 
 

@@ -29,12 +29,21 @@ def _look_back(address: str, over: threading.Event) -> None:
     over.set()
 
 
-def own_families() -> tuple[str, ...]:
-    """Families of this host's addresses that other hosts could reach: neither loopback nor link-local."""
+def own_addresses() -> tuple[str, ...] | None:
+    """All addresses of this host; None if the kernel does not list them, as in a sandbox that forbids netlink."""
     import psutil
 
-    addresses = [own.address for all_own in psutil.net_if_addrs().values() for own in all_own if _is_ip(own.family)]
-    return tuple(sorted({family_of(address) for address in addresses if is_reachable(address)}))
+    try:
+        known = psutil.net_if_addrs()
+    except OSError:
+        return None
+    return tuple(own.address for addresses in known.values() for own in addresses if _is_ip(own.family))
+
+
+def own_families() -> tuple[str, ...] | None:
+    """Families of this host's addresses that other hosts could reach: not loopback or link-local; None as above."""
+    own = own_addresses()
+    return None if own is None else tuple(sorted({family_of(address) for address in own if is_reachable(address)}))
 
 
 def _is_ip(family: int) -> bool:

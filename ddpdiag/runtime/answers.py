@@ -36,15 +36,17 @@ def with_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) ->
     return [_told(line, arrivals, heard) for line in lines]
 
 
-def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool:
+def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
+    """None where no address of it is known: a name that cannot be resolved says nothing of the host."""
     own = arrivals[rank]
     addresses: tuple[str, ...] = (own.address,)
     if 0 in arrivals and own.host == arrivals[0].host:  # rank 0 reached itself over loopback
         addresses = resolve(coordinator, port, _ASK_SECONDS) or ()
-    return any(answers(a, (port, _SSH_PORT), _ASK_SECONDS) for a in addresses[:2] if a and not is_loopback(a))
+    asked = [address for address in addresses[:2] if address and not is_loopback(address)]
+    return any(answers(address, (port, _SSH_PORT), _ASK_SECONDS) for address in asked) if asked else None
 
 
-def _told(line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool]) -> Line:
+def _told(line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]) -> Line:
     if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
         return line
     own = arrivals.get(line.rank)

@@ -21,6 +21,8 @@ from ddpdiag.runtime.succession import Succession, inherited
 _READERS_SECONDS = 6.0
 _DEPOSED_SECONDS = 2.0
 _TIDY_SECONDS = 2.0
+# Some signs of each rank: a file server removes a thousand files in a second or two.
+_REMOVE_SECONDS = 10.0
 # What rank 0 may spend on the shared folder after its farewell.
 SHARED_END_SECONDS = _READERS_SECONDS + _TIDY_SECONDS
 
@@ -103,7 +105,7 @@ class Heir:
         if not self._made.complete:
             return farewell, f"the records of the run stay in {self._signs.folder}"
         with contextlib.suppress(TimeoutError):
-            ThreadPoolExecutor(1).submit(self._signs.remove).result(_TIDY_SECONDS)
+            ThreadPoolExecutor(1).submit(self._signs.remove).result(_REMOVE_SECONDS)
         return farewell, "the report is made here"
 
     def _take_over(self, heirs: tuple[int, ...]) -> Farewell:

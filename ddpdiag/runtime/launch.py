@@ -131,9 +131,10 @@ def run_rank(run: Run, place: Place) -> int:
     header = run.header(place.rank)
     record = Record(run_folder(run.launch.run_id), place.rank, header, _copy(run, place.rank))
     try:
-        farewell = _take_part(run, place, seal, record, signals)
-    except Rank0Lost as lost:
-        farewell = _inherit(run, header, record, begin, lost)
+        try:
+            farewell = _take_part(run, place, seal, record, signals)
+        except Rank0Lost as lost:
+            farewell = _inherit(run, header, record, begin, lost)
     except RunLost as lost:
         raise _left_alone(lost, record) from lost
     except BaseException:
@@ -154,14 +155,14 @@ def _copy(run: Run, rank: int) -> Copy | None:
 
 
 def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Farewell:
-    """The verdict that the living ranks make without rank 0; RunLost, as without a shared folder, if they cannot."""
+    """The verdict that the living ranks make without rank 0; `lost`, as without a shared folder, if they cannot."""
     signs = record.copy.signs if record.copy is not None else None
     if signs is None:
-        raise _left_alone(lost, record) from lost
+        raise lost
     record.sign("ready")
     told = Heir(signs, header, begin, run.rank_0, run.publish).inherit()
     if told is None:
-        raise _left_alone(lost, record) from lost
+        raise lost
     farewell, sentence = told
     sys.stderr.write(f"ddpdiag: {lost}; {sentence}\n")
     return farewell

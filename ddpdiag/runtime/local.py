@@ -58,7 +58,7 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
     watch = _Watch(children, signals, longest, stragglers, without_rank_0)
     codes = watch.wait()
     _tidy(run, codes)
-    return _combined(codes)
+    return combined(codes)
 
 
 class _Watch:
@@ -136,13 +136,13 @@ def _tidy(run: Run, codes: Mapping[int, int]) -> None:
         folder.rmdir()
 
 
-def _combined(codes: Mapping[int, int]) -> int:
+def combined(codes: Mapping[int, int]) -> int:
     """Rank 0 knows the verdict; where it is not here, the worst of the others counts."""
     if 0 not in codes:
         return max(abs(code) for code in codes.values())
     if codes[0] >= 0:
         return codes[0]
-    others = {code for rank, code in codes.items() if rank != 0}
-    if len(others) == 1 and (code := others.pop()) >= 0 and code != ExitCode.UNKNOWN:
-        return code  # they made the report without it
+    others = {code for rank, code in codes.items() if rank != 0 and code >= 0} - {ExitCode.UNKNOWN}
+    if len(others) == 1:
+        return others.pop()  # they made the report without it; who came too late for that left with UNKNOWN
     raise RunLost(f"rank 0 was lost, and its report with it: its process was {how_it_ended(codes[0])}")

@@ -6,6 +6,7 @@ older than this one, and one of another user is not read.
 
 import contextlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,9 +53,15 @@ class Complaint:
         self._errands.submit(self._write, msgspec.json.encode(note))
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the note is lost, not the run
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._path.write_bytes(data)
+            if not _is_ours(self._folder):
+                return
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(descriptor, data)
+            finally:
+                os.close(descriptor)
 
     def withdraw(self) -> None:
         """Remove it."""
@@ -98,11 +105,12 @@ class Reader:
 
 def read_notes(folder: Path, since: float) -> Iterator[Note]:
     """Our own user's notes that were written after `since` (Unix time), oldest first. OSError where there are none."""
-    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+    if not _is_ours(folder):
         return
     for path in sorted(folder.glob("rank-*"), key=lambda path: path.lstat().st_mtime):
         state = path.lstat()
-        if state.st_uid == os.getuid() and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
+        plain = stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid()
+        if plain and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 yield msgspec.json.decode(path.read_bytes(), type=Note)
 
@@ -117,6 +125,12 @@ def _explained(line: Line, notes: Mapping[int, Note]) -> Line:
         return line
     note = notes.get(line.rank)
     return line if note is None else structs.replace(line, node=note.node, detail=note.sentence)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Anybody can make a folder or a link of this name in a directory that all may write to."""
+    state = folder.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
 
 
 def _notes_folder(shared_dir: str, name: str) -> Path:

@@ -2,7 +2,7 @@
 
 # Rank 0 beats every second; on an overloaded machine a healthy one was seen silent for 3 s.
 LOST_AFTER_SECONDS = 8.0
-LOST_LATE_SECONDS = 4.0
+LOST_LATE_SECONDS = 4.0  # once the budget is spent
 _FROZEN_SECONDS = 2.0
 
 

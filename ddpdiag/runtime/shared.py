@@ -9,6 +9,7 @@
         chief-<turn>             who makes the report in rank 0's place
         word                     exit code and sentence
         read-<n>                 rank n has read them
+        look-<n>                 comes and goes: rank n looks at the folder
 
 Everything is done in a thread of its own, in order: a file server that does not answer must hold nobody. Files are
 closed after each write, because NFS shows to others what was written before a close, and to a reader what was there
@@ -36,6 +37,7 @@ _BEAT, _WORD = "beat", "word"
 BEAT_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.2
 _TIDY_SECONDS = 2.0
+_REMOVALS = 3
 
 
 def shared_folder(shared_dir: str, name: str, nonce: str) -> Path:
@@ -53,12 +55,18 @@ class Signs:
         """Leave a sign."""
         (self.folder / f"{word}-{rank}").touch(mode=0o600)
 
-    def ranks(self, word: str, me: int) -> tuple[int, ...]:
-        """Ranks that left this sign, in rising order."""
-        # A client of NFS may show a listing that is 60 s old (nfs(5), acdirmax), unless it changes the folder itself.
+    def refresh(self, me: int) -> None:
+        """See what the others did: a client of NFS may show a folder as it was 60 s ago (nfs(5), acdirmax).
+
+        Unless it changes the folder itself.
+        """
         look = self.folder / f"look-{me}"
         look.touch(mode=0o600)
         look.unlink(missing_ok=True)
+
+    def ranks(self, word: str, me: int) -> tuple[int, ...]:
+        """Ranks that left this sign, in rising order."""
+        self.refresh(me)
         found = (re.fullmatch(rf"{word}-([0-9]+)", name) for name in os.listdir(self.folder))
         return tuple(sorted(int(match[1]) for match in found if match))
 
@@ -103,8 +111,11 @@ class Signs:
             time.sleep(_FOLLOW_SECONDS)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the folder with all that is in it, and with what others still add meanwhile."""
+        for _ in range(_REMOVALS):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                return
 
 
 class Copy:
@@ -138,10 +149,15 @@ class Copy:
 
     def remove(self) -> None:
         """Remove the copy; rank 0, or who took its place, removes the folder."""
-        done = self._do(lambda folder: (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True))
+        done = self._do(self._remove)
         if done is not None:
             with contextlib.suppress(TimeoutError):
                 done.result(_TIDY_SECONDS)
+
+    def _remove(self, folder: Path) -> None:
+        (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # empty only if rank 0 removed it while we were still writing
+            folder.rmdir()
 
     def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
         return None if self.signs is None else self._errands.submit(_attempt, act, self.signs.folder)
@@ -182,7 +198,10 @@ class Chronicle:
         _attempt(lambda folder: folder.mkdir(mode=0o700), self._signs.folder)
         while not self._over.wait(_FOLLOW_SECONDS):
             _attempt(self._catch_up, self._signs.folder)
-        _attempt(self._end, self._signs.folder)
+        if _within(_TIDY_SECONDS, self._is_deposed):
+            return  # who took our place still reads all this, and removes it
+        if self._readers:
+            _attempt(self._tell, self._signs.folder)
         self._signs.remove()
 
     def _catch_up(self, folder: Path) -> None:
@@ -194,8 +213,8 @@ class Chronicle:
             append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
             self._written = len(lines)
 
-    def _end(self, _folder: Path) -> None:
-        if self._farewell is not None and self._readers:
+    def _tell(self, _folder: Path) -> None:
+        if self._farewell is not None:
             self._signs.write_word(self._farewell)
             self._signs.await_readers(self._readers, 0, self._patience)
 

@@ -10,8 +10,8 @@ MOST_FRAMES = 64
 MOST_THREADS = 16
 MOST_THREAD_FRAMES = 16
 _MOST_CHARACTERS = 160
-# faulthandler writes this where it stops, after 100 frames of a thread.
-_CUT = "  ..."
+# faulthandler writes these where it stops: after 100 frames of a thread, and after 100 threads.
+_CUT, _THREADS_CUT = "  ...", "..."
 
 
 class Stacks(NamedTuple):
@@ -26,7 +26,7 @@ def read_stacks(dump: str) -> Stacks:
     threads = _threads(dump)
     if not threads:
         return Stacks()
-    *others, main = threads
+    *others, main = [*threads, []] if _THREADS_CUT in dump.splitlines() else threads
     own = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
     kept = tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in own[:MOST_THREADS])
     return Stacks(shortened(main, MOST_FRAMES), kept)

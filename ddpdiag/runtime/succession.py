@@ -6,8 +6,9 @@ wait for that, and all leave with the same exit code. If it dies, the next one t
 in the folder, only the way to it is cut: its own verdict is waited for, so that there are never two reports.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +19,10 @@ from ddpdiag.model import End, Event, EventKind, Header, Outcome, Recording, Sta
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.messages import Farewell
 from ddpdiag.runtime.shared import Signs
+
+# So that a thousand waiting ranks ask a file server a thousand times a second, not five thousand.
+_LOOK_SECONDS_PER_HEIR = 0.001
+_MOST_LOOK_SECONDS = 1.0  # well below what the successor waits for its readers
 
 
 @dataclass(frozen=True)
@@ -77,21 +82,26 @@ class Succession:
 
     def _await_word(self, seconds: float) -> Farewell | None:
         end = time.monotonic() + seconds
+        pause = self._pause()
         while True:
-            # The listing, or NFS would go on saying that there is no such file.
-            self._signs.ranks("heir", self._rank)
+            self._signs.refresh(self._rank)  # or NFS would go on saying that there is no such file
             if (word := self._signs.word()) is not None:
-                self._signs.put("read", self._rank)
+                with contextlib.suppress(OSError):  # nobody may wait for that any more
+                    self._signs.put("read", self._rank)
                 return word
             if time.monotonic() > end:
                 return None
-            time.sleep(self._turns.look)
+            time.sleep(pause)
+
+    def _pause(self) -> float:
+        heirs = len(self._signs.ranks("heir", self._rank))
+        return max(self._turns.look, min(_LOOK_SECONDS_PER_HEIR * heirs, _MOST_LOOK_SECONDS))
 
     def _lead(self, turn: int, heirs: tuple[int, ...]) -> Farewell | None:
         end = time.monotonic() + self._turns.ready
         while not set(heirs) <= set(self._signs.ranks("ready", self._rank)) and time.monotonic() < end:
             time.sleep(self._turns.look)
-        if max(self._signs.ranks("chief", self._rank)) > turn:  # we stood still, and the next one went on
+        if max(self._signs.ranks("chief", self._rank), default=-1) != turn:  # we stood still, and the next one went on
             return self._await_word(self._turns.turn)
         farewell = self._take_over(heirs)
         self._signs.write_word(farewell)
@@ -102,20 +112,23 @@ class Succession:
 def inherited(lines: list[Line], header: Header, heirs: tuple[int, ...], seconds: float) -> Iterator[Line]:
     """The run as its successor tells it: who left no sign is lost. `header` is the successor's own."""
     known = assemble([*lines, header])
-    lost = _lost(known, heirs)
     recording = structs.replace(
         known,
         header=structs.replace(known.header, writer=header.writer),
-        events=(*known.events, *(_event(known, rank, seconds) for rank in lost)),
-        outcomes=(*known.outcomes, *_unheard(known, {*lost, 0} - {*heirs})),
+        events=(*known.events, *(_event(known, rank, seconds) for rank in _lost(known, heirs))),
+        outcomes=(*known.outcomes, *_unheard(known, {0, *known.arrivals} - {*heirs})),
         end=End(seconds=seconds),
     )
     return disassemble(recording)
 
 
 def _lost(known: Recording, heirs: tuple[int, ...]) -> list[int]:
-    told = {event.rank for event in known.events if event.kind is EventKind.LOST}
+    told = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
     return [rank for rank in known.arrivals if rank not in heirs and rank not in told]
+
+
+def _ranks(known: Recording, kind: EventKind) -> set[int | None]:
+    return {event.rank for event in known.events if event.kind is kind}
 
 
 def _event(known: Recording, rank: int, seconds: float) -> Event:
@@ -125,12 +138,13 @@ def _event(known: Recording, rank: int, seconds: float) -> Event:
     )
 
 
-def _unheard(known: Recording, lost: set[int]) -> Iterator[Outcome]:
-    """Their part in the trial that was running."""
+def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
+    """Their part in the trial that was running; who said that it was told to leave is a bystander."""
     heard = {(outcome.trial, outcome.rank) for outcome in known.outcomes}
+    leaving = _ranks(known, EventKind.LEAVING) - _ranks(known, EventKind.LOST)
     for trial in known.trials:
         for rank in trial.ranks:
-            if rank in lost and (trial.number, rank) not in heard:
-                yield Outcome(
-                    trial=trial.number, code=trial.code, rank=rank, status=Status.UNHEARD, error="it was lost"
-                )
+            if rank in gone and (trial.number, rank) not in heard:
+                told = rank in leaving
+                status, error = (Status.SKIPPED, "") if told else (Status.UNHEARD, "it was lost")
+                yield Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, error=error, told=told)

@@ -128,8 +128,8 @@ def by_script(name: str, fault: Fault, folder: Path) -> Said | None:
     # The network makes this folder when it begins.
     store = f"file://{folder}/network/shared/store" if _is_about_files(name) else ""
     path.write_text(SCRIPT.replace("INIT", store))
-    launchers = {Launcher.HAND: Launcher.ENV, Launcher.NODE: Launcher.TORCHRUN, Launcher.ALONE: Launcher.TORCHRUN}
-    bed = replace(fault.bed, launcher=launchers.get(fault.bed.launcher, fault.bed.launcher))
+    by_rank = fault.bed.on_rank or fault.bed.absent  # torchrun cannot start some ranks otherwise than the rest
+    bed = replace(fault.bed, launcher=Launcher.ENV if by_rank else Launcher.TORCHRUN)
     return _meet("script", replace(fault, bed=bed), (str(path),), folder)
 
 

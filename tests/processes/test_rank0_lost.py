@@ -1,15 +1,23 @@
-"""Rank 0 is lost, and with a shared directory the others report in its place; ranks that do not find each other."""
+"""Rank 0 is lost, and with a shared directory the others report in its place; ranks that do not find each other.
+
+Most of it is waiting for silence, so the runs go on at once, and the tests look at one each.
+"""
 
 import os
 import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from jobs import CHECK, Job, free_port
+from jobs import CHECK, Job, Start, free_port
 
 SLEEPER = 2
 BUDGET = 60
 # Silence until rank 0 counts as lost, the end of a hung trial, the grace, the report; with other runs beside this one.
-LOSS_SECONDS = 45
+LOSS_SECONDS = 60
+START_SECONDS = 60
+HOSTS = ("--exclude-file", "bad", "--good-hosts", "good")
 
 
 def by_hand(rank: int, size: int, port: int, *options: str, address: str = "127.0.0.1") -> tuple[str, ...]:
@@ -24,17 +32,73 @@ def shared(tmp_path):
     return folder
 
 
-@pytest.fixture
-def ranks(start, shared) -> list[Job]:
-    """Three ranks, started by hand, one of which sleeps in its all-reduce."""
+@dataclass
+class Run:
+    """Three ranks, one of which sleeps in its all-reduce, started by hand one by one, or all by one process."""
+
+    shared: Path
+    jobs: list[Job]
+
+    def wait_until_asleep(self) -> None:
+        """Rank 0 writes to the shared directory a little later, and what it knew is expected of its successor."""
+        self.jobs[-1].wait_until(self.jobs[-1].reached.exists, START_SECONDS)
+        word = '"code":"COL001"'
+        self.jobs[0].wait_until(
+            lambda: any(word in path.read_text() for path in self.shared.glob("*/run.jsonl")), START_SECONDS
+        )
+
+
+def _started(start: Start, shared: Path) -> Run:
     port = free_port()
+    shared.mkdir()
     checks = ("--select", "LCH003,COL001", "--budget", str(BUDGET), "--shared-dir", str(shared))
-    hosts = ("--exclude-file", "bad", "--good-hosts", "good")
-    jobs = [start(*by_hand(rank, 3, port, *checks, *hosts), DDPDIAG_TEST_FAULT=f"sleep {SLEEPER}") for rank in range(3)]
-    jobs[SLEEPER].wait_until(jobs[SLEEPER].reached.exists)
-    # Rank 0 writes to the shared directory a little later, and what it knew is expected of its successor.
-    jobs[0].wait_until(lambda: any('"code":"COL001"' in path.read_text() for path in shared.glob("*/run.jsonl")))
-    return jobs
+    fault = f"sleep {SLEEPER}"
+    return Run(shared, [start(*by_hand(r, 3, port, *checks, *HOSTS), DDPDIAG_TEST_FAULT=fault) for r in range(3)])
+
+
+def _started_by_one(start: Start, shared: Path) -> Run:
+    shared.mkdir()
+    options = ("--nproc-per-node", "3", "--select", "LCH003,COL001", "--shared-dir", str(shared), "--json", "{json}")
+    return Run(shared, [start(*CHECK, *options, *HOSTS, DDPDIAG_TEST_FAULT=f"sleep {SLEEPER}")])
+
+
+def _kill(run: Run) -> None:
+    run.jobs[0].process.kill()
+
+
+def _kill_and_tell_the_others_to_leave(run: Run) -> None:
+    run.jobs[0].process.kill()
+    for job in run.jobs[1:]:
+        job.process.send_signal(signal.SIGTERM)
+
+
+def _freeze(run: Run) -> None:
+    run.jobs[0].process.send_signal(signal.SIGSTOP)
+
+
+def _kill_one_of_the_process(run: Run) -> None:
+    run.jobs[0].supervisor(0).kill(signal.SIGKILL)
+
+
+# What happens to rank 0. The test of the last one must act in time, and is the first.
+WAYS: Mapping[str, tuple[Callable[[Start, Path], Run], Callable[[Run], None]]] = {
+    "killed": (_started, _kill),
+    "killed by a launcher": (_started, _kill_and_tell_the_others_to_leave),
+    "frozen": (_started, _freeze),
+    "killed of one process": (_started_by_one, _kill_one_of_the_process),
+    "killed, and its successor": (_started, _kill),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run for each way."""
+    folder, found = tmp_path_factory.mktemp("shared"), {}
+    for number, (name, (started, act)) in enumerate(WAYS.items()):
+        found[name] = started(start_shared, folder / str(number))
+        found[name].wait_until_asleep()
+        act(found[name])
+    return found
 
 
 def check_reported_without_rank_0(job: Job) -> None:
@@ -58,55 +122,52 @@ def check_left_nothing(shared, *jobs: Job) -> None:
     assert list(shared.iterdir()) == []
 
 
-def test_the_lowest_living_rank_reports_when_rank_0_is_killed(ranks, shared):
-    ranks[0].process.kill()
-    assert [job.wait(BUDGET + LOSS_SECONDS) for job in ranks[1:]] == [1, 1], ranks[1].told() + ranks[2].told()
-    check_reported_without_rank_0(ranks[1])
-    assert not ranks[2].json.exists()
-    assert ranks[1].report["sentence"] in " ".join(ranks[2].stderr.split())
-    assert ranks[1].blamed == {0}
-    check_left_nothing(shared, *ranks[1:])
+def test_the_next_one_reports_when_the_successor_is_killed_too(runs):
+    run = runs["killed, and its successor"]
+    _, first, second = run.jobs
+    first.wait_until(lambda: list(run.shared.glob("*/heir-1")))
+    first.process.kill()
+    assert second.wait(BUDGET + LOSS_SECONDS) == 1, second.told()
+    check_reported_without_rank_0(second)
+    check_left_nothing(run.shared, second)
 
 
-def test_the_next_one_reports_when_the_successor_is_killed_too(ranks, shared):
-    ranks[0].process.kill()
-    ranks[1].wait_until(lambda: list(shared.glob("*/heir-1")))
-    ranks[1].process.kill()
-    assert ranks[2].wait(BUDGET + LOSS_SECONDS) == 1, ranks[2].told()
-    check_reported_without_rank_0(ranks[2])
-    check_left_nothing(shared, ranks[2])
+def test_the_lowest_living_rank_reports_when_rank_0_is_killed(runs):
+    run = runs["killed"]
+    _, first, second = run.jobs
+    assert [job.wait(BUDGET + LOSS_SECONDS) for job in (first, second)] == [1, 1], first.told() + second.told()
+    check_reported_without_rank_0(first)
+    assert not second.json.exists()
+    assert first.report["sentence"] in " ".join(second.stderr.split())
+    assert first.blamed == {0}
+    check_left_nothing(run.shared, first, second)
 
 
-def test_a_launcher_that_ends_the_job_because_of_rank_0_does_not_end_the_report(ranks, shared):
-    ranks[0].process.kill()
-    for job in ranks[1:]:
-        job.process.send_signal(signal.SIGTERM)
-    assert [job.wait(BUDGET) for job in ranks[1:]] == [1, 1], ranks[1].told() + ranks[2].told()
-    check_reported_without_rank_0(ranks[1])
-    assert ranks[1].blamed == {0}
-    check_left_nothing(shared, *ranks[1:])
+def test_a_launcher_that_ends_the_job_because_of_rank_0_does_not_end_the_report(runs):
+    run = runs["killed by a launcher"]
+    _, first, second = run.jobs
+    assert [job.wait(BUDGET) for job in (first, second)] == [1, 1], first.told() + second.told()
+    check_reported_without_rank_0(first)
+    assert first.blamed == {0}
+    check_left_nothing(run.shared, first, second)
 
 
-def test_a_frozen_rank_0_that_wakes_up_does_not_report_once_more(ranks, shared):
-    ranks[0].process.send_signal(signal.SIGSTOP)
-    assert [job.wait(BUDGET + LOSS_SECONDS) for job in ranks[1:]] == [1, 1], ranks[1].told() + ranks[2].told()
-    ranks[0].process.send_signal(signal.SIGCONT)
-    assert ranks[0].wait(BUDGET + LOSS_SECONDS) == 3, ranks[0].told()
-    assert "in its place" in ranks[0].stderr
-    assert not ranks[0].json.exists()
-    check_left_nothing(shared, *ranks[1:])
+def test_a_frozen_rank_0_that_wakes_up_does_not_report_once_more(runs):
+    run = runs["frozen"]
+    frozen, first, second = run.jobs
+    assert [job.wait(BUDGET + LOSS_SECONDS) for job in (first, second)] == [1, 1], first.told() + second.told()
+    frozen.process.send_signal(signal.SIGCONT)
+    assert frozen.wait(BUDGET + LOSS_SECONDS) == 3, frozen.told()
+    assert "in its place" in frozen.stderr
+    assert not frozen.json.exists()
+    check_left_nothing(run.shared, first, second)
 
 
-def test_ranks_of_one_process_report_without_rank_0(start, shared):
-    options = ("--nproc-per-node", "3", "--select", "LCH003,COL001", "--shared-dir", str(shared), "--json", "{json}")
-    job = start(
-        *CHECK, *options, "--exclude-file", "bad", "--good-hosts", "good", DDPDIAG_TEST_FAULT=f"sleep {SLEEPER}"
-    )
-    job.wait_until(job.reached.exists)
-    job.supervisor(0).kill(signal.SIGKILL)
-    assert job.wait(BUDGET + LOSS_SECONDS) == 1, job.told()
-    check_reported_without_rank_0(job)
-    assert list(shared.iterdir()) == []
+def test_ranks_of_one_process_report_without_rank_0(runs):
+    run = runs["killed of one process"]
+    assert run.jobs[0].wait(BUDGET + LOSS_SECONDS) == 1, run.jobs[0].told()
+    check_reported_without_rank_0(run.jobs[0])
+    assert list(run.shared.iterdir()) == []
 
 
 def test_nothing_stays_in_the_shared_directory_of_a_healthy_run(start, shared):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from ddpdiag.codec import assemble, decode, disassemble, encode, encode_line, read_recording
 from ddpdiag.errors import UsageError
@@ -125,6 +125,14 @@ def test_parts_of_one_run_are_put_together_and_counted_once(tmp_path: Path) -> N
     recording = read_recording([second, first])
     assert recording.header.writer == 0
     assert (len(recording.arrivals), len(recording.trials), len(recording.outcomes)) == (2, 1, 2)
+
+
+def test_each_ranks_own_groups_are_put_together_once() -> None:
+    header = Header(run_id="r", world_size=4, launcher="hand", options=Options(), created="", version="0")
+    whole = Trial(code="COL001", groups=((2, 3), (0, 1)), kind=Kind.TORCH, deadline_seconds=5, number=1)
+    parts = [structs.replace(whole, groups=(group,)) for group in ((2, 3), (0, 1), (2, 3))]
+    assert assemble([header, whole, *parts]).trials == (whole,)
+    assert assemble([header, *parts]).trials == (structs.replace(whole, groups=((0, 1), (2, 3))),)
 
 
 def test_parts_of_two_runs_are_refused(tmp_path: Path) -> None:

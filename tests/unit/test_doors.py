@@ -81,3 +81,9 @@ def test_the_range_of_outgoing_connections_is_read(tmp_path):
     assert ephemeral_ports(tmp_path / "none") is None
     (folder / "ip_local_port_range").write_text(f"{os.sep}\n")
     assert ephemeral_ports(tmp_path) is None
+
+
+def test_where_addresses_cannot_be_listed_binding_tells(monkeypatch):
+    monkeypatch.setattr("ddpdiag.probes.doors.own_addresses", lambda: None)
+    assert is_local("127.0.0.1")
+    assert not is_local("192.0.2.1")

@@ -6,7 +6,7 @@ from seen import seen_of, world_of
 
 from ddpdiag.checks import run001
 from ddpdiag.judgement.hosts import sort_hosts
-from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Recording, Severity, Verdict
+from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Recording, Severity, Skip, Verdict
 from ddpdiag.world import World
 
 
@@ -61,6 +61,32 @@ def test_what_was_not_looked_at_is_not_good() -> None:
     hosts, (note,) = sorted_hosts(run=run_of(ended=False))
     assert hosts.good == ()
     assert "cut off" in note
+
+
+def test_an_error_of_a_gpu_on_no_named_host_leaves_nobody_good() -> None:
+    hosts, _ = sorted_hosts(finding_of(gpus=("GPU-0",)))
+    assert hosts == HostsLine()
+
+
+def test_a_host_that_could_not_be_looked_at_is_neither_good_nor_bad() -> None:
+    unread = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(5,))
+    hosts, _ = sorted_hosts(unread, finding_of(ranks=(0,)))
+    assert hosts == HostsLine(bad=("n0",), good=("n1", "n3"))
+
+
+def test_what_is_no_name_of_one_host_is_in_neither_list() -> None:
+    hosts, _ = sorted_hosts(finding_of(nodes=("?", "n[0-3]", "n1\nn2", "n3,n0", "gpu-1.x_y")))
+    assert hosts == HostsLine(bad=("gpu-1.x_y",), good=("n0", "n1", "n2", "n3"))
+
+
+def test_what_good_hosts_were_not_tested_with_is_told() -> None:
+    run = structs.replace(
+        run_of(),
+        skips=(Skip(code="COL001", reason="", grounds=False), Skip(code="GPU001", reason="no GPU", grounds=True)),
+    )
+    hosts, (note,) = sorted_hosts(finding_of(ranks=(2,)), run=run)
+    assert hosts.good == ("n0", "n2", "n3")
+    assert note == "hosts are called good as far as they were tested: COL001 could not run"
 
 
 def test_an_absent_rank_on_no_known_host_cannot_be_excluded() -> None:

@@ -86,6 +86,10 @@ def test_more_than_half_are_not_blamed(size, data):
     assert explained(size, bad) == Pattern(everywhere=True)
 
 
+def test_a_host_that_is_bad_where_nothing_else_was_measured_is_not_blamed():
+    assert explain(of_host(4, 0), set()) == Pattern(everywhere=True)
+
+
 def test_a_bad_sender_and_a_bad_receiver_are_told_apart():
     assert explained(8, from_host(8, 1) | to_host(8, 2)) == Pattern(senders=(1,), receivers=(2,))
 

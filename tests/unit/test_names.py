@@ -38,3 +38,11 @@ def test_a_name_server_that_is_silent_is_given_up(monkeypatch):
     theirs.send(b"x")
     theirs.close()
     ours.close()
+
+
+def test_where_the_kernel_lists_no_addresses_their_families_are_unknown(monkeypatch):
+    def refuse():
+        raise PermissionError
+
+    monkeypatch.setattr("psutil.net_if_addrs", refuse)
+    assert own_families() is None

@@ -39,6 +39,22 @@ def test_old_and_huge_files_and_noise_are_no_notes(tmp_path: Path) -> None:
     assert list(read_notes(tmp_path, 2000.0)) == []
 
 
+def test_a_note_is_not_written_through_a_link_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"{NAME}-notes").symlink_to(tmp_path / "elsewhere")
+    complaint = Complaint(str(tmp_path), NAME, arrival_of(2, 4))
+    complaint.leave("no answer")
+    complaint.withdraw()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_note_can_be_read_by_its_user_only(tmp_path: Path) -> None:
+    Complaint(str(tmp_path), NAME, arrival_of(2, 4)).leave("no answer")
+    while not (found := [path for path in tmp_path.glob("*/rank-2-*") if path.stat().st_size]):
+        pass
+    assert [path.stat().st_mode & 0o777 for path in (*found, found[0].parent)] == [0o600, 0o700]
+
+
 def test_a_folder_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()

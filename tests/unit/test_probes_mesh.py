@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from ddpdiag.probes import line as line_module
+from ddpdiag.probes import listener as listener_module
 from ddpdiag.probes.line import Cell, Line, Peer
 from ddpdiag.probes.listener import Listener
 from ddpdiag.probes.mesh import survey
 from ddpdiag.probes.sockets import Reach, free_port
 from ddpdiag.probes.tcp_info import tcp_info
-from ddpdiag.probes.wire import DONE, LARGE, REQUEST, TOKEN_BYTES, Request, receive, request
+from ddpdiag.probes.wire import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Request, receive, request
 
 SECONDS = 20.0
 
@@ -166,3 +168,16 @@ def test_what_is_no_tcp_connection_has_no_counters():
     one, other = socket.socketpair()
     with one, other:
         assert tcp_info(one) is None
+
+
+def test_a_way_that_trickles_is_slow_and_does_not_last_for_ever(listener, monkeypatch):
+    monkeypatch.setattr(line_module, "_SMALL_SECONDS", 0.1)
+    over, swallow = threading.Event(), listener_module._swallow
+    monkeypatch.setattr(
+        listener_module, "_swallow", lambda sock, count: swallow(sock, count) if count <= KIB else over.wait(SECONDS)
+    )
+    line = Line(peer_of(listener))
+    line.climb(1)
+    over.set()
+    assert (line.is_open, line.cell.passed_bytes, line.cell.stalled_bytes) == (False, KIB, None)
+    assert line.cell.bytes_per_s is not None

@@ -6,6 +6,7 @@ from seen import seen_of, together, world_of
 
 from ddpdiag.check import Seen
 from ddpdiag.checks import rdz003
+from ddpdiag.checks.mesh_offers import offers
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.interfaces import Interface, Wanted
@@ -120,12 +121,12 @@ def test_another_interface_than_that_of_the_route_is_a_warning():
     assert "172.30.0.1 of br-9f2" in finding.title
 
 
-def with_mesh(own: Seen[rdz003.Data], **way: object) -> Seen[rdz003.Data]:
-    """The same run, in which host 1 offered the bridge, and `way` is what host 0 saw of it."""
-    mesh = meshed(2, {(0, 1): way})
+def with_mesh(own: Seen[rdz003.Data], *ways: dict[str, object], **way: object) -> Seen[rdz003.Data]:
+    """The same run, in which host 1 offered the bridge, and `way` is what host 0 saw of it (or `ways`, in turn)."""
+    mesh = meshed(2, *({(0, 1): seen} for seen in ways or (way,)))
     offered = [
-        structs.replace(outcome, data=Raw(encode(structs.replace(mesh.by_rank[outcome.rank], offered="172.30.0.1"))))
-        for outcome in mesh.outcomes
+        structs.replace(outcome, data=Raw(encode(structs.replace(row.data, offered="172.30.0.1"))))
+        for outcome, row in zip(mesh.outcomes, mesh.rows, strict=True)
     ]
     return together(own, Seen(mesh.world, mesh.check, structs.replace(mesh.recording, outcomes=tuple(offered))))
 
@@ -135,6 +136,13 @@ def test_what_the_others_could_not_connect_to_is_an_error():
     (finding,) = rdz003.judge(missed)
     assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.ERROR)
     assert "no other host could connect" in finding.message
+
+
+def test_what_the_others_reached_at_the_second_try_is_silent():
+    bridge: dict[str, object] = {"address": "172.30.0.1"}
+    own = seen(host(0), on_a_bridge(1))
+    assert list(rdz003.judge(with_mesh(own, {"missed": Reach.DROPPED}, bridge))) == []
+    assert list(rdz003.judge(with_mesh(own, bridge, {"missed": Reach.DROPPED}))) == []
 
 
 def test_a_second_network_that_all_reach_is_silent():
@@ -168,3 +176,10 @@ def test_a_backend_that_was_asked_for_decides_whose_rule_counts():
     (finding,) = rdz003.judge(asked)
     assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.WARNING)
     assert rdz003.figures(asked)["interface.n1"] == "docker0 172.17.0.1"
+
+
+def test_the_mesh_is_read_once_however_many_hosts_there_are(monkeypatch):
+    calls: list[object] = []
+    monkeypatch.setattr(rdz003, "offers", lambda met: calls.append(met) or offers(met))
+    judged(*(host(rank) for rank in range(8)))
+    assert len(calls) == 1

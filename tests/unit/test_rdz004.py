@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshes import DROPPED, REFUSED, SILENT, STUCK, cell, every, losing, meshed, slow
+from msgspec import structs
 from seen import world_of
 
 from ddpdiag.check import Seen
 from ddpdiag.checks import rdz004
 from ddpdiag.checks.mesh import better, failure, usual_rate
-from ddpdiag.model import Finding, Severity, Status
+from ddpdiag.model import Arrival, Finding, Severity, Status
 from ddpdiag.probes.sockets import Reach
 
 
@@ -229,3 +230,27 @@ def test_the_usual_rate_is_what_most_hosts_reach():
     cells = {(0, 1): cell(1, **slow(10.0)), (1, 0): cell(0, **slow(10.0)), (0, 2): cell(2, **slow(30.0))}
     assert usual_rate(cells) == 30.0
     assert usual_rate({(0, 1): cell(1, reach=Reach.DROPPED)}) is None
+
+
+def on_machines(*machines: str) -> dict[int, Arrival]:
+    """Containers n0, n1, ... of one rank each, on these machines."""
+    arrivals = world_of(len(machines), ranks_per_node=1).arrivals
+    return {rank: structs.replace(arrivals[rank], host_id=machine) for rank, machine in enumerate(machines)}
+
+
+def test_what_containers_of_one_machine_reach_is_not_expected_of_the_network():
+    network = {(a, b): slow(1.1e8) for a in range(4) for b in range(4) if a // 2 != b // 2}
+    assert judged(meshed(4, network, arrivals=on_machines("one", "one", "two", "two"))) == []
+    assert judged(meshed(4, network, arrivals=on_machines("one", "one", "one", "one"))) != []
+
+
+def test_a_slow_machine_among_containers_is_still_found():
+    ways = [(a, b) for a in range(6) for b in range(6) if a // 2 != b // 2]
+    network = {way: slow(4e7 if {4, 5} & {*way} else 1.1e9) for way in ways}
+    findings = judged(meshed(6, network, arrivals=on_machines("a", "a", "b", "b", "c", "c")))
+    assert {node for finding in findings for node in finding.nodes} == {"n4", "n5"}
+
+
+def test_an_address_that_was_missed_once_is_tried_again():
+    seen = meshed(2, {(0, 1): {"missed": Reach.DROPPED}})
+    assert len(rdz004.plan(seen)) == 1

@@ -134,6 +134,30 @@ def test_the_slowest_host_stands_in_the_figures():
     assert figures == {"master_port.hosts": 1, "master_port.slowest_seconds": 0.001}
 
 
+def test_a_host_for_which_the_address_is_its_own_never_asked_rank_0():
+    bridge = knocked(Reach.REFUSED, address="172.17.0.1", is_own=True)
+    findings = found(knocked(address="172.17.0.1", is_own=True), bridge, bridge)
+    assert list(findings) == ["itself"]
+    assert (findings["itself"].nodes, findings["itself"].links) == ((), ("n1 -> n0", "n2 -> n0"))
+    assert "172.17.0.1" in findings["itself"].message
+
+
+def test_a_host_that_does_not_know_the_name_has_not_got_there():
+    unknown = knocked(Reach.UNKNOWN_NAME, address=None)
+    finding = found(knocked(), DROPPED, unknown)["dropped"]
+    assert finding.nodes == ()
+    assert "of 2 other hosts get there" not in finding.message
+
+
+def test_strangers_that_all_others_meet_say_nothing_of_rank_0s_host():
+    stranger = knocked(ours=False, address="10.0.0.9")
+    assert found(knocked(), stranger, stranger)["stranger"].nodes == ()
+
+
+def test_where_all_ports_are_ephemeral_none_below_is_advised():
+    assert "ip_local_reserved_ports=29500" in found(knocked(ephemeral=(1024, 65535)), knocked())["ephemeral"].remedy
+
+
 def before_the_first_trial(seen):
     """The same run, before the first trial."""
     return type(seen)(seen.world, seen.check, structs.replace(seen.recording, trials=()))

@@ -128,3 +128,23 @@ def test_the_directory_stands_in_the_figures():
         "shared_directory.free_bytes": 1 << 40,
         "shared_directory.visible_seconds": 0.5,
     }
+
+
+def test_of_two_hosts_neither_is_blamed_for_locks_that_do_not_hold():
+    finding = found(host(), host(lock_is_local=True))["local-locks"]
+    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
+    assert "Two hosts cannot tell" in finding.message
+
+
+def test_one_host_of_three_that_ignores_the_others_lock_is_named():
+    assert found(host(), host(lock_is_local=True), host(lock_is_local=False))["local-locks"].nodes == ("n1",)
+
+
+def test_a_lock_that_the_first_host_could_not_take_proves_nothing_about_others():
+    findings = found(host(flock="ENOLCK"), host(lock_is_local=True), host(lock_is_local=False))
+    assert {word: finding.nodes for word, finding in findings.items()} == {"locks": ("n0",)}
+
+
+def test_not_to_see_the_file_of_a_host_that_gave_no_answer_means_nothing():
+    partly = seen(host(unseen=(2,)), host(unseen=(2,)), size=3, statuses={2: Status.HUNG})
+    assert list(CHECK.judge(partly)) == []

@@ -1,5 +1,7 @@
 """RDZ007: clocks of the hosts."""
 
+from collections.abc import Container
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshes import meshed
@@ -11,10 +13,15 @@ from ddpdiag.model import Finding, Options, Recording, Severity
 from ddpdiag.model.recording import Header
 
 
-def judged(*clocks: float, **world: object) -> list[Finding]:
-    """Hosts n0, n1, ... with these clocks."""
+def judged(*clocks: float, cut: Container[tuple[int, int]] = (), **world: object) -> list[Finding]:
+    """Hosts n0, n1, ... with these clocks; nothing is known over the ways in `cut`."""
     size = len(clocks)
-    offsets = {(a, b): {"offset_seconds": clocks[b] - clocks[a]} for a in range(size) for b in range(size) if a != b}
+    offsets = {
+        (a, b): {"offset_seconds": None if (a, b) in cut else clocks[b] - clocks[a]}
+        for a in range(size)
+        for b in range(size)
+        if a != b
+    }
     mesh = meshed(size, offsets, **world)  # type: ignore[arg-type]
     return list(rdz007.judge(Seen(mesh.world, rdz007.CHECK, mesh.recording)))
 
@@ -70,3 +77,22 @@ def test_clocks_that_were_asked_for_and_not_compared_are_unknown():
     (finding,) = without_mesh(select=("RDZ007",))
     assert finding.code == "RDZ007.unreadable"
     assert without_mesh() == []
+
+
+def between(one: set[int], other: set[int]) -> set[tuple[int, int]]:
+    return {way for a in one for b in other for way in ((a, b), (b, a))}
+
+
+def test_hosts_that_reach_few_others_are_not_off_for_that():
+    assert judged(*[0.0] * 6, cut=between({0}, {2, 3, 4, 5})) == []
+
+
+def test_groups_that_do_not_reach_each_other_have_nothing_to_compare():
+    assert judged(*[0.0] * 6, cut=between({0, 1, 2}, {3, 4, 5})) == []
+    assert judged(*[0.0] * 6, cut=between({0, 1}, {2, 3, 4, 5})) == []
+
+
+def test_a_small_group_apart_that_disagrees_in_itself_blames_nobody():
+    (finding,) = judged(0.0, 30.0, 0.0, 0.0, 0.0, 0.0, cut=between({0, 1}, {2, 3, 4, 5}))
+    assert finding.nodes == ()
+    assert "n0, n1" in finding.message

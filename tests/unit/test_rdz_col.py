@@ -104,6 +104,15 @@ def test_where_broadcasts_are_right_pairs_find_the_rank_that_sums_wrong(ranks: i
     assert set(col001.columns(seen)) == set(range(ranks))
 
 
+def test_a_pair_that_was_not_parted_in_time_is_named_as_a_way() -> None:
+    seen = in_pairs(2, {rank: spoilt(ranks=8) for rank in range(8)})
+    first = structs.replace(seen.recording, trials=seen.trials[:2])
+    (finding,) = col001.judge(Seen(seen.world, seen.check, first))
+    assert finding.ranks == ()
+    assert len(finding.links) == 2
+    assert all("rank 2" in link for link in finding.links)
+
+
 def test_pairs_that_all_sum_right_blame_nobody() -> None:
     seen = in_pairs(99, {rank: spoilt() for rank in range(4)})
     (finding,) = col001.judge(seen)
@@ -295,6 +304,12 @@ def test_gloo_offering_loopback_is_an_error_unless_an_interface_is_named() -> No
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.own", Severity.ERROR, ("n1",))
     rows = {0: named(), 1: named(own=("127.0.1.1",), interface="eth0")}
     assert list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))) == []
+
+
+def test_gloo_takes_the_first_address_even_if_a_better_one_follows() -> None:
+    rows = {0: named(), 1: named(own=("127.0.1.1", "10.0.0.2")), 2: named(own=("10.0.0.3", "127.0.1.1"))}
+    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    assert (finding.code, finding.nodes) == ("RDZ002.own", ("n1",))
 
 
 def test_a_slow_look_up_is_a_warning() -> None:

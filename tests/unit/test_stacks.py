@@ -46,6 +46,12 @@ def test_a_bundle_stays_small_however_many_threads_there_are() -> None:
     assert sum(len(frame) for frames in (long.main, *long.others) for frame in frames) < 60_000
 
 
+def test_beyond_a_hundred_threads_the_main_one_is_not_in_the_dump() -> None:
+    stacks = read_stacks(f"{DUMP}\n...\n")
+    assert stacks.main == ()
+    assert stacks.others[-1] == ("all_reduce (train.py:12)", "<module> (train.py:40)")
+
+
 @given(st.text())
 def test_any_text_is_a_dump_of_something(text: str) -> None:
     assert isinstance(read_stacks(text).main, tuple)

@@ -84,6 +84,57 @@ def test_a_rank_0_that_stood_still_learns_that_it_was_replaced(tmp_path: Path) -
     chronicle.close(VERDICT, (), 0.0)
 
 
+def test_a_rank_0_that_was_replaced_leaves_the_folder_to_its_successor(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    chronicle = Chronicle(folder, lambda: [HEADER])
+    while not (folder / "run.jsonl").exists():
+        pass
+    Signs(folder).claim(0, 1)
+    chronicle.close(VERDICT, (), 0.0)
+    assert read_lines([folder / "run.jsonl"]) == [HEADER]
+
+
+class Unlucky(Signs):
+    """A folder that is removed while a rank looks at it."""
+
+    listings = 0
+
+    def put(self, word: str, rank: int) -> None:
+        if word == "read":
+            raise FileNotFoundError
+        super().put(word, rank)
+
+    def ranks(self, word: str, me: int) -> tuple[int, ...]:
+        self.listings += 1
+        return () if word == "chief" else super().ranks(word, me)
+
+
+def test_the_verdict_counts_even_if_nobody_can_be_told_that_it_was_read(tmp_path: Path) -> None:
+    signs = Unlucky(tmp_path)
+    signs.write_word(VERDICT)
+    assert Succession(signs, 2, lambda _heirs: VERDICT, QUICK).run() == VERDICT
+
+
+def test_a_successor_that_stood_still_until_all_was_removed_makes_no_report(tmp_path: Path) -> None:
+    made: list[tuple[int, ...]] = []
+    signs = Unlucky(tmp_path)
+    signs.put("heir", 1)
+    signs.put("ready", 1)
+
+    def take_over(heirs: tuple[int, ...]) -> Farewell:
+        made.append(heirs)
+        return VERDICT
+
+    assert Succession(signs, 1, take_over, QUICK).run() is None
+    assert made == []
+
+
+def test_who_waits_for_the_verdict_does_not_list_the_folder_at_every_look(tmp_path: Path) -> None:
+    signs = Unlucky(tmp_path)
+    assert Succession(signs, 1, lambda _heirs: VERDICT, QUICK).run() is None
+    assert signs.listings <= 2 * (QUICK.count + 1)
+
+
 def inherit(lines: Sequence[Line], *heirs: int) -> list[Line]:
     own = structs.replace(HEADER, writer=min(heirs))
     return list(inherited([HEADER, *lines], own, heirs, 20.0))
@@ -109,6 +160,28 @@ def test_who_was_lost_before_is_not_lost_again() -> None:
     before = Event(kind=EventKind.LOST, rank=1, seconds=3.0)
     run = assemble(inherit([*(arrival_of(rank, 4) for rank in range(4)), before], 2, 3))
     assert [event.seconds for event in run.events if event.rank == 1] == [3.0]
+
+
+def test_who_was_lost_before_is_unheard_in_the_trial_that_ran() -> None:
+    before = Event(kind=EventKind.LOST, rank=1, seconds=3.0)
+    run = assemble(inherit([*(arrival_of(rank, 4) for rank in range(4)), TRIAL, before], 2, 3))
+    assert {o.rank: o.status for o in run.outcomes} == {0: Status.UNHEARD, 1: Status.UNHEARD}
+
+
+def test_who_said_that_it_was_leaving_is_a_bystander_and_not_lost() -> None:
+    said = Event(kind=EventKind.LEAVING, rank=1, seconds=3.0, detail="15")
+    run = assemble(inherit([*(arrival_of(rank, 4) for rank in range(4)), TRIAL, said], 2, 3))
+    assert [event.rank for event in run.events if event.kind is EventKind.LOST] == [0]
+    (own,) = (outcome for outcome in run.outcomes if outcome.rank == 1)
+    assert (own.status, own.told) == (Status.SKIPPED, True)
+
+
+def test_a_copy_that_came_after_the_end_leaves_no_folder(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "ddpdiag-r", 2)
+    copy.open("abcd")
+    copy.write(encode_line(HEADER))
+    copy.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_copy_is_written_once_rank_0_has_named_the_folder_and_removed_at_the_end(tmp_path: Path) -> None:

@@ -94,3 +94,9 @@ def test_three_rounds_of_pairs_leave_one_bad_rank_alone(ranks, data):
 
 def test_pairs_that_all_sum_right_leave_nobody():
     assert suspects(range(4), {(0, 1): False, (2, 3): False}) == ()
+
+
+@given(st.integers(3, 64), st.integers(1, 2))
+def test_one_way_alone_condemns_neither_end_however_few_broadcast(ranks, senders):
+    found = guilt({rank: (0,) if rank == 2 else () for rank in range(ranks)}, senders)
+    assert (found.ranks, found.ways) == ((), ((0, 2),))

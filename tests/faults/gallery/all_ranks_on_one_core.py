@@ -1,7 +1,7 @@
 """srun does not hand down --cpus-per-task (SL7): all ranks of a host are bound to one core."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -14,7 +14,7 @@ FAULT = Fault(
     exit_code=0,
     blame=Blame(nodes={"h1"}),
     before=before,
-    bed=Bed(ranks=(2, 2)),
+    bed=Bed(ranks=(2, 2), launcher=Launcher.ENV),
     options=("--stage", "launch,host"),
     budget=40,
 )

@@ -1,7 +1,7 @@
 """One host's clock is four minutes off (R16): nobody fails, and the order of log lines is a lie."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -14,7 +14,7 @@ FAULT = Fault(
     severity="warning",
     exit_code=0,
     before=before,
-    bed=Bed(ranks=(1, 1, 1)),
+    bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=(),
     budget=60,
 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 import ddpdiag
 
@@ -18,7 +18,7 @@ FAULT = Fault(
     expect=("TRN001.data",),
     blame=Blame(nodes={"h0"}),
     before=before,
-    bed=Bed(ranks=(2, 1)),
+    bed=Bed(ranks=(2, 1), launcher=Launcher.ENV),
     options=("--stage", "training"),
     budget=45,
 )

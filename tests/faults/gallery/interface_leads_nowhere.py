@@ -1,7 +1,7 @@
 """GLOO_SOCKET_IFNAME names a bridge that leads nowhere on one host (G4)."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -13,7 +13,7 @@ FAULT = Fault(
     expect=("RDZ003.wrong",),
     blame=Blame(nodes={"h1"}),
     before=before,
-    bed=Bed(ranks=(1, 1, 1)),
+    bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
     budget=60,
 )

@@ -1,7 +1,7 @@
 """Of three hosts one cannot open connections to one other; the way back works (R5)."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -12,7 +12,7 @@ FAULT = Fault(
     expect=("RDZ004.dropped",),
     blame=Blame(links={"h2 -> h1"}),
     before=before,
-    bed=Bed(ranks=(1, 1, 1)),
+    bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host,rendezvous", "--set", "RDZ001.deadline_seconds=8"),
     budget=45,
 )

@@ -1,7 +1,7 @@
 """One host loses five packets of a hundred (G7): a bad cable, a dying port."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -14,7 +14,7 @@ FAULT = Fault(
     severity="warning",
     exit_code=0,
     before=before,
-    bed=Bed(ranks=(1, 1, 1)),
+    bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host,rendezvous"),
     budget=60,
 )

@@ -1,7 +1,7 @@
 """A firewall of one host rejects connections to the ports that process groups use (R4, R5)."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -12,7 +12,7 @@ FAULT = Fault(
     expect=("RDZ004.refused",),
     blame=Blame(nodes={"h1"}),
     before=before,
-    bed=Bed(ranks=(1, 1, 1)),
+    bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host,rendezvous", "--set", "RDZ001.deadline_seconds=8"),
     budget=45,
 )

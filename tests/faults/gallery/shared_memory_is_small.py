@@ -1,7 +1,7 @@
 """A container with docker's default /dev/shm of 64 MiB (N4): on hosts with GPUs NCCL would fail."""
 
 from fault import Blame, Fault
-from launch import Bed
+from launch import Bed, Launcher
 
 
 def before(network):
@@ -14,7 +14,7 @@ FAULT = Fault(
     exit_code=0,
     blame=Blame(nodes={"h1"}),
     before=before,
-    bed=Bed(ranks=(1, 1)),
+    bed=Bed(ranks=(1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host"),
     budget=30,
 )
