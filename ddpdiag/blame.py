@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from ddpdiag.flights import in_words, lag, split
-from ddpdiag.model import Collective, Outcome, Status
+from ddpdiag.model import Collective, Outcome, Status, Trial
 from ddpdiag.stats import odd_ones_out
 
 # Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
@@ -38,6 +38,10 @@ ECHOES = (
     "data size doesn't match expected size",
     "Detected mismatch between collectives",
 )
+
+
+# A rank whose last step was announced within this share of the deadline before its end was not stuck.
+_MOVING_SHARE = 0.05
 
 
 class Blame(Struct, frozen=True, kw_only=True):
@@ -89,6 +93,8 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
         guilty = _ranks(o for o in failed if o.status is status and not is_echo(o))
         if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
             return Blame(status=status, ranks=(), why="nothing was heard of any of them")
+        if guilty and len(guilty) == len(outcomes) > 1 and _alike(failed):
+            return Blame(status=status, ranks=(), why="all ranks failed alike")
         if guilty:
             return Blame(status=status, ranks=guilty, why=why)
     if mismatch := _mismatch(failed):
@@ -103,6 +109,27 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     return blame
 
 
+def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> bool:
+    """Did a hang want time rather than an end? Who is blamed (or anybody, if nobody is) was still going on.
+
+    It had taken a step shortly before; or it used a core, in a trial that the budget gave less time than usual.
+    """
+    if blame.status is not Status.HUNG or blame.sides:
+        return False
+    suspects = [o for o in outcomes if not blame.ranks or o.rank in blame.ranks]
+    return any(goes_on(o, trial) for o in suspects if o.status is Status.HUNG and not o.told)
+
+
+def goes_on(outcome: Outcome, trial: Trial) -> bool:
+    """Was this rank at work when its time was over?"""
+    process = outcome.process
+    if process is None or (process.state or "") in "TtD":
+        return False
+    since = process.step_seconds
+    moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
+    return moving or (trial.hurried and process.busy)
+
+
 def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
     if members == 1 or (len(hung) == 1 and not cause):
         own = _ranks(o for o in hung if not o.told)
@@ -115,6 +142,11 @@ def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
     if guilty := _short(hung):
         return Blame(status=Status.HUNG, ranks=guilty, why="it did not reach the step at which the others wait for it")
     return _unequal(hung)
+
+
+def _alike(failed: Sequence[Outcome]) -> bool:
+    """Did all ranks give the same reason? Then it is none of one rank."""
+    return len({o.error.partition("\n")[0] for o in failed}) == 1
 
 
 def _unequal(hung: Sequence[Outcome]) -> Blame:

@@ -307,6 +307,7 @@ class Check(Generic[D]):
         return self.manual.strip().splitlines()[0].rstrip(".")
 
 
-def with_number(trial: Trial, number: int, deadline_seconds: float) -> Trial:
+def with_number(trial: Trial, number: int, wanted_seconds: float, left_seconds: float) -> Trial:
     """The trial as it is handed out: numbered, and within what is left of the budget."""
-    return structs.replace(trial, number=number, deadline_seconds=deadline_seconds)
+    hurried = left_seconds < wanted_seconds
+    return structs.replace(trial, number=number, deadline_seconds=min(wanted_seconds, left_seconds), hurried=hurried)

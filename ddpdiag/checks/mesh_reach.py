@@ -111,8 +111,9 @@ def black_holes(seen: Seen[D], mesh: Mesh, around: Surroundings) -> Iterator[Fin
             nodes=subject.nodes,
             links=subject.links,
             evidence={"interfaces": mtus(mesh, around), "stalled_bytes": stalled, "ways": _ways(mesh, subject)},
-            remedy="Set the same MTU on all hosts and switches (`ip link set dev IF mtu 1500`), or let ICMP pass, so "
-            "that hosts learn the smaller one; net.ipv4.tcp_mtu_probing=1 helps until then.",
+            remedy="Find what lies between these hosts and carries less than their MTU, a switch or a tunnel (`ping -M "
+            "do -s 1472 HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller one; "
+            "net.ipv4.tcp_mtu_probing=1 helps until then.",
         )
 
 

@@ -7,6 +7,9 @@ peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 
 not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named. A trial
 that failed over gloo is a warning where the job takes another backend, which works.
 
+hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
+left of the budget. A rank that was still going on then has not hung: RUN004 tells of it.
+
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
 driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder
 (gloo and nccl; a rank that is stopped or holds the GIL cannot say). Collectives of a group are counted, so that the
@@ -17,16 +20,19 @@ Fix: start with the rank that is named; its own error and stack say more than th
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.blame import Blame, blamed, front, is_echo
+from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.bundle import bundle, state_text, waits_text
 from ddpdiag.checks.causes import between, causes
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
+
+D = TypeVar("D")
 
 _VERBS = {
     Status.UNHEARD: "sent no result",
@@ -40,12 +46,30 @@ _MISMATCH = (
 )
 
 
+class Failure(NamedTuple):
+    """A group that failed in a trial; `causes` are findings of other checks that explain it."""
+
+    trial: Trial
+    outcomes: Sequence[Outcome]
+    blame: Blame
+    causes: Sequence[Finding]
+
+
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each way in which the same ranks failed, with the trials in which they did."""
+    """One finding for each way in which the same ranks failed, with the first trial in which they did."""
+    told: set[tuple[str, tuple[int, ...], bool]] = set()
+    for trial, outcomes, blame, own in failures(seen):
+        way = (_word(blame), blame.ranks, seen.is_excused(trial))
+        if way not in told and not unfinished(trial, blame, outcomes):
+            told.add(way)
+            yield _excused(seen, trial, _finding(seen, trial, blame, outcomes, own))
+
+
+def failures(seen: Seen[D]) -> Iterator[Failure]:
+    """What failed in each group of each trial, unless a lost rank explains it."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
     known_causes = causes(seen)
-    told: set[tuple[str, tuple[int, ...], bool]] = set()
     for trial in seen.recording.trials:
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
@@ -53,10 +77,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
                 continue  # RUN002 names the lost
-            way = (_word(blame), blame.ranks, seen.is_excused(trial))
-            if way not in told:
-                told.add(way)
-                yield _excused(seen, trial, _finding(seen, trial, blame, outcomes, own))
+            yield Failure(trial, outcomes, blame, own)
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:

@@ -1,7 +1,12 @@
 """The run was not cut short.
 
-The budget (`--budget`) was spent before every check could run, or the run was told to leave (Ctrl-C, a time limit of
-the scheduler, a launcher that ends a job). What was seen until then is judged; what was not seen is unknown.
+What was seen is judged; what was not seen is unknown.
+
+- budget: too little of the budget (`--budget`) was left for the next check.
+- unfinished: a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that
+  time, or it used a core and the budget had left less time than usual. A busy host does that, and blame would be a
+  guess.
+- told: the run was told to leave (Ctrl-C, a time limit of the scheduler, a launcher that ends a job).
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
 """
@@ -9,9 +14,11 @@ Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `
 import signal
 from collections.abc import Iterator
 
+from ddpdiag.blame import goes_on, unfinished
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.run001 import Nothing
-from ddpdiag.model import EventKind, Finding, Severity, Verdict
+from ddpdiag.checks.run003 import failures
+from ddpdiag.model import EventKind, Finding, Severity, Status, Verdict
 
 _NAMES = {str(int(known)): known.name for known in signal.Signals}
 
@@ -25,9 +32,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 "budget",
                 Severity.ERROR,
                 "the budget was spent",
-                f"The budget of {seen.options.budget_seconds:g} s was spent at {event.seconds:.1f} s, {event.detail}.",
+                f"Too little of the budget of {seen.options.budget_seconds:g} s was left after {event.seconds:.1f} s, "
+                f"{event.detail}.",
                 remedy="Give more time with --budget, or ask for less with --stage or --select.",
             )
+    yield from _unfinished(seen)
     leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
     if leaving or signals:
@@ -40,6 +49,28 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             f"the run was ended by {name}",
             f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
             remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
+        )
+
+
+def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each check."""
+    told: set[str] = set()
+    for trial, outcomes, blame, _causes in failures(seen):
+        if trial.code in told or not unfinished(trial, blame, outcomes) or seen.is_excused(trial):
+            continue
+        told.add(trial.code)
+        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial))
+        at = f" at '{first.at}'" if first.at else ""
+        left = ", which the budget had left" if trial.hurried else ""
+        yield seen.finding(
+            "unfinished",
+            Severity.ERROR,
+            f"{trial.code} was not finished in time",
+            f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
+            f"{seen.world.node_of(first.rank)} was still going on{at}.",
+            evidence={"trial": trial.number, "last_step": first.at},
+            remedy=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or look at what keeps "
+            "that host busy.",
         )
 
 

@@ -167,14 +167,12 @@ def check(
     exclude_file: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x).", rich_help_panel=_OUT
+            metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).", rich_help_panel=_OUT
         ),
     ] = None,
     good_hosts: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Write the hosts with nothing against them, one a line.", rich_help_panel=_OUT
-        ),
+        typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.", rich_help_panel=_OUT),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=_OUT)
@@ -236,10 +234,10 @@ def judge(
     ] = None,
     record: Annotated[str | None, typer.Option(metavar="FILE", help="Write the parts as one recording.")] = None,
     exclude_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x).")
+        str | None, typer.Option(metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).")
     ] = None,
     good_hosts: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the hosts with nothing against them, one a line.")
+        str | None, typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors in the exit code.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.")] = False,
@@ -257,11 +255,13 @@ def explain(code: Annotated[str, typer.Argument(help="A check's code, or a findi
     """Print the manual page of a check."""
     from ddpdiag.checks import by_code
     from ddpdiag.cli.outputs import show, terminal
+    from ddpdiag.render.manual import CheckRow
     from ddpdiag.render.manual import explain as page
 
     check = by_code(code)
+    row = CheckRow(check.code, check.name, check.stage.value, check.title)
     width, color = terminal(sys.stdout)
-    show(page(check.code, check.name, check.stage.value, check.manual, width=width, color=color), sys.stdout)
+    show(page(row, check.manual, check.thresholds, width=width, color=color), sys.stdout)
 
 
 @app.command()

@@ -128,7 +128,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         backend=wishes.backend,
         expect_gpus=wishes.expect_gpus,
         budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch.place),
-        data_dir=_absolute("--data-dir", wishes.data_dir),
+        data_dir=_directory("--data-dir", wishes.data_dir, launch),
         shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,
         port_range=_port_range(wishes.port_range),
@@ -161,7 +161,7 @@ def _absolute(option: str, path: str | None) -> str | None:
 
 
 def _directory(option: str, path: str | None, launch: Launch) -> str | None:
-    """Among several hosts one that lacks it takes part, for RDZ006 to name it; a file server may also hold us up."""
+    """Among several hosts one that lacks it takes part, for a check to name it; a file server may also hold us up."""
     absolute, alone = _absolute(option, path), len(launch.ranks) == launch.place.world_size
     if alone and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")

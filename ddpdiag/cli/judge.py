@@ -14,7 +14,7 @@ from ddpdiag.judgement import judge
 
 def run(files: Sequence[str], outputs: Outputs, *, strict: bool) -> int:
     """Judge the recording in `files`; its verdict's exit code."""
-    outputs.check()
+    outputs.check(files)
     recording = read_recording([Path(file) for file in files])
     if strict:
         options = structs.replace(recording.header.options, strict=True)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -22,8 +22,8 @@ class Outputs:
     good_hosts: str | None = None
     details: bool = False
 
-    def check(self) -> None:
-        """UsageError now rather than after a minute of measuring."""
+    def check(self, inputs: Sequence[str] = ()) -> None:
+        """UsageError now rather than after a minute of measuring, or over what is read."""
         from ddpdiag.render.files import check_writable
 
         options: dict[str, str] = {}
@@ -31,6 +31,8 @@ class Outputs:
             if path in options:
                 raise UsageError(f"{options[path]} and {option} both name {path}; give each its own file")
             options[path] = option
+            if any(_is_one_file(path, file) for file in inputs):
+                raise UsageError(f"{option} {path} would overwrite the recording that is read; give it another file")
         for path in options:
             check_writable(path)
 
@@ -49,6 +51,13 @@ class Outputs:
     def takes_stdout(self) -> bool:
         """Does a file format go to standard output? Then the report for people goes to standard error."""
         return "-" in self._files.values()
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def terminal(stream: TextIO | None) -> tuple[int, bool]:

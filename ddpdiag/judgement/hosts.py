@@ -1,9 +1,9 @@
-"""Which hosts the next job should leave out, and which have nothing against them. Pure."""
+"""Which hosts the next job should leave out, and which no error concerns. Pure."""
 
 import re
 from collections.abc import Sequence
 
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.judgement.verdict import CANNOT_LOOK
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Verdict
 from ddpdiag.world import World
@@ -28,7 +28,8 @@ def sort_hosts(
     unseen = (node for finding in findings if finding.code.endswith(CANNOT_LOOK) for node in _hosts_of(world, finding))
     doubtful = {*bad, *_ends(errors), *unseen}
     good = () if why else tuple(name for name in _faithful(world) if name not in doubtful)
-    remarks = (*_nowhere(world, recording, errors), why or (_untested(recording) if good else ""))
+    neither = [name for name, _ in world.hosts if name not in {*bad, *good}]
+    remarks = (*_nowhere(world, recording, errors), why or _neither(neither), _untested(recording) if good else "")
     return HostsLine(bad=bad, good=good), tuple(filter(None, remarks))
 
 
@@ -47,6 +48,15 @@ def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict
     if not errors and verdict is Verdict.UNKNOWN:
         return "no host is called good, because not everything could be looked at"
     return ""
+
+
+def _neither(names: Sequence[str]) -> str:
+    """Which hosts are neither good nor bad, or nothing."""
+    if not names:
+        return ""
+    are = "is" if len(names) == 1 else "are"
+    why = "an error concerns the ways there, ranks left before the end, or not all could be looked at"
+    return f"{names_text(names)} {are} called neither good nor bad: {why}"
 
 
 def _untested(recording: Recording) -> str:

@@ -122,6 +122,7 @@ def _check_line(judged: Judged, recording: Recording) -> CheckLine:
         stage=check.stage.value,
         statuses=_statuses(check, recording),
         skipped_because=judged.skip.reason if judged.skip else None,
+        measures=check.measure is not None,
     )
 
 
@@ -138,7 +139,7 @@ def _stages(recording: Recording, judged: Sequence[Judged]) -> tuple[StageLine, 
 
 
 def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
-    """The worst of the stage: error or warning findings, else what hindered its trials, else done."""
+    """The worst of the stage: error or warning findings, else what hindered its trials, else part or done."""
     severities = {f.severity for j in judged for f in j.findings}
     if Severity.ERROR in severities:
         return "error"
@@ -149,6 +150,9 @@ def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
             return str(status.value)
     if Severity.WARNING in severities:
         return "warning"
+    tried = {o.code for o in recording.outcomes}
+    if Status.DONE in statuses and any(j.skip is None and j.check.code not in tried for j in judged):
+        return "part"
     return "done" if Status.DONE in statuses else "skipped"
 
 

@@ -50,6 +50,8 @@ def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
     for option, names in (("--select", options.select), ("--ignore", options.ignore)):
         unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
         _known(option, unknown, codes, "codes")
+    if not any(check.stage is not Stage.RUN and selected(check, options) for check in by_code.values()):
+        raise UsageError("--stage, --skip-stage, --select and --ignore leave no check to run")
     for name, value in options.settings.items():
         code, _, threshold = name.partition(".")
         _known("--set", [code], codes, "codes")

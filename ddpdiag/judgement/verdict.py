@@ -14,6 +14,7 @@ from ddpdiag.world import World
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy").
 CANNOT_LOOK = ".unreadable"
+_SPEED = "training.samples_per_second"
 
 
 class Judged(Struct, frozen=True, kw_only=True):
@@ -40,7 +41,9 @@ def conclude(world: World, recording: Recording, judged: Sequence[Judged]) -> Co
     errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
     fatal = [finding for check, finding in errors if check.effect is Verdict.UNFIT]
     if fatal:
-        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal))
+        broken = {check.stage for check, finding in errors if finding in fatal}
+        trained = _trained(judged) is not None and broken.isdisjoint((Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN))
+        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal, trained=trained))
     unknown = _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
         sentence = f"Whether {_who(world)} can train is not known: {unknown}."
@@ -91,16 +94,22 @@ def _who(world: World) -> str:
     return f"{world.size} {'rank' if world.size == 1 else 'ranks'} on {hosts} {'host' if hosts == 1 else 'hosts'}"
 
 
-def _unfit(world: World, fatal: Sequence[Finding]) -> str:
+def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
     """The finding that names somebody comes first; of those, the earliest."""
     first = next((f for f in fatal if f.ranks or f.nodes or f.links), fatal[0])
     more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
-    return f"{_who(world)} cannot train: {first.title}{more}."
+    can = "can train, but not as they should" if trained else "cannot train"
+    return f"{_who(world)} {can}: {first.title}{more}."
+
+
+def _trained(judged: Sequence[Judged]) -> Scalar:
+    """Samples per second, if there was a training."""
+    return next((own.figures[_SPEED] for own in judged if _SPEED in own.figures), None)
 
 
 def _fit(world: World, recording: Recording, judged: Sequence[Judged], warnings: int) -> str:
     figures = {name: value for own in judged for name, value in own.figures.items()}
-    trained = figures.get("training.samples_per_second")
+    trained = _trained(judged)
     options = recording.header.options
     limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
     if trained is None:

@@ -63,17 +63,21 @@ class StageLine(Struct, frozen=True, kw_only=True):
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
-    """One check in the report; `statuses` counts its outcomes by status."""
+    """One check in the report; `statuses` counts its outcomes by status.
+
+    `measures` is False for a check that runs nothing itself, and judges what others saw.
+    """
 
     code: str
     name: str
     stage: str
     statuses: dict[str, int]
     skipped_because: str | None = None
+    measures: bool = True
 
 
 class HostsLine(Struct, frozen=True, kw_only=True):
-    """Hosts to leave out of the next job (`bad`), and hosts that took part to the end with nothing against them."""
+    """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns."""
 
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()

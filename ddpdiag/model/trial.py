@@ -30,7 +30,8 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
 
     `groups` lists the ranks that take part together; a rank is in one group at most. `env` overrides the
     worker's environment (`None` unsets). `number` is unique in the run, `attempt` within the check.
-    `deadline_seconds` counts from the moment at which a rank receives the trial.
+    `deadline_seconds` counts from the moment at which a rank receives the trial; `hurried` says that the budget left
+    less than the check would have given.
     """
 
     code: str
@@ -42,6 +43,7 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     params: dict[str, str | int | float | bool] = field(default_factory=dict)
     env: dict[str, str | None] = field(default_factory=dict)
     fresh: bool = False
+    hurried: bool = False
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The group in which `rank` takes part, or an empty one."""
@@ -59,7 +61,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     `state` is the letter of proc(5): R running, S sleeping, D in the kernel or a driver, T stopped.
     `stack` lists the main thread's frames from the innermost one, as "function (file:line)", and `threads` those of the
     other threads that run Python; the last line says how many were left out, if any. `survived` says that SIGKILL did
-    not end it.
+    not end it. `busy`: it used a core meanwhile; `step_seconds` is how long ago it announced its last step.
     """
 
     pid: int
@@ -68,6 +70,8 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     stack: tuple[str, ...] = ()
     threads: tuple[tuple[str, ...], ...] = ()
     survived: bool = False
+    busy: bool = False
+    step_seconds: float | None = None
 
 
 class Collective(Struct, frozen=True, kw_only=True):

@@ -45,6 +45,12 @@ def process_state(pid: int, root: Path = PROC) -> tuple[str | None, str | None]:
     return fields[0] if fields else None, wchan if wchan not in (None, "", "0") else None
 
 
+def cpu_ticks(pid: int, root: Path = PROC) -> int | None:
+    """Time on a core so far, in clock ticks of usually 10 ms (utime and stime of proc(5)); None if it is not shown."""
+    fields = (read_text(root / str(pid) / "stat") or "").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
+
+
 def nvidia_gpus(root: Path) -> tuple[ProcGpu, ...] | None:
     """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself."""
     try:

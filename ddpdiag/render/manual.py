@@ -1,7 +1,7 @@
 """The manual pages of checks, and the list of them; nothing heavy is imported, since a page must be there at once."""
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import cleandoc
 from typing import NamedTuple
 
@@ -17,10 +17,15 @@ class CheckRow(NamedTuple):
     title: str
 
 
-def explain(code: str, name: str, stage: str, manual: str, *, width: int, color: bool) -> str:
-    """The manual page of a check, from its docstring: title, then paragraphs. Examples and tables stay as they are."""
+def explain(check: CheckRow, manual: str, settings: Mapping[str, float], *, width: int, color: bool) -> str:
+    """The manual page of a check, from its docstring: title, then paragraphs. Examples and tables stay as they are.
+
+    `settings` are what --set can change, with their usual values.
+    """
     first, _, rest = cleandoc(manual).partition("\n")
-    head = f"{code} {name} (stage: {stage})"
+    head = f"{check.code} {check.name} (stage: {check.stage})"
+    if settings:
+        rest += f"\n\nSettings (--set {check.code}.NAME=VALUE): {', '.join(f'{k}={v:g}' for k, v in settings.items())}."
     body = "\n".join(_filled(rest, max(width, _LEAST_WIDTH)))
     lines = [_bold(head, color=color), "", _bold(first, color=color)]
     return "\n".join([*lines, "", body] if body else lines) + "\n"

@@ -96,8 +96,13 @@ def _saying(checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
     words = [_counted(severity, findings) for severity in _ORDER]
     broken = [f"{one_line(check.code)}: {_ran(check)}" for check in checks if _failed(check)]
     skipped = sum(check.skipped_because is not None for check in checks)
-    ran = len(checks) - skipped
-    counts = ", ".join(filter(None, (count(ran, "check") if ran else "", f"{skipped} skipped" if skipped else "")))
+    idle = sum(check.measures and not check.statuses and check.skipped_because is None for check in checks)
+    ran = len(checks) - skipped - idle
+    parts = (
+        count(ran, "check") if ran else "",
+        *(f"{n} {what}" for n, what in ((skipped, "skipped"), (idle, "not run")) if n),
+    )
+    counts = ", ".join(filter(None, parts))
     return "; ".join(filter(None, words)) or "; ".join(broken) or counts or "no checks"
 
 
@@ -115,7 +120,9 @@ def _ran(check: CheckLine) -> str:
     """How a check's trials ended: "3 done, 1 hung"."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
-    return ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items()) or "no outcome"
+    return ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items()) or (
+        "not run" if check.measures else "judged from what other checks saw"
+    )
 
 
 def _listed(words: Sequence[str], limit: int | None) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective, Kind, ProcessState
-from ddpdiag.probes.procfs import process_state
+from ddpdiag.probes.procfs import cpu_ticks, process_state
 from ddpdiag.runtime.messages import (
     MAX_MESSAGE_BYTES,
     Exited,
@@ -37,6 +37,8 @@ _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the Board rai
 _DUMP_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 2.0
+# Ten clock ticks: who computes uses one of them, even beside many others.
+_BUSY_SECONDS = 0.1
 
 
 class Log:
@@ -226,6 +228,14 @@ class Worker:
         self._their_witness.close()
         self.page.close()
         os.close(self._stack)
+
+
+def is_busy(pid: int) -> bool:
+    """Does a process use a core right now? Looks for 0.1 s."""
+    before = cpu_ticks(pid)
+    time.sleep(_BUSY_SECONDS)
+    after = cpu_ticks(pid)
+    return before is not None and after is not None and after > before
 
 
 def _dump(pid: int) -> None:

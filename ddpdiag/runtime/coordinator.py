@@ -180,7 +180,7 @@ class Coordinator:
         number = sum(isinstance(line, Trial) for line in self._lines) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
-        trial = with_number(planned, number, min(wanted, left))
+        trial = with_number(planned, number, wanted, left)
         self._lines.append(trial)
         flight = Flight(
             trial, trial.deadline_seconds + min(SLACK_SECONDS, left - trial.deadline_seconds + 1.5), self._muster.clock

@@ -270,4 +270,4 @@ def _left_alone(lost: RunLost, record: Record) -> RunLost:
         record.remove()
         return lost
     record.keep()
-    return RunLost(f"{lost}; its record is kept in {record.path}", lost.exit_code)
+    return RunLost(f"{lost}; its record is kept for `ddpdiag judge` in {record.path}", lost.exit_code)

@@ -142,13 +142,18 @@ def _sentence(desk: Desk, arrival: Arrival, addresses: Sequence[str] | None, met
         ports.setdefault(reached.reach, []).append(str(port))
     unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
     if ports:
-        why = "; ".join(f"port {', '.join(own)}: {_SENTENCES[reach]}" for reach, own in ports.items())
+        why = "; ".join(f"{_ports_text(own)}: {_SENTENCES[reach]}" for reach, own in ports.items())
+        why += "; open one of these ports, or name an open one with --board-port" if Reach.DROPPED in ports else ""
     else:
         why = _SENTENCES[unresolved]
     return (
         f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {desk.host} "
         f"within {desk.wait_seconds:g} s: {why}"
     )
+
+
+def _ports_text(ports: Sequence[str]) -> str:
+    return f"TCP {'port' if len(ports) == 1 else 'ports'} {', '.join(ports)}"
 
 
 def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, *, again: bool = True) -> Link | None:

@@ -7,8 +7,9 @@ import mmap
 import os
 import struct
 import tempfile
+import time
 
-_STEP = struct.Struct("<q")
+_STEP = struct.Struct("<qd")
 _LABEL_BYTES = 120
 _SIZE = mmap.PAGESIZE
 
@@ -22,7 +23,7 @@ def nameless_file(name: str) -> int:
 
 
 class StepPage:
-    """A step number and its name. One writer; a torn label is possible and harmless."""
+    """A step's number, time and name. One writer; a torn label is possible and harmless."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -38,13 +39,18 @@ class StepPage:
     def write(self, step: int, label: str) -> None:
         """Announce a step."""
         text = label.encode(errors="replace")[:_LABEL_BYTES]
-        self._map[: _STEP.size + _LABEL_BYTES] = _STEP.pack(step) + text.ljust(_LABEL_BYTES, b"\0")
+        self._map[: _STEP.size + _LABEL_BYTES] = _STEP.pack(step, time.monotonic()) + text.ljust(_LABEL_BYTES, b"\0")
 
     def read(self) -> tuple[int, str]:
         """The last step announced, and its label."""
-        (step,) = _STEP.unpack(self._map[: _STEP.size])
+        step, _at = _STEP.unpack(self._map[: _STEP.size])
         label = self._map[_STEP.size : _STEP.size + _LABEL_BYTES].rstrip(b"\0")
         return step, label.decode(errors="replace")
+
+    def seconds(self) -> float:
+        """How long ago the last step was announced; the monotonic clock is that of all processes of a host."""
+        _step, at = _STEP.unpack(self._map[: _STEP.size])
+        return max(0.0, time.monotonic() - float(at))
 
     def close(self) -> None:
         """Unmap and close."""

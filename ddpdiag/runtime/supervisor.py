@@ -13,7 +13,7 @@ from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
-from ddpdiag.runtime.children import Nursery, Worker
+from ddpdiag.runtime.children import Nursery, Worker, is_busy
 from ddpdiag.runtime.link import Link
 from ddpdiag.runtime.messages import (
     Alive,
@@ -241,18 +241,22 @@ class Supervisor:
 
     def _expire(self, running: Running, *, told: bool = False) -> None:
         """The deadline: first fix what is known, then wake, dump and kill."""
-        importing = running.worker.forked and running.worker.pid is None
-        child = self._nursery if importing else running.worker
+        forking = running.worker.forked and running.worker.pid is None
+        importing = forking and self._nursery.import_seconds is None
+        child = self._nursery if forking else running.worker
         step = None
-        if importing:
-            step = IMPORT_STEP if self._nursery.import_seconds is None else "wait for the nursery"
-        outcome = running.hung(child.look(), time.monotonic(), at=step, told=told)
-        stacks, flight = child.testify(outcome.process.state if outcome.process else None)
-        survived = not child.end()
-        if outcome.process is not None:
-            process = structs.replace(outcome.process, stack=stacks.main, threads=stacks.others, survived=survived)
-            outcome = structs.replace(outcome, process=process, flight=flight)
-        self._finish(running, outcome)
+        if forking:
+            step = IMPORT_STEP if importing else "wait for the nursery"
+        process = child.look()
+        outcome = running.hung(process, time.monotonic(), at=step, told=told)
+        if not told:
+            since = None if forking else running.worker.page.seconds()
+            process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
+        stacks, flight = child.testify(process.state)
+        # A nursery that has imported torch is only slow to fork; without it no later trial could use torch.
+        survived = not child.end() if importing or not forking else False
+        process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
+        self._finish(running, structs.replace(outcome, process=process, flight=flight))
 
     def _dead(self, running: Running) -> Outcome:
         """The worker closed its link without an answer: how did it end?"""

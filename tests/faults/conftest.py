@@ -41,8 +41,11 @@ class Results:
         self._config = config
 
     def __getitem__(self, name: str) -> Result:
-        self.seen[name] = self._pool.result(name)
-        return self.seen[name]
+        result = self._pool.result(name)
+        if result.flaws:
+            result = self._pool.again(name)
+        self.seen[name] = result
+        return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

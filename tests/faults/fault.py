@@ -11,7 +11,7 @@
         before=None, when_reached=None,        # what is done from outside: functions, see below
         bed=Bed(ranks=(2, 2)),                 # two hosts with two ranks each, started by torchrun: see launch.Bed
         options=("--stage", "collective"),     # of `ddpdiag check`; none is the whole check
-        budget=15,                             # --budget; the run must be over in this time
+        budget=40,                             # --budget; the run must be over in this time
     )
 
 How it is injected must not depend on the command that runs, because other tools and plain scripts meet the same faults.
@@ -72,7 +72,7 @@ class Fault:
     exit_code: int = 1
     bed: Bed = field(default_factory=Bed)
     options: tuple[str, ...] = ()
-    budget: float = 30.0
+    budget: float = 120.0  # the usual one for several hosts; whoever hangs is given less by its trial
     inject: str = ""
     before: Callable[[Network], None] | None = None
     when_reached: Callable[[Network, Launched], None] | None = None

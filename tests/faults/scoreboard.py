@@ -19,8 +19,12 @@ def row(result: Result) -> tuple[str, ...]:
         found if result.fault.expect and result.is_detected else "yes" if result.is_detected else "NO",
         "right" if result.blames_right else "WRONG",
         ", ".join(result.innocents) or "none",
-        f"{result.seconds:.1f} ({result.fault.budget:g}){'' if result.is_in_time else ' LATE'}",
+        " ".join((f"{result.seconds:.1f} ({result.fault.budget:g})", *_remarks(result))),
     )
+
+
+def _remarks(result: Result) -> list[str]:
+    return [word for word, is_so in (("LATE", not result.is_in_time), ("2nd try", result.tries > 1)) if is_so]
 
 
 def totals(results: Sequence[Result]) -> dict[str, int]:
@@ -33,6 +37,7 @@ def totals(results: Sequence[Result]) -> dict[str, int]:
         "without_innocents": sum(not result.innocents for result in results),
         "in_time": sum(result.is_in_time for result in results),
         "clean": sum(not result.left and not result.has_traceback for result in results),
+        "at_first_try": sum(result.tries == 1 for result in results),
     }
 
 
@@ -59,6 +64,7 @@ def _line(result: Result) -> Mapping[str, object]:
         "culprit_right": result.blames_right,
         "innocents": list(result.innocents),
         "seconds": round(result.seconds, 1),
+        "tries": result.tries,
         "budget_seconds": result.fault.budget,
         "in_time": result.is_in_time,
         "left": list(result.left),

@@ -17,16 +17,7 @@ def test_fault(results, name):
     if result.skipped:
         pytest.skip(result.skipped)
     found = [(finding["severity"], finding["code"], finding["ranks"], finding["nodes"]) for finding in result.findings]
-    assert result.ended, f"not over in time\n{result.told}"
-    assert result.reached, f"the injected fault never began\n{result.told}"
-    assert result.is_detected, f"{result.fault.expect} {dict(result.fault.says)} expected, {found}\n{result.told}"
-    assert result.blames_right, f"{result.fault.blame} expected, {found}\n{result.told}"
-    assert result.innocents == (), f"{found}\n{result.told}"
-    assert result.is_in_time, f"{result.seconds:.1f} s, {result.fault.budget:g} s allowed\n{result.told}"
-    assert result.left == (), result.told
-    assert not result.has_traceback, result.told
-    if result.fault.reports:
-        assert result.report["exit_code"] == result.fault.exit_code, f"{found}\n{result.told}"
+    assert not result.flaws, f"{'; '.join(result.flaws)}\n{found}\n{result.told}"
 
 
 def test_the_gallery_as_a_whole(results):

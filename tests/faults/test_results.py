@@ -11,8 +11,8 @@ def _finding(code="RUN003.hung", severity="error", ranks=(), nodes=(), links=())
 
 def _result(blame, *findings, seconds=5.0, **fields):
     fault = Fault(expect=("RUN003.hung",), blame=blame, bed=Bed(ranks=(2, 2, 2)), budget=20, **fields)
-    report = {"findings": list(findings), "seconds": seconds}
-    return Result("name", fault, seconds, report=report, ended=True)
+    report = {"findings": list(findings), "seconds": seconds, "exit_code": 1}
+    return Result("name", fault, seconds, report=report, ended=True, reached=True)
 
 
 def test_the_guilty_alone_is_right():
@@ -84,3 +84,9 @@ def test_a_sentence_that_was_expected_must_be_said():
 def test_late_is_late():
     assert _result(NOBODY, seconds=19).is_in_time
     assert not _result(NOBODY, seconds=21).is_in_time
+
+
+def test_what_is_wrong_with_a_run_is_said_in_words():
+    assert _result(Blame(ranks={2}), _finding(ranks=[2], nodes=["h1"])).flaws == []
+    flaws = _result(Blame(ranks={2}), _finding(ranks=[4], nodes=["h2"]), seconds=60.0, exit_code=3).flaws
+    assert [flaw.split(" ")[0] for flaw in flaws] == ["Blame(ranks={2},", "blamed", "60.0", "exit"]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_SECONDS = 15.0
+_SECONDS = 60.0
 # As the first process of its PID namespace it inherits orphans; a kernel reaps them for whoever ignores SIGCHLD.
 _HOLD = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('here', flush=True); sys.stdin.read()"
 _UNSHARE = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")

@@ -17,7 +17,7 @@ In training:
     noise                     the optimizer's step adds noise to the parameters
     nan                       the third loss is not a number
 In the import of torch:
-    import, slow-import       it never ends, or takes 5 s longer
+    import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
     broken-import             a library that it needs is not there
 
 Of a whole host, by a variable of their own:
@@ -61,6 +61,10 @@ def _miss_a_library():
     raise ImportError("libtorch_cpu.so: cannot open shared object file: No such file or directory")
 
 
+def _import_slowly():
+    time.sleep(float(os.environ.get("DDPDIAG_TEST_IMPORT_SECONDS", "5")))
+
+
 def _take_memory():
     taken = []
     while len(taken) < _MOST_BYTES >> 24:
@@ -77,7 +81,7 @@ _IN_ALL_REDUCE = {
     "exit": lambda: os._exit(0),
     "memory": _take_memory,
 }
-_IN_IMPORT = {"import": _forever, "slow-import": lambda: time.sleep(5), "broken-import": _miss_a_library}
+_IN_IMPORT = {"import": _forever, "slow-import": _import_slowly, "broken-import": _miss_a_library}
 
 
 def _announce():

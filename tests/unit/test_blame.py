@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_flights import collective, flight
 
-from ddpdiag.blame import blamed, front, is_echo
-from ddpdiag.model import Outcome, ProcessState, Status
+from ddpdiag.blame import blamed, front, is_echo, unfinished
+from ddpdiag.model import Kind, Outcome, ProcessState, Status, Trial
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
 
@@ -242,3 +242,47 @@ def test_one_rank_that_posted_another_size_is_found_in_any_world(guilty: int, si
     guilty %= size
     outcomes = [structs.replace(posted(r, 3), flight=flight(3, elements=4 + (r == guilty))) for r in range(size)]
     assert blamed(outcomes).ranks == (guilty,)
+
+
+def test_ranks_that_all_failed_alike_are_not_blamed() -> None:
+    alike = [outcome(rank, Status.RAISED, error="ValueError: no backend foo") for rank in range(3)]
+    assert blamed(alike).ranks == ()
+    assert blamed([*alike, outcome(3, Status.RAISED, error="OSError: other")]).ranks == (0, 1, 2, 3)
+    assert blamed(alike[:1]).ranks == (0,)
+
+
+def test_where_messages_do_not_arrive_it_proves_nothing_where_a_rank_waits() -> None:
+    short = [outcome(0, Status.HUNG, step=3), *(outcome(rank, Status.HUNG) for rank in (1, 2))]
+    assert blamed(short).ranks == (0,)
+    blame = blamed(short, "the port is closed")
+    assert (blame.ranks, blame.why) == ((), "the port is closed")
+    stopped = [outcome(0, Status.HUNG, state="T"), *short[1:]]
+    assert blamed(stopped, "the port is closed").ranks == (0,)
+
+
+def trial(*, hurried: bool = False) -> Trial:
+    return Trial(code="X", groups=((0, 1, 2),), kind=Kind.TORCH, deadline_seconds=10.0, hurried=hurried)
+
+
+def wants_time(last: Outcome, *, hurried: bool = False) -> bool:
+    outcomes = [last, *(outcome(rank, Status.HUNG, step=7, state="S", step_seconds=5.0) for rank in (1, 2))]
+    return unfinished(trial(hurried=hurried), blamed(outcomes), outcomes)
+
+
+def test_a_rank_that_was_still_taking_steps_has_not_hung() -> None:
+    assert wants_time(outcome(0, Status.HUNG, state="R", step_seconds=0.2))
+    assert not wants_time(outcome(0, Status.HUNG, state="R", step_seconds=0.8))
+    assert not wants_time(outcome(0, Status.HUNG, state="T", step_seconds=0.2)), "it is stopped"
+    assert not wants_time(outcome(0, Status.HUNG, step=1, state="S", step_seconds=0.2)), "it has only begun"
+
+
+def test_a_busy_rank_has_not_hung_if_the_budget_left_it_less_time_than_usual() -> None:
+    busy = outcome(0, Status.HUNG, state="R", busy=True, step_seconds=8.0)
+    assert wants_time(busy, hurried=True)
+    assert not wants_time(busy), "it had all its time: it spins"
+    assert not wants_time(outcome(0, Status.HUNG, state="S", step_seconds=8.0), hurried=True)
+
+
+def test_a_crash_is_never_a_want_of_time() -> None:
+    outcomes = [outcome(0, Status.DIED), outcome(1, Status.HUNG, state="R", step_seconds=0.1)]
+    assert not unfinished(trial(hurried=True), blamed(outcomes), outcomes)

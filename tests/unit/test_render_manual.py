@@ -25,7 +25,7 @@ ROWS = [
 
 
 def page(manual: str = MANUAL, *, width: int = 80, color: bool = False) -> str:
-    return explain("GPU004", "pcie-link", "gpu", manual, width=width, color=color)
+    return explain(ROWS[0], manual, {}, width=width, color=color)
 
 
 def test_a_page_has_a_head_a_title_and_filled_paragraphs():
@@ -48,6 +48,11 @@ def test_items_of_a_list_are_filled_with_a_hanging_indent():
 def test_a_table_within_a_list_stays_as_it_is():
     manual = "Title.\n\n- item:\n      a   table\n"
     assert page(manual, width=40).endswith("\n- item:\n      a   table\n")
+
+
+def test_settings_are_shown_with_their_usual_values():
+    shown = explain(ROWS[0], "Title.", {"slow_ratio": 3.0, "least": 3e7}, width=80, color=False)
+    assert shown.endswith("\n\nSettings (--set GPU004.NAME=VALUE): slow_ratio=3, least=3e+07.\n")
 
 
 def test_a_title_alone_is_a_page():

@@ -236,3 +236,29 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
     told = Event(kind=EventKind.SIGNAL, seconds=2.0, detail="15")
     words = [finding.code for finding in judge_as(run004.CHECK, with_events(run_of(), budget, told))]
     assert words == ["RUN004.budget", "RUN004.told"]
+
+
+def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault() -> None:
+    going = ProcessState(pid=7, state="R", step_seconds=0.01)
+    waiting = ProcessState(pid=8, state="S", step_seconds=3.0)
+    seen = run_of(
+        outcome(0, Status.HUNG, step=45, at="training step 45 of 56", process=going),
+        *(outcome(rank, Status.HUNG, step=46, at="training step 46 of 56", process=waiting) for rank in (1, 2, 3)),
+    )
+    assert judge_as(run003.CHECK, seen) == []
+    finding = only(judge_as(run004.CHECK, seen))
+    assert (finding.code, finding.severity, finding.ranks, finding.nodes) == (
+        "RUN004.unfinished",
+        Severity.ERROR,
+        (),
+        (),
+    )
+    assert "rank 0 on n0 was still going on at 'training step 45 of 56'" in finding.message
+
+
+def test_a_lost_host_that_does_not_answer_is_looked_for_first() -> None:
+    events = [Event(kind=EventKind.LOST, rank=2, seconds=8.0, detail="silence", answers=False)]
+    (finding,) = losses(run_of(size=6), *events)
+    assert "is up" in finding.remedy
+    (finding,) = losses(run_of(size=6), *lost(2))
+    assert "kill" in finding.remedy

@@ -16,5 +16,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(2, 2), launcher=Launcher.ENV),
     options=("--stage", "launch,host"),
-    budget=40,
 )

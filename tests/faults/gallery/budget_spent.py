@@ -9,5 +9,5 @@ FAULT = Fault(
     exit_code=3,
     bed=Bed(ranks=(2,), launcher=Launcher.ALONE),
     options=("--set", "RDZ001.repeat=10000"),
-    budget=12,
+    budget=25,
 )

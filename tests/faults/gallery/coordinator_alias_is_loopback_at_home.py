@@ -17,5 +17,4 @@ FAULT = Fault(
     blame=Blame(nodes={"h0"}),
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, coordinator="head"),
-    budget=45,
 )

@@ -15,6 +15,5 @@ FAULT = Fault(
     says={"rank2": "refused"},
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    options=("--board-wait", "5", "--stage", "rendezvous,collective"),
-    budget=30,
+    options=("--board-wait", "8", "--stage", "rendezvous,collective"),
 )

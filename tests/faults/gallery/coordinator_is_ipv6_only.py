@@ -16,8 +16,7 @@ FAULT = Fault(
     blame=Blame(ranks={2}),
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    options=("--stage", "launch", "--board-wait", "5", "--shared-dir", "{shared}"),
+    options=("--stage", "launch", "--board-wait", "8", "--shared-dir", "{shared}"),
     says={"rank2": "unreachable"},
     exit_code=3,
-    budget=30,
 )

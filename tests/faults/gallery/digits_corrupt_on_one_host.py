@@ -24,5 +24,4 @@ FAULT = Fault(
     blame=Blame(nodes={"h1"}),
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    budget=45,
 )

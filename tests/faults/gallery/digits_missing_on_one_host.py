@@ -20,5 +20,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(2, 1), launcher=Launcher.ENV),
     options=("--stage", "training"),
-    budget=45,
 )

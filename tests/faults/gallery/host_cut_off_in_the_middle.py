@@ -15,6 +15,5 @@ FAULT = Fault(
     when_reached=when_reached,
     bed=Bed(ranks=(2, 2, 1)),
     options=("--stage", "collective"),
-    budget=40,
     keeps={"h1"},
 )

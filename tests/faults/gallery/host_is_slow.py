@@ -15,5 +15,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "rendezvous,collective"),
-    budget=75,
 )

@@ -8,6 +8,5 @@ FAULT = Fault(
     blame=Blame(ranks={2, 3}),
     exit_code=3,
     bed=Bed(ranks=(2, 2, 2), launcher=Launcher.NODE, absent={2, 3}),
-    options=("--board-wait", "4", "--stage", "launch,host,rendezvous,collective"),
-    budget=30,
+    options=("--board-wait", "8", "--stage", "launch,host,rendezvous,collective"),
 )

@@ -17,6 +17,5 @@ FAULT = Fault(
     when_reached=when_reached,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--shared-dir", "{shared}", "--stage", "launch,host,collective"),
-    budget=40,
     keeps={"rank0", "rank1", "rank2"},
 )

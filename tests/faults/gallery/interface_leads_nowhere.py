@@ -15,5 +15,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
-    budget=60,
 )

@@ -17,5 +17,4 @@ FAULT = Fault(
     when_reached=when_reached,
     bed=Bed(ranks=(4,)),
     options=("--stage", "launch,host,rendezvous,collective"),
-    budget=40,
 )

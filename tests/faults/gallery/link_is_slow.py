@@ -17,5 +17,4 @@ FAULT = Fault(
         "--stage",
         "rendezvous",
     ),
-    budget=60,
 )

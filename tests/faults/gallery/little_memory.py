@@ -17,5 +17,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1), launcher=Launcher.HAND),
     options=("--stage", "launch,host"),
-    budget=30,
 )

@@ -10,5 +10,4 @@ FAULT = Fault(
     exit_code=0,
     bed=Bed(ranks=(2, 2), launcher=Launcher.ENV, on_rank={rank: {"LOCAL_RANK": None} for rank in range(4)}),
     options=("--stage", "launch,host"),
-    budget=30,
 )

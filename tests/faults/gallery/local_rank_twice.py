@@ -8,5 +8,4 @@ FAULT = Fault(
     blame=Blame(ranks={2, 3}),
     bed=Bed(ranks=(2, 2), launcher=Launcher.ENV, on_rank={3: {"LOCAL_RANK": "0"}}),
     options=("--stage", "launch,host"),
-    budget=30,
 )

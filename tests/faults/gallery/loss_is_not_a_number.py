@@ -8,5 +8,4 @@ FAULT = Fault(
     blame=Blame(ranks={1}),
     inject="nan 1",
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    budget=45,
 )

@@ -15,5 +15,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--board-wait", "8"),
-    budget=40,
 )

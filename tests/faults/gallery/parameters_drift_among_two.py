@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="noise 1",
     bed=Bed(ranks=(1, 1), launcher=Launcher.ENV),
     options=("--stage", "training"),
-    budget=45,
 )

@@ -14,5 +14,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host,rendezvous", "--set", "RDZ001.deadline_seconds=8"),
-    budget=45,
 )

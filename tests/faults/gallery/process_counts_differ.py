@@ -10,5 +10,4 @@ FAULT = Fault(
     blame=Blame(nodes={"h2"}),
     bed=Bed(ranks=(1, 1, 2)),
     options=("--stage", "launch,collective"),
-    budget=40,
 )

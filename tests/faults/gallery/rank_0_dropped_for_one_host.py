@@ -15,6 +15,5 @@ FAULT = Fault(
     says={"rank2": "a firewall drops"},
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    options=("--board-wait", "5"),
-    budget=30,
+    options=("--board-wait", "8"),
 )

@@ -15,6 +15,5 @@ FAULT = Fault(
     inject="memory 1",
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    options=("--stage", "launch,host,rendezvous,collective"),
-    budget=40,
+    options=("--stage", "launch,host,rendezvous,collective", "--set", "COL001.deadline_seconds=40"),
 )

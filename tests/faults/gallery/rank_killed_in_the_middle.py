@@ -16,5 +16,4 @@ FAULT = Fault(
     inject="pause 1",
     when_reached=when_reached,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
-    budget=40,
 )

@@ -8,6 +8,5 @@ FAULT = Fault(
     blame=Blame(ranks={3}),
     exit_code=3,
     bed=Bed(ranks=(2, 2), launcher=Launcher.ENV, absent={3}),
-    options=("--board-wait", "4"),
-    budget=30,
+    options=("--board-wait", "8"),
 )

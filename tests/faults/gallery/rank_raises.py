@@ -8,5 +8,4 @@ FAULT = Fault(
     blame=Blame(ranks={1}),
     inject="raise 1",
     bed=Bed(ranks=(2, 1)),
-    budget=40,
 )

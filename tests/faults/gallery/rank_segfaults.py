@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="segv 2",
     bed=Bed(ranks=(2, 2)),
     options=("--stage", "launch,host,rendezvous,collective"),
-    budget=40,
 )

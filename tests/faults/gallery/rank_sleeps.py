@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="sleep 3",
     bed=Bed(ranks=(2, 2)),
     options=("--stage", "collective", "--set", "COL001.deadline_seconds=6"),
-    budget=40,
 )

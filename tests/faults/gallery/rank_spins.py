@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="spin 0",
     bed=Bed(ranks=(3,), launcher=Launcher.ALONE),
     options=("--select", "LCH003,COL001", "--set", "COL001.deadline_seconds=6"),
-    budget=40,
 )

@@ -17,5 +17,4 @@ FAULT = Fault(
     when_reached=when_reached,
     bed=Bed(ranks=(1, 2)),
     options=("--stage", "launch,host,rendezvous,collective", "--set", "COL001.deadline_seconds=6"),
-    budget=40,
 )

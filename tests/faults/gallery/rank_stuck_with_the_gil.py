@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="gil 1",
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host,rendezvous,collective", "--set", "COL001.deadline_seconds=6"),
-    budget=40,
 )

@@ -7,6 +7,5 @@ FAULT = Fault(
     expect=("LCH001.duplicate",),
     blame=Blame(ranks={1, 2}),  # 1 is there twice, and 2 is missing
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, on_rank={2: {"RANK": "1"}}),
-    options=("--board-wait", "4"),
-    budget=30,
+    options=("--board-wait", "8"),
 )

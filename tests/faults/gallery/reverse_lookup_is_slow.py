@@ -19,5 +19,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, coordinator=f"{NET}.1"),
     options=("--stage", "rendezvous"),
-    budget=60,
 )

@@ -17,5 +17,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--shared-dir", "{shared}", "--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
-    budget=60,
 )

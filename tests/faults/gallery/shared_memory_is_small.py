@@ -16,5 +16,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host"),
-    budget=30,
 )

@@ -20,5 +20,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1), launcher=Launcher.ENV),
     options=("--shared-dir", "{shared}", "--stage", "rendezvous"),
-    budget=40,
 )

@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="sleep 1,sleep 4",
     bed=Bed(ranks=(2, 2, 1), launcher=Launcher.ENV),
     options=("--select", "LCH003,COL001", "--set", "COL001.deadline_seconds=6"),
-    budget=40,
 )

@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="corrupt 1",
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "rendezvous,collective"),
-    budget=40,
 )

@@ -9,5 +9,4 @@ FAULT = Fault(
     inject="corrupt-received 2",
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "launch,host,collective"),
-    budget=40,
 )

@@ -7,6 +7,5 @@ FAULT = Fault(
     expect=("LCH001.world-size",),
     blame=Blame(ranks={2}),
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, on_rank={2: {"WORLD_SIZE": "5"}}),
-    options=("--board-wait", "5"),
-    budget=30,
+    options=("--board-wait", "8"),
 )

@@ -1,0 +1,45 @@
+"""What other checks know of why messages between hosts do not arrive."""
+
+from msgspec import structs
+from seen import seen_of
+from test_run_checks import judge_as, only, outcome, run_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import rdz002, run003
+from ddpdiag.checks.causes import between, causes
+from ddpdiag.checks.rdz002 import Data
+from ddpdiag.model import Finding, ProcessState, Severity, Status
+
+NAMES = Data("n0", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
+GOOD = Data("n0", ("10.0.0.1",), 0.0, "n0", ("10.0.0.1",), None)
+
+
+def a_hang_beside(rows: dict[int, Data]) -> Seen[run003.Nothing]:
+    """All ranks hang in COL001, one of them elsewhere; and what RDZ002 saw."""
+    names = seen_of(rdz002.CHECK, rows, size=4)
+    waits = ProcessState(pid=1, state="S", stack=("wait (a.py:1)",))
+    alone = ProcessState(pid=1, state="S", stack=("connect (b.py:1)",))
+    hang = run_of(*(outcome(rank, Status.HUNG, process=alone if rank == 0 else waits) for rank in range(4)))
+    trials = (*names.recording.trials, structs.replace(hang.recording.trials[0], number=7))
+    outcomes = (*names.recording.outcomes, *(structs.replace(o, trial=7) for o in hang.recording.outcomes))
+    return Seen(hang.world, hang.check, structs.replace(hang.recording, trials=trials, outcomes=outcomes))
+
+
+def test_a_hang_is_put_down_to_the_address_that_peers_cannot_reach() -> None:
+    finding = only(judge_as(run003.CHECK, a_hang_beside({0: GOOD, 2: NAMES})))
+    assert (finding.ranks, finding.nodes) == ((), ("n1",))
+    assert "as RDZ002.own explains" in finding.message
+
+
+def test_without_such_a_cause_the_odd_rank_is_blamed() -> None:
+    seen = a_hang_beside({0: GOOD, 2: structs.replace(NAMES, own_addresses=("10.0.0.2",))})
+    assert causes(seen) == ()
+    assert only(judge_as(run003.CHECK, seen)).ranks == (0,)
+
+
+def test_a_cause_concerns_those_hosts_that_it_names() -> None:
+    plain = Finding(code="X.y", severity=Severity.ERROR, title="t", message="m")
+    link, host = structs.replace(plain, links=("n0 -> n1",)), structs.replace(plain, nodes=("n1",))
+    assert between((plain, link, host), {"n0", "n1"}) == (plain, link, host)
+    assert between((plain, link, host), {"n1", "n2"}) == (plain, host)
+    assert between((plain, link, host), {"n1"}) == (), "one host needs no network"
