@@ -5,9 +5,12 @@ or the network between it and the rank that reports was cut. Launchers kill the 
 gone, so those who said that they were told to leave are bystanders, and who said nothing is to blame.
 
 All ranks of a host that fell silent together are one finding. Whether the host still answers a plain TCP connect tells
-more: then its processes ended, and the host and the way to it are well. Where no host answers:
+more: then its processes ended, and the host and the way to it are well.
+
+Findings and their causes:
+- lost: a rank fell silent, or all ranks of a host.
 - cut-off: all other hosts, two or more, fell silent at once. The one cause that explains this is on the side of the
-  host that reports, so that host is blamed, and not everybody else.
+  host that reports, so that host is blamed, and not everybody else. No host answers then.
 - link: of two hosts, each of which the other one cannot hear, nobody can say whose fault it is: the link is named.
 
 When rank 0 itself is lost, another rank can report only with `--shared-dir`.

@@ -7,8 +7,12 @@ peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 
 not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named. A trial
 that failed over gloo is a warning where the job takes another backend, which works.
 
-hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
-left of the budget. A rank that was still going on then has not hung: RUN004 tells of it.
+Findings and their causes:
+- unheard: a rank's supervisor sent no result. died: the process ended by a signal or an exit code, without an answer.
+- raised: an exception, whose text is shown. If all ranks raised the same, none of them is to blame.
+- hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
+  left of the budget. A rank that was still going on then has not hung: RUN004 tells of it.
+- mismatch: ranks posted different collectives under the same number (see below).
 
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
 driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder

@@ -55,6 +55,7 @@ class Result:
             f"{self.seconds:.1f} s, {self.fault.budget:g} s allowed": not self.is_in_time,
             f"left behind: {', '.join(self.left)}": bool(self.left),
             "a traceback": self.has_traceback,
+            f"{self.sorted_hosts} are called good and bad": not self._sorts_hosts,
             f"exit code {code} in place of {wanted}": self.fault.reports and code != wanted,
         }
         return [] if self.skipped else [text for text, is_there in flaws.items() if is_there]
@@ -114,6 +115,17 @@ class Result:
         if blame.nodes:  # every link of a bad host is bad
             links = {link for link in links if not set(blame.nodes).intersection(link.split(" -> "))}
         return (*(f"rank {rank}" for rank in sorted(ranks)), *sorted(nodes), *sorted(links))
+
+    @property
+    def sorted_hosts(self) -> tuple[set[str], set[str]]:
+        """The hosts that the report calls good, and those that it calls bad."""
+        hosts = (self.report or {}).get("hosts", {})
+        return set(hosts.get("good", ())), set(hosts.get("bad", ()))
+
+    @property
+    def _sorts_hosts(self) -> bool:
+        guilty = {f"h{self.fault.bed.host_of(rank)}" for rank in self.fault.blame.ranks} | self.fault.blame.nodes
+        return self.fault.good is None or self.sorted_hosts == (set(self.fault.good), guilty)
 
     @property
     def is_in_time(self) -> bool:

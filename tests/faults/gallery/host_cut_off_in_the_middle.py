@@ -16,4 +16,5 @@ FAULT = Fault(
     bed=Bed(ranks=(2, 2, 1)),
     options=("--stage", "collective"),
     keeps={"h1"},
+    good={"h0", "h2"},
 )

@@ -15,4 +15,5 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--stage", "rendezvous,collective"),
+    good={"h0", "h2"},
 )

@@ -18,4 +18,5 @@ FAULT = Fault(
     bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV),
     options=("--shared-dir", "{shared}", "--stage", "launch,host,collective"),
     keeps={"rank0", "rank1", "rank2"},
+    good={"h1", "h2"},
 )

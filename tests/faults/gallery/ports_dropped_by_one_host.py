@@ -14,4 +14,5 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1, 1)),
     options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
+    good={"h0", "h1"},
 )

@@ -16,4 +16,5 @@ FAULT = Fault(
     bed=Bed(ranks=(2, 2)),
     options=("--stage", "collective"),
     keeps={"h1"},
+    good=set(),
 )
