@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from ddpdiag.flights import in_words, lag, split
-from ddpdiag.model import Collective, Outcome, Status, Trial
+from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.stats import odd_ones_out
 
 # Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
@@ -112,7 +112,8 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> bool:
     """Did a hang want time rather than an end? Who is blamed (or anybody, if nobody is) was still going on.
 
-    It had taken a step shortly before; or it used a core, in a trial that the budget gave less time than usual.
+    It had taken a step shortly before; or it used a core, in the import of torch (which may take minutes) or in a trial
+    that the budget gave less time than usual.
     """
     if blame.status is not Status.HUNG or blame.sides:
         return False
@@ -127,7 +128,7 @@ def goes_on(outcome: Outcome, trial: Trial) -> bool:
         return False
     since = process.step_seconds
     moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
-    return moving or (trial.hurried and process.busy)
+    return moving or (process.busy and (trial.hurried or outcome.at == IMPORT_STEP))
 
 
 def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:

@@ -3,7 +3,8 @@
 Ranks with different versions of torch, CUDA or NCCL speak different protocols: they fail in the rendezvous, hang in the
 first collective, or compute different results. A Python that differs by its patch level only is a warning.
 
-A slow `import torch` (a network file system under load) makes ranks arrive minutes apart, and rendezvous time out.
+A slow `import torch` (a network file system under load; or cores that are busy, which the finding tells apart) makes
+ranks arrive minutes apart, and rendezvous time out.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
 Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
@@ -21,9 +22,13 @@ from ddpdiag.probes.procfs import proc_root
 from ddpdiag.probes.versions import driver_version, versions
 from ddpdiag.stats import odd_ones_out
 
+# Beyond this share a slow import is a matter of the cores, and not of the file system.
+_BUSY_SHARE = 0.5
+
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank."""
+    """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank, and
+    `import_core_seconds` how much of it was on a core or in waiting for one."""
 
     python: str
     torch: str
@@ -32,6 +37,7 @@ class Data(Struct, frozen=True, kw_only=True):
     nccl: str | None = None
     driver: str | None = None
     import_seconds: float | None = None
+    import_core_seconds: float | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -44,6 +50,7 @@ def measure(ctx: Context) -> Data:
         nccl=found.nccl,
         driver=driver_version(proc_root(os.environ)),
         import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
+        import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
     )
 
 
@@ -99,15 +106,20 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     slow = {r: d.import_seconds for r, d in seen.by_rank.items() if d.import_seconds and d.import_seconds > most}
     if slow:
         worst = max(slow, key=lambda rank: slow[rank])
+        core = seen.by_rank[worst].import_core_seconds
+        busy = core is not None and core > _BUSY_SHARE * slow[worst]
+        spent = f"; {core:.1f} s of it on a core or waiting for one" if core is not None else ""
         yield seen.finding(
             "slow-import",
             Severity.WARNING,
             "importing torch is slow",
             f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {seen.world.node_of(worst)}; "
-            f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected.",
+            f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected{spent}.",
             ranks=tuple(slow),
-            evidence={"seconds": round(slow[worst], 3)},
-            remedy="Put the environment on a local disk (or a container image), or copy it there at the job's start.",
+            evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
+            remedy="Look at what else keeps the cores of these hosts busy."
+            if busy
+            else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
         )
 
 

@@ -4,8 +4,8 @@ What was seen is judged; what was not seen is unknown.
 
 - budget: too little of the budget (`--budget`) was left for the next check.
 - unfinished: a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that
-  time, or it used a core and the budget had left less time than usual. A busy host does that, and blame would be a
-  guess.
+  time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy host
+  does that, and blame would be a guess.
 - told: the run was told to leave (Ctrl-C, a time limit of the scheduler, a launcher that ends a job).
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.

@@ -4,9 +4,10 @@ from ddpdiag.model.options import Depth, Options
 from ddpdiag.model.place import Arrival, Place
 from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip
 from ddpdiag.model.report import CheckLine, Finding, HostsLine, Report, Scalar, Severity, StageLine, Verdict, WorldLine
-from ddpdiag.model.trial import Collective, Kind, Outcome, ProcessState, Status, Trial
+from ddpdiag.model.trial import IMPORT_STEP, Collective, Kind, Outcome, ProcessState, Status, Trial
 
 __all__ = [
+    "IMPORT_STEP",
     "Arrival",
     "CheckLine",
     "Collective",

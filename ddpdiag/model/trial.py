@@ -7,6 +7,10 @@ from msgspec import Raw, Struct, field
 NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
 
+# Where a rank stands as long as there is no worker with torch.
+IMPORT_STEP = "import torch"
+
+
 class Kind(Enum):
     """Which worker runs a trial: one without torch, started at once, or one forked by the nursery."""
 

@@ -51,6 +51,15 @@ def cpu_ticks(pid: int, root: Path = PROC) -> int | None:
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
 
 
+def core_seconds(pid: int, root: Path = PROC) -> float | None:
+    """Seconds that a process's main thread has spent on a core or waiting for one; None if the kernel does not say.
+
+    /proc/PID/schedstat, in ns (Documentation/scheduler/sched-stats.rst).
+    """
+    fields = (read_text(root / str(pid) / "schedstat") or "").split()
+    return (int(fields[0]) + int(fields[1])) / 1e9 if len(fields) > 1 else None
+
+
 def nvidia_gpus(root: Path) -> tuple[ProcGpu, ...] | None:
     """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself."""
     try:

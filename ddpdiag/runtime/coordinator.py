@@ -7,7 +7,7 @@ from ddpdiag.check import Check, Scope, Seen, Stage, with_number
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.codec import assemble
 from ddpdiag.judgement.selection import asked_for, selected
-from ddpdiag.model import End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
+from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.board import Hub
 from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
@@ -21,7 +21,6 @@ from ddpdiag.runtime.messages import (
     Upward,
 )
 from ddpdiag.runtime.muster import PATIENCE, Muster, Patience, RunEnded
-from ddpdiag.runtime.running import IMPORT_STEP
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]

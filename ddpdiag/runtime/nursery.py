@@ -19,6 +19,7 @@ import traceback
 
 import msgspec
 
+from ddpdiag.probes.procfs import core_seconds
 from ddpdiag.runtime.messages import Exited, Forked, Imported, NurseryWord
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
 
@@ -42,13 +43,16 @@ def main(arguments: list[str]) -> None:
 
 
 def _import_torch() -> float:
-    begin = time.monotonic()
+    begin, used = time.monotonic(), core_seconds(os.getpid())
     # is_available() would create a CUDA context here if an imported module asked; through NVML it does not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     importlib.import_module("torch")
     importlib.import_module("ddpdiag.checks")
     seconds = time.monotonic() - begin
     os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
+    now = core_seconds(os.getpid())
+    if used is not None and now is not None:
+        os.environ["DDPDIAG_IMPORT_CORE_SECONDS"] = f"{now - used:.3f}"
     return seconds
 
 

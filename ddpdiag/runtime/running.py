@@ -4,11 +4,9 @@ import signal
 
 from msgspec import structs
 
-from ddpdiag.model import Outcome, ProcessState, Status, Trial
+from ddpdiag.model import IMPORT_STEP, Outcome, ProcessState, Status, Trial
 from ddpdiag.runtime.children import Worker
 from ddpdiag.runtime.messages import Answer, Ready
-
-IMPORT_STEP = "import torch"
 
 
 class Running:

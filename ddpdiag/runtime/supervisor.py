@@ -12,7 +12,7 @@ import zmq
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
+from ddpdiag.model import IMPORT_STEP, Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.runtime.children import Nursery, Worker, is_busy
 from ddpdiag.runtime.link import Link
 from ddpdiag.runtime.messages import (
@@ -36,7 +36,7 @@ from ddpdiag.runtime.messages import (
 )
 from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, LOST_LATE_SECONDS, frozen_seconds
 from ddpdiag.runtime.record import Record
-from ddpdiag.runtime.running import IMPORT_STEP, Running
+from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
 
 _LEAVE_SECONDS = 2.0

@@ -286,3 +286,9 @@ def test_a_busy_rank_has_not_hung_if_the_budget_left_it_less_time_than_usual() -
 def test_a_crash_is_never_a_want_of_time() -> None:
     outcomes = [outcome(0, Status.DIED), outcome(1, Status.HUNG, state="R", step_seconds=0.1)]
     assert not unfinished(trial(hurried=True), blamed(outcomes), outcomes)
+
+
+def test_an_import_that_uses_a_core_has_not_hung() -> None:
+    importing = structs.replace(outcome(0, Status.HUNG, step=0, state="R", busy=True), at="import torch")
+    assert wants_time(importing)
+    assert not wants_time(structs.replace(importing, process=ProcessState(pid=1, state="S")))

@@ -62,6 +62,14 @@ def test_a_slow_import_is_a_warning_with_its_seconds():
     assert "42.0 s" in finding.message
 
 
+def test_a_slow_import_on_busy_cores_is_no_matter_of_the_disk():
+    (finding,) = found(versions(import_seconds=42.0, import_core_seconds=40.0))
+    assert "40.0 s of it on a core or waiting for one" in finding.message
+    assert "cores" in finding.remedy
+    (finding,) = found(versions(import_seconds=42.0, import_core_seconds=2.0))
+    assert "local disk" in finding.remedy
+
+
 def test_what_is_slow_can_be_set():
     options = Options(settings={"LCH003.slow_import_seconds": "60"})
     assert found(versions(import_seconds=42.0), options=options) == []
