@@ -141,7 +141,11 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
         f"looked for {shared_files.LOOK_SECONDS:g} s){whose}. Mounted: {_mounted(seen, writers, rank)}.",
         nodes=seen.world.nodes_of(blamed),
         links=[f"{seen.world.node_of(other)} -> {node}" for other in data.unseen],
-        evidence={seen.world.node_of(other): f"does not see {len(own.unseen)}" for other, own in writers.items()},
+        evidence={
+            seen.world.node_of(other): f"does not see {names_text(seen.world.nodes_of(own.unseen))}"
+            for other, own in writers.items()
+            if own.unseen
+        },
         remedy="Mount the same file system there on every host, or give a directory that all share with --shared-dir.",
     )
 

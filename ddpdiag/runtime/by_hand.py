@@ -107,4 +107,5 @@ def _core_note(here: Here, count: int) -> str:
     """What shared cores do to measurements."""
     if count <= here.cores:
         return ""
-    return f"{count} ranks share {here.cores} CPU core(s) on {here.host}, so speeds say little."
+    cores = "one core" if here.cores == 1 else f"{here.cores} cores"
+    return f"{count} ranks share {cores} on {here.host}, so speeds say little."

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ddpdiag
-from ddpdiag.check import Check
+from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.elastic import write_error_file
@@ -177,6 +178,7 @@ def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Sign
         lambda own: worker_variables(run.launch, own, run.port),
         record,
         signals=signals if hub is None else None,
+        trains=lambda options: any(c.stage is Stage.TRAINING and selected(c, options) for c in run.checks),
     )
     try:
         record.write(arrival)

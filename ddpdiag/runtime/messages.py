@@ -166,6 +166,10 @@ class Fork(Struct, frozen=True, tag="fork"):
     """Fork a worker; its sockets, step page and stack file travel beside this message as descriptors."""
 
 
+class Enough(Struct, frozen=True, tag="enough"):
+    """Import nothing beyond torch itself."""
+
+
 class Imported(Struct, frozen=True, tag="imported"):
     """torch is there, after so many seconds."""
 

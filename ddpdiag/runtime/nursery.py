@@ -2,7 +2,8 @@
 
 A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is:
 import torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP loads
-lazily, beside the first trials. Nothing here may touch CUDA: a context does not survive a fork.
+lazily, beside the first trials, unless the run trains nothing. Nothing here may touch CUDA: a context does not survive
+a fork.
 """
 
 import array
@@ -67,8 +68,8 @@ def _serve(link: socket.socket) -> None:
     waiting = list(LAZY_IMPORTS)
     while True:
         ready, _, _ = select.select([link], [], [], 0 if waiting else None)
-        if link in ready:
-            _fork(link)
+        if link in ready and not _fork(link):
+            waiting.clear()
         if not ready and waiting:
             _import_lazily(waiting.pop(0))
 
@@ -92,13 +93,16 @@ def _reap(link: socket.socket) -> None:
         _say(link, Exited(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _fork(link: socket.socket) -> None:
+def _fork(link: socket.socket) -> bool:
+    """Do what the supervisor asks; False if that was Enough, which has no descriptors."""
     data, ancillary, _, _ = link.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
     if not data:
         os._exit(0)
     descriptors = array.array("i")
     for _level, _kind, payload in ancillary:
         descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    if not descriptors:
+        return False
     parent = os.getpid()
     # Its end must not be told before its start.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -109,6 +113,7 @@ def _fork(link: socket.socket) -> None:
         os.close(descriptor)
     _say(link, Forked(pid))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return True
 
 
 def _become_worker(parent: int, nursery: socket.socket, descriptors: "array.array[int]") -> None:

@@ -52,7 +52,8 @@ class Supervisor:
     """Serves rank 0's orders until its farewell.
 
     `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
-    process was told to leave (None where the main thread takes care of that).
+    process was told to leave (None where the main thread takes care of that); `trains`, whether a run with these
+    options trains a model.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Supervisor:
         record: Record,
         *,
         signals: Signals | None = None,
+        trains: Callable[[Options], bool] = lambda _options: True,
     ) -> None:
         self.place = place
         self._variables = variables
         self._record = record
         self._signals = signals
+        self._trains = trains
         self._options = Options()
         # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
         self._own = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch)}
@@ -155,6 +158,8 @@ class Supervisor:
             case Welcome(place, options, nonce):
                 self.place, self._options = place, options
                 self._record.welcomed(nonce)
+                if not self._trains(options):
+                    self._nursery.spare()
             case Noted(number):
                 if self._unnoted is not None and self._unnoted.outcome.trial == number:
                     self._unnoted = None

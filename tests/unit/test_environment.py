@@ -289,7 +289,7 @@ def test_nothing_at_all_tests_every_gpu():
 
 
 def test_more_ranks_than_cores_are_noted():
-    assert "2 ranks share 1 CPU core(s) on here" in launch({}, cores=1).note
+    assert "2 ranks share one core on here" in launch({}, cores=1).note
 
 
 def test_the_users_run_id_wins():
