@@ -17,5 +17,4 @@ FAULT = Fault(
     before=before,
     bed=Bed(ranks=(1, 1)),
     options=("--stage", "launch,host,rendezvous"),
-    good=set(),
 )
