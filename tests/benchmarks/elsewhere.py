@@ -14,7 +14,7 @@ stopped. For the two others the table shows after how many seconds the first pro
 torchrun's "Root Cause" names (or the error text), and the error itself, shortened; "notices" says whether the command
 failed at all, "right" whether exactly the guilty were named. A fault that does not exist for a command is left out:
 files of digits that the script does not read, variables of single ranks where accelerate starts the ranks. Where the
-fault is that of a shared directory, the script meets by `file://` there.
+fault is that of a shared directory, the script meets by `file://` there. Two controls without any fault come first.
 """
 
 import argparse
@@ -34,12 +34,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "processes"))
 
-from fault import Fault
-from launch import Launched, Launcher
+from fault import NOBODY, Fault
+from launch import Bed, Launched, Launcher
 from network import Network, reason_against
 from runs import faults, play, run, start
 
 PATIENCE_SECONDS = 90.0
+
+# Nothing is wrong: whoever fails here says nothing by failing elsewhere.
+CONTROLS = {
+    "control: 2 hosts, no fault": Fault(expect=(), blame=NOBODY, exit_code=0, bed=Bed(ranks=(1, 1))),
+    "control: 3 hosts, no fault": Fault(expect=(), blame=NOBODY, exit_code=0, bed=Bed(ranks=(1, 1, 1))),
+}
 
 SCRIPT = """\
 import os
@@ -143,7 +149,8 @@ def by_accelerate(name: str, fault: Fault, folder: Path) -> Said | None:
         values = {"hosts": len(bed.ranks), "host": host, "coordinator": bed.coordinator, "ranks": bed.size}
         (folder / f"h{host}.yaml").write_text(CONFIG.format(**values))
     # The launcher's own place: its number of the host is in its configuration, which the shell of the host picks.
-    pick = "import os, runpy, socket, sys; sys.argv = ['accelerate', 'test', '--config_file', "
+    # Its test writes a file in one process that another one reads, so that all must stand in one directory.
+    pick = f"import os, runpy, socket, sys; os.chdir('{folder}'); sys.argv = ['accelerate', 'test', '--config_file', "
     pick += f"'{folder}/' + socket.gethostname() + '.yaml']; runpy.run_module('accelerate.commands.accelerate_cli', "
     pick += "run_name='__main__')"
     script = folder / "accelerate_test.py"
@@ -215,14 +222,15 @@ def compare(chosen: dict[str, Fault], at_once: int, folder: Path) -> dict[str, l
     found: dict[str, list[Said]] = {}
 
     def meet(name: str) -> tuple[str, list[Said]]:
-        said = [by(name, chosen[name], folder / name / command) for command, by in commands.items()]
-        shutil.rmtree(folder / name, ignore_errors=True)
+        said = [by(name, chosen[name], folder / re.sub(r"\W", "_", name) / command) for command, by in commands.items()]
+        shutil.rmtree(folder / re.sub(r"\W", "_", name), ignore_errors=True)
         return name, [one for one in said if one is not None]
 
     with ThreadPoolExecutor(at_once) as threads:
         for name, said in threads.map(meet, chosen):
-            found[name] = said
             show(name, said)
+            if name not in CONTROLS:
+                found[name] = said
     return found
 
 
@@ -257,7 +265,7 @@ def main() -> None:
     asked = parser.parse_args()
     if reason := reason_against():
         sys.exit(f"no hosts can be made here: {reason}")
-    chosen = {name: fault for name, fault in faults().items() if not asked.only or name in asked.only}
+    chosen = CONTROLS | {name: fault for name, fault in faults().items() if not asked.only or name in asked.only}
     with tempfile.TemporaryDirectory(prefix="ddpdiag-elsewhere-") as folder:
         found = compare(chosen, asked.at_once, Path(folder))
     print(f"\n{totals(found)}")

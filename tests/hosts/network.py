@@ -25,8 +25,8 @@ from typing import Self
 
 from namespaces import Namespaces, NetworkError
 
-# gloo lets the host with the lower address connect (measured, torch 2.13): one that offers 127.0.1.1 on a network
-# below 127 never waits for its peers, and all goes well. On this one it hangs.
+# gloo lets the host that offers the higher address connect (measured, torch 2.13): one that offers 127.0.1.1 on a
+# network below 127 need not be reached, and all goes well. On this one it hangs.
 NET = "192.168.120"
 _TOOLS = ("ip", "tc", "iptables", "unshare", "nsenter", "mount")
 _BRIDGE = "bridge0"
