@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.check import Seen
+from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import Odd
 
 D = TypeVar("D")
@@ -51,6 +52,18 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def names_text(names: Sequence[str], most: int = 8) -> str:
     """Such as "n1, n2" or "n1, n2 and 30 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
+    """Beyond `most` hosts the others did not try `what`; that is said."""
+    hosts = len(seen.world.hosts)
+    if hosts > most:
+        yield seen.finding(
+            "partly",
+            Severity.INFO,
+            f"not every host tried {what}",
+            f"{most} of {hosts} hosts tried {what}; the others were left out.",
+        )
 
 
 def odd_text(odd: Odd, missing: str) -> str:

@@ -7,7 +7,8 @@ address: everything works on one host, and hangs on two. The measurements `coord
 Findings and their causes:
 - unknown: the resolver says that there is no such name. slow: it answers late, or not within 12 s (glibc asks a silent
   name server twice, 5 s each).
-- loopback, own: /etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet.
+- loopback, own: /etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet;
+  a host's own name, as long as gloo works: of two ranks the one that offers the higher address connects.
 - differs: hosts got different addresses, by a split DNS or an old line in /etc/hosts.
 - family: the name leads to IPv6 addresses only, and the host has none of its own that others reach (or the same with
   IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only.

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial, scope_groups
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.probes.doors import Door, Knock, answered, ephemeral_ports, is_local, knock
 from ddpdiag.probes.holders import holder_of
@@ -128,13 +128,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from _ways(seen, answers)
     if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
         yield _ephemeral(seen, first, first.ephemeral)
-    if len(seen.world.hosts) > MAX_HOSTS and seen.trials:
-        yield seen.finding(
-            "partly",
-            Severity.INFO,
-            "not every host tried MASTER_PORT",
-            f"{MAX_HOSTS} of {len(seen.world.hosts)} hosts tried to reach MASTER_PORT; the others were left out.",
-        )
+    if seen.trials:
+        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT")
 
 
 def usable(seen: Seen[Data]) -> bool:

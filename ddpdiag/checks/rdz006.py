@@ -26,7 +26,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial, scope_groups
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.checks.shared_view import Data, little_room, unwritable, where, without_locks
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.probes import shared_files
@@ -101,13 +101,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _slow(seen, writers)
     yield from little_room(seen, writers, seen.number("free_mib"))
     yield from _stale(seen, answers)
-    if answers and len(seen.world.hosts) > MAX_HOSTS:
-        yield seen.finding(
-            "partly",
-            Severity.INFO,
-            "not every host tried the shared directory",
-            f"{MAX_HOSTS} of {len(seen.world.hosts)} hosts tried the shared directory; the others were left out.",
-        )
+    if answers:
+        yield from left_out(seen, MAX_HOSTS, "the shared directory")
 
 
 def usable(seen: Seen[Data]) -> bool:
