@@ -162,8 +162,8 @@ def _absolute(option: str, path: str | None) -> str | None:
 
 def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     """Among several hosts one that lacks it takes part, for a check to name it; a file server may also hold us up."""
-    absolute, alone = _absolute(option, path), len(launch.ranks) == launch.place.world_size
-    if alone and path is not None and not Path(path).is_dir():
+    absolute = _absolute(option, path)
+    if launch.whole and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
 

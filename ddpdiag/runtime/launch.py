@@ -67,11 +67,6 @@ class Run:
         """Where rank 0's host is, as this process knows it."""
         return Rank0At(self.desk.host, self.port)
 
-    @property
-    def alone(self) -> bool:
-        """Is the whole world on this host, started by this process?"""
-        return len(self.launch.ranks) == self.launch.place.world_size
-
     def header(self, writer: int) -> Header:
         """First line of a recording."""
         place = self.launch.place
@@ -99,17 +94,16 @@ def prepare(
     listener: Callable[[], Listener],
 ) -> Run:
     """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
-    whole = len(launch.ranks) == launch.place.world_size
-    if whole:
+    if launch.whole:
         # Several, because somebody may take one before rank 0 binds it.
         ports: tuple[int, ...] = (
             (board_port,) if board_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
         )
     else:
         ports = board_ports(launch.run_id, launch.port, board_port)
-    host = LOOPBACK if whole else launch.coordinator
+    host = LOOPBACK if launch.whole else launch.coordinator
     # Some firewalls let the job's own port through and no other one; under torchrun its agent holds that.
-    shut = whole or launch.agent_store or board_port is not None
+    shut = launch.whole or launch.agent_store or board_port is not None
     return Run(
         launch=launch,
         options=options,
@@ -191,7 +185,7 @@ def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Sign
 
 
 def _open_hub(run: Run, seal: Seal, arrival: Arrival) -> Hub:
-    return Hub(run.desk.ports, seal, arrival, local_only=run.alone, job_port=run.desk.job_port)
+    return Hub(run.desk.ports, seal, arrival, local_only=run.launch.whole, job_port=run.desk.job_port)
 
 
 def _join(run: Run, seal: Seal, arrival: Arrival, signals: Signals) -> Link:

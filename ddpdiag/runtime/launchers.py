@@ -92,6 +92,11 @@ class Launch(Struct, frozen=True, kw_only=True):
     given: dict[str, str] = field(default_factory=dict)
     layout: tuple[str, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Is the whole world on this host, started by this process?"""
+        return len(self.ranks) == self.place.world_size
+
 
 class Here(Struct, frozen=True, kw_only=True):
     """This host, as the caller sees it."""
