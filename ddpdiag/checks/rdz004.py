@@ -12,6 +12,7 @@ side it is.
 
 Findings and their causes:
 - refused, dropped, unreachable: a firewall that rejects or drops, or no route. gloo would wait five times its time-out.
+  Over gloo only one of two ranks connects to the other: where gloo works all the same, this is a warning.
 - silent, broken: the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded.
 - black-hole: small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered.
 - slow: less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds`

@@ -7,7 +7,9 @@
     script     an ordinary training script under plain torchrun (or with torchrun's variables set by hand, where the
                fault lies there): `init_process_group("gloo")`, all-reduce of 4 bytes and of 16 MiB, 20 steps of
                DistributedDataParallel, a barrier, out. torch's own time-outs, as nearly everybody has them.
-    accelerate `accelerate test` on the same hosts, over gloo.
+    accelerate what `accelerate test` runs, on the same hosts, over gloo; but for the part of it that is made for two
+               processes and fails with more of them by itself, and with a fourth, innocent host where there are three,
+               because three cannot share its data.
 
 Hosts, faults and their injection are the same; each run has a network of its own. Whoever is not over after 90 s is
 stopped. For the two others the table shows after how many seconds the first process ended with an error, whom
@@ -85,6 +87,14 @@ mixed_precision: 'no'
 use_cpu: false
 """
 
+# What `accelerate test` launches, but for one of its parts, which fails by itself with any number of processes but two.
+ACCELERATE_TEST = """\
+from accelerate.test_utils.scripts import test_script
+
+test_script.test_split_between_processes_tensor = lambda: None
+test_script.main()
+"""
+
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?host\s*: (\S+).*?rank\s*: (\d+)", re.DOTALL)
 _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:[\w.]+\.)?\w*(?:Error|Exception|Failure)\w*: .+)$", re.MULTILINE)
 _ABORTED = re.compile(r"^.*(?:terminate called|what\(\): ).*$", re.MULTILINE)
@@ -144,18 +154,22 @@ def by_accelerate(name: str, fault: Fault, folder: Path) -> Said | None:
     bed = fault.bed
     if bed.on_rank or len(set(bed.ranks)) > 1 or bed.torchrun or _is_ours(name) or _is_about_files(name):
         return None
+    if len(bed.ranks) == 3:
+        bed = replace(bed, ranks=(*bed.ranks, bed.ranks[0]))  # its test can be split among 2, 4 or 8 processes only
+        fault = replace(fault, bed=bed)
     folder.mkdir(parents=True, exist_ok=True)
     for host in range(len(bed.ranks)):
         values = {"hosts": len(bed.ranks), "host": host, "coordinator": bed.coordinator, "ranks": bed.size}
         (folder / f"h{host}.yaml").write_text(CONFIG.format(**values))
+    test, start = folder / "accelerate_test.py", folder / "accelerate_launch.py"
+    test.write_text(ACCELERATE_TEST)
     # The launcher's own place: its number of the host is in its configuration, which the shell of the host picks.
     # Its test writes a file in one process that another one reads, so that all must stand in one directory.
-    pick = f"import os, runpy, socket, sys; os.chdir('{folder}'); sys.argv = ['accelerate', 'test', '--config_file', "
-    pick += f"'{folder}/' + socket.gethostname() + '.yaml']; runpy.run_module('accelerate.commands.accelerate_cli', "
-    pick += "run_name='__main__')"
-    script = folder / "accelerate_test.py"
-    script.write_text(pick)
-    return _meet("accelerate", fault, (str(script),), folder, per_host=True)
+    pick = f"import os, runpy, socket, sys; os.chdir('{folder}'); sys.argv = ['accelerate', 'launch', '--config_file', "
+    pick += f"'{folder}/' + socket.gethostname() + '.yaml', '{test}']; "
+    pick += "runpy.run_module('accelerate.commands.accelerate_cli', run_name='__main__')"
+    start.write_text(pick)
+    return _meet("accelerate", fault, (str(start),), folder, per_host=True)
 
 
 def _is_ours(name: str) -> bool:

@@ -64,7 +64,8 @@ class Fault:
     `says` maps a job (a host under torchrun, "rank3" where each rank is started by itself) to words that its standard
     error must show. `exit_code` is the verdict's: 1 unfit, 3 unknown, 0 fit with a warning. `reports` is False where
     rank 0 itself cannot report. `keeps` names the jobs whose ranks lose rank 0 and so leave their records on disk.
-    `good` are the hosts that the report must call good, if that is looked at; those that are blamed must be bad then.
+    `good` are the hosts that the report must call good, if that is looked at; those whom an error blames must be bad
+    then.
     """
 
     expect: tuple[str, ...]

@@ -125,7 +125,8 @@ class Result:
     @property
     def _sorts_hosts(self) -> bool:
         guilty = {f"h{self.fault.bed.host_of(rank)}" for rank in self.fault.blame.ranks} | self.fault.blame.nodes
-        return self.fault.good is None or self.sorted_hosts == (set(self.fault.good), guilty)
+        bad = guilty if self.fault.severity == "error" else set()
+        return self.fault.good is None or self.sorted_hosts == (set(self.fault.good), bad)
 
     @property
     def is_in_time(self) -> bool:

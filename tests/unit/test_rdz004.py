@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshes import DROPPED, REFUSED, SILENT, STUCK, cell, every, losing, meshed, slow
 from msgspec import structs
-from seen import world_of
+from seen import seen_of, together, world_of
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import rdz004
+from ddpdiag.checks import rdz001, rdz004
 from ddpdiag.checks.mesh import better, failure, usual_rate
 from ddpdiag.model import Arrival, Finding, Severity, Status
 from ddpdiag.probes.sockets import Reach
@@ -52,6 +52,20 @@ def test_a_hosts_outgoing_firewall_is_named():
     finding = only(meshed(4, every(4, REFUSED, sender=2)))
     assert (finding.code, finding.nodes) == ("RDZ004.refused", ("n2",))
     assert "from n2 to the other hosts" in finding.title
+
+
+@pytest.mark.parametrize(("gpus", "severity"), [(0, Severity.WARNING), (1, Severity.ERROR)])
+def test_a_way_that_gloo_does_not_need_is_a_warning_to_a_job_over_gloo(gpus, severity):
+    ranks = {rank: rdz001.Data("tcp", 0.1) for rank in range(3)}
+    met = seen_of(rdz001.CHECK, ranks, params={"backend": "gloo"}, gpus=gpus, ranks_per_node=1)
+    finding = only(together(Seen(met.world, rdz004.CHECK, closed().recording), met))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.dropped", severity, ("n2",))
+    assert ("gloo works all the same" in finding.message) is (severity is Severity.WARNING)
+
+
+def closed() -> Seen[rdz004.Data]:
+    """Three hosts, of which the last lets nobody in."""
+    return meshed(3, every(3, DROPPED, receiver=2))
 
 
 def test_a_single_way_is_a_link_and_blames_no_host():

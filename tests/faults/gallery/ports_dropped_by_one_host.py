@@ -5,14 +5,14 @@ from launch import Bed
 
 
 def before(network):
-    network[2].block(port="32768:60999", new=True)
+    network[0].block(port="32768:60999", new=True)
 
 
 FAULT = Fault(
     expect=("RDZ004.dropped",),
-    blame=Blame(nodes={"h2"}),
+    blame=Blame(nodes={"h0"}),
     before=before,
     bed=Bed(ranks=(1, 1, 1)),
     options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
-    good={"h0", "h1"},
+    good={"h1", "h2"},
 )
