@@ -27,8 +27,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "processes"))
 
 from fault import NOBODY, Fault
 from launch import Bed, Launched, Launcher
+from namespaces import NetworkError
 from network import Network, reason_against
 from runs import faults, play, run, start
 
@@ -157,6 +159,8 @@ def by_accelerate(name: str, fault: Fault, folder: Path) -> Said | None:
     if len(bed.ranks) == 3:
         bed = replace(bed, ranks=(*bed.ranks, bed.ranks[0]))  # its test can be split among 2, 4 or 8 processes only
         fault = replace(fault, bed=bed)
+    if bed.size not in (2, 4, 8):
+        return None
     folder.mkdir(parents=True, exist_ok=True)
     for host in range(len(bed.ranks)):
         values = {"hosts": len(bed.ranks), "host": host, "coordinator": bed.coordinator, "ranks": bed.size}
@@ -182,7 +186,7 @@ def _is_about_files(name: str) -> bool:
     return name.startswith("shared_directory_") or name == "stale_store"
 
 
-def _meet(command: str, fault: Fault, words: tuple[str, ...], folder: Path, *, per_host: bool = False) -> Said:
+def _meet(command: str, fault: Fault, words: tuple[str, ...], folder: Path, *, per_host: bool = False) -> Said | None:
     """Run a command on hosts that have the fault, and read what it says."""
     with Network(len(fault.bed.ranks), folder / "network") as network:
         for host in network:
@@ -191,10 +195,14 @@ def _meet(command: str, fault: Fault, words: tuple[str, ...], folder: Path, *, p
         begin = _on_hosts if per_host else start
         running = begin(fault, network, words, folder / "run")
         try:
-            # A fault that this command never reaches is not waited for.
-            play(replace(fault, budget=min(fault.budget, 30.0)), network, running)
+            # A fault that this command never reaches is not waited for; and whom it hits may have ended before.
+            with suppress(ProcessLookupError):
+                play(replace(fault, budget=min(fault.budget, 30.0)), network, running)
             over = running.is_over(running.begin + PATIENCE_SECONDS - time.monotonic())
             return _read(command, fault, running, over=over)
+        except NetworkError as error:
+            print(f"this fault cannot be made for {command}: {error}", flush=True)
+            return None
         finally:
             running.destroy()
 
@@ -230,10 +238,9 @@ def _read(command: str, fault: Fault, running: Launched, *, over: bool) -> Said:
     return Said(command, seconds, over, failed, whom, right, said)
 
 
-def compare(chosen: dict[str, Fault], at_once: int, folder: Path) -> dict[str, list[Said]]:
-    """All commands, one fault after the other, a few at a time; a line is printed as soon as a fault is through."""
+def compare(chosen: dict[str, Fault], at_once: int, folder: Path) -> Iterator[tuple[str, list[Said]]]:
+    """All commands, one fault after the other, a few at a time; each fault as soon as it is through."""
     commands = {"ddpdiag": by_us, **others()}
-    found: dict[str, list[Said]] = {}
 
     def meet(name: str) -> tuple[str, list[Said]]:
         said = [by(name, chosen[name], folder / re.sub(r"\W", "_", name) / command) for command, by in commands.items()]
@@ -241,11 +248,7 @@ def compare(chosen: dict[str, Fault], at_once: int, folder: Path) -> dict[str, l
         return name, [one for one in said if one is not None]
 
     with ThreadPoolExecutor(at_once) as threads:
-        for name, said in threads.map(meet, chosen):
-            show(name, said)
-            if name not in CONTROLS:
-                found[name] = said
-    return found
+        yield from threads.map(meet, chosen)
 
 
 def show(name: str, said: Iterable[Said]) -> None:
@@ -275,17 +278,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults (default: all)")
     parser.add_argument("--at-once", type=int, default=4, help="how many faults at a time (default: 4)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the table here, and go on from what it holds")
     asked = parser.parse_args()
     if reason := reason_against():
         sys.exit(f"no hosts can be made here: {reason}")
-    chosen = CONTROLS | {name: fault for name, fault in faults().items() if not asked.only or name in asked.only}
+    rows = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
+    found = {name: [Said(**one) for one in said] for name, said in rows.items()}
+    wanted = CONTROLS | {name: fault for name, fault in faults().items() if not asked.only or name in asked.only}
+    chosen = {name: fault for name, fault in wanted.items() if name not in found}
     with tempfile.TemporaryDirectory(prefix="ddpdiag-elsewhere-") as folder:
-        found = compare(chosen, asked.at_once, Path(folder))
-    print(f"\n{totals(found)}")
-    if asked.json:
-        rows = {name: [vars(one) for one in said] for name, said in found.items()}
-        asked.json.write_text(json.dumps(rows, indent=1))
+        for name, said in compare(chosen, asked.at_once, Path(folder)):
+            show(name, said)
+            found[name] = said
+            if asked.json:
+                asked.json.write_text(
+                    json.dumps({name: [vars(one) for one in said] for name, said in found.items()}, indent=1)
+                )
+    print(f"\n{totals({name: said for name, said in found.items() if name not in CONTROLS})}")
 
 
 if __name__ == "__main__":
