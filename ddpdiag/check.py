@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ddpdiag.codec import decode
 from ddpdiag.model import (
@@ -27,6 +27,7 @@ from ddpdiag.model import (
     Trial,
     Verdict,
 )
+from ddpdiag.model.trial import NOTHING
 from ddpdiag.world import World
 
 D = TypeVar("D")
@@ -84,6 +85,13 @@ class Context(Protocol):
     def exchange(self, offer: str) -> tuple[Opening, ...]:
         """The same gate, but everybody learns everybody's offer, in the order of the group. For small groups."""
 
+    @property
+    def end(self) -> float:
+        """When the supervisor ends this trial, on the clock of `time.monotonic`."""
+
+    def report(self, data: Struct, text: str) -> None:
+        """Hand over what is known so far, in case the trial is cut short; `text` tells people how far it is."""
+
     def timed(self, name: str, seconds: float) -> None:
         """Add `seconds` to one of the trial's own timings (context, group, measure)."""
 
@@ -105,6 +113,11 @@ class Seen(Generic[D]):
     recording: Recording
 
     @cached_property
+    def memo(self) -> dict[str, object]:
+        """What a check has already worked out from this, under names of its own: its parts are asked one by one."""
+        return {}
+
+    @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """This check's trials so far, in order."""
         return tuple(trial for trial in self.recording.trials if trial.code == self.check.code)
@@ -123,6 +136,18 @@ class Seen(Generic[D]):
             Row(places[o.rank], decode(o.data, self.check.data), trials[o.trial])
             for o in self.outcomes
             if o.status is Status.DONE and o.rank in places and o.trial in trials
+        )
+
+    @cached_property
+    def rows_so_far(self) -> tuple[Row[D], ...]:
+        """As `rows`, and what ranks had handed over whose trial was cut short."""
+        trials = {trial.number: trial for trial in self.trials}
+        places = self.world.places
+        answers = ((o, o.data if o.status is Status.DONE else o.so_far) for o in self.outcomes)
+        return tuple(
+            Row(places[o.rank], decode(data, self.check.data), trials[o.trial])
+            for o, data in answers
+            if bytes(data) != bytes(NOTHING) and o.rank in places and o.trial in trials
         )
 
     @cached_property
@@ -268,8 +293,9 @@ class Check(Generic[D]):
     """One documented question.
 
     `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
-    asked for, by its code or its stage. An `optional` one is asked for by its code only. `needs` lists checks whose
-    trials must have gone well, else this one cannot run. `effect` is the verdict that an error finding leads to.
+    asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
+    left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
+    cannot run. `effect` is the verdict that an error finding leads to.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
@@ -292,6 +318,7 @@ class Check(Generic[D]):
     deadline: float = 5.0
     fresh: bool = False
     optional: bool = False
+    by_name: bool = False
     effect: Verdict = Verdict.UNFIT
     depth: Depth = Depth.QUICK
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)

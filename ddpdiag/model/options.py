@@ -2,7 +2,9 @@
 
 from enum import Enum
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
+
+from ddpdiag.model.bench import Bench
 
 
 class Depth(Enum):
@@ -18,7 +20,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
-    `port_range` is LOW-HIGH, the ports on which stores may listen.
+    `port_range` is LOW-HIGH, the ports on which stores may listen. `bench` is what a benchmark measures.
     """
 
     depth: Depth = Depth.QUICK
@@ -34,3 +36,11 @@ class Options(Struct, frozen=True, kw_only=True):
     strict: bool = False
     port_range: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    bench: Bench | None = None
+
+    @property
+    def for_ranks(self) -> "Options":
+        """What ranks need to measure: a baseline may be long, and only judgement reads it."""
+        if self.bench is None or self.bench.baseline is None:
+            return self
+        return structs.replace(self, bench=structs.replace(self.bench, baseline=None))

@@ -4,6 +4,8 @@ from enum import Enum
 
 from msgspec import Struct, field
 
+from ddpdiag.model.bench import BenchReport
+
 Scalar = str | int | float | bool | None
 
 SCHEMA = "ddpdiag.report/1"
@@ -87,7 +89,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """The JSON report: additions allowed, renames not.
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
-    name.
+    name. `bench` is there where a benchmark was run.
     """
 
     schema: str = SCHEMA
@@ -105,3 +107,4 @@ class Report(Struct, frozen=True, kw_only=True):
     measurements: dict[str, Scalar] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     hosts: HostsLine = HostsLine()
+    bench: BenchReport | None = None

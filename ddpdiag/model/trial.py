@@ -101,7 +101,8 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     the worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's
     part because of somebody else: it is a bystander. `timings` holds seconds by kind (start, group, measure).
     `flight` holds the last collectives that it posted in this trial, if it did not end well: empty for none, `None` if
-    it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder).
+    it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
+    measurement that was cut short had handed over before.
     """
 
     trial: int
@@ -116,5 +117,6 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     told: bool = False
     process: ProcessState | None = None
     flight: tuple[Collective, ...] | None = None
+    so_far: Raw = NOTHING
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)

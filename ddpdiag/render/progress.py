@@ -26,6 +26,9 @@ class Listener(Protocol):
     def check_started(self, code: str, name: str) -> None:
         """A check of the stage begins."""
 
+    def progressed(self, text: str) -> None:
+        """The check is so far."""
+
     def stage_ended(self, name: str, status: str, seconds: float) -> None:
         """The stage is over; `status` is the worst of its checks."""
 
@@ -40,6 +43,9 @@ class Silent:
         """Say nothing."""
 
     def check_started(self, code: str, name: str) -> None:
+        """Say nothing."""
+
+    def progressed(self, text: str) -> None:
         """Say nothing."""
 
     def stage_ended(self, name: str, status: str, seconds: float) -> None:
@@ -94,6 +100,7 @@ class Progress:
         self._lock = threading.Lock()
         self._ended: dict[str, tuple[str, float]] = {}
         self._now = ""
+        self._far = ""
         self._since = time.monotonic()
         self._live: Live | None = _live(_Leaky(stream), self._draw)
         self._live.start()
@@ -107,8 +114,13 @@ class Progress:
     def check_started(self, code: str, name: str) -> None:
         """Show the check as the one that runs."""
         with self._lock:
-            self._now = f"{code} {name}"
+            self._now, self._far = f"{code} {name}", ""
             self._since = time.monotonic()
+
+    def progressed(self, text: str) -> None:
+        """Show how far the check is."""
+        with self._lock:
+            self._far = text
 
     def stage_ended(self, name: str, status: str, seconds: float) -> None:
         """Put the stage on the list of those that are over; one that ran in two parts stands there once."""
@@ -138,7 +150,7 @@ class Progress:
         from rich.text import Text
 
         with self._lock:
-            ended, now, since = dict(self._ended), self._now, self._since
+            ended, now, far, since = dict(self._ended), self._now, self._far, self._since
         table = Table.grid(padding=(0, 2, 0, 0))
         for name, (status, seconds) in ended.items():
             table.add_row(Text(name), Text(status, "green" if status == "done" else "yellow"), Text(f"{seconds:.1f} s"))
@@ -147,7 +159,7 @@ class Progress:
             # The spinner starts anew with every drawing, so it is told how far it is.
             spinner = Spinner("dots", text=Text(now))
             spinner.start_time = 0.0
-            table.add_row(spinner.render(time.monotonic()), Text(""), Text(f"{elapsed:.1f} s", "dim"))
+            table.add_row(spinner.render(time.monotonic()), Text(far), Text(f"{elapsed:.1f} s", "dim"))
         return table
 
 

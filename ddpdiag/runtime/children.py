@@ -23,12 +23,14 @@ from ddpdiag.runtime.messages import (
     Fork,
     Forked,
     Imported,
+    More,
     WorkerOrder,
     WorkerWord,
     decode_nursery_word,
     decode_worker_word,
 )
 from ddpdiag.runtime.page import StepPage, nameless_file
+from ddpdiag.runtime.parcel import Parcel
 from ddpdiag.runtime.stacks import Stacks, read_stacks
 from ddpdiag.runtime.tether import DUMP_SIGNAL
 from ddpdiag.runtime.witness import answer, ask
@@ -140,6 +142,7 @@ class Worker:
         self.exit_code: int | None = None
         self.forked = False
         self.link, self._theirs = _pair()
+        self._parcel = Parcel()
         self.page = StepPage.create()
         self._stack = nameless_file("ddpdiag-stack")
         self._witness, self._their_witness = _pair()
@@ -168,12 +171,11 @@ class Worker:
             return False
         return True
 
-    def receive(self) -> WorkerWord | None:
+    def receive(self) -> WorkerWord | More | None:
         """Its next word, or None when it closed the link. Call only when the link is readable."""
-        try:
-            data = self.link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except OSError:
-            return None
+        data = self._parcel.receive(self.link)
+        if data is None:
+            return More()
         return decode_worker_word.decode(data) if data else None
 
     def poll_exit(self) -> int | None:

@@ -9,12 +9,14 @@ from ddpdiag.codec import assemble
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import Line
+from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.board import Hub
 from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
 from ddpdiag.runtime.messages import (
     Farewell,
     Noted,
     Open,
+    Partial,
     Ready,
     Result,
     Stop,
@@ -39,6 +41,9 @@ class Listener(Protocol):
 
     def check_started(self, code: str, name: str) -> None:
         """A check begins."""
+
+    def progressed(self, text: str) -> None:
+        """The check is so far."""
 
     def stage_ended(self, name: str, status: str, seconds: float) -> None:
         """A stage is over."""
@@ -192,7 +197,9 @@ class Coordinator:
                     self._take(flight, rank, message)
                 self._tend(flight)
                 self._repeat(flight)
-        except RunEnded:
+        except RunEnded as ended:
+            for rank, message in ended.messages:
+                self._take(flight, rank, message)
             self._close(flight)
             raise
 
@@ -202,6 +209,10 @@ class Coordinator:
                 flight.offers[rank] = offer
                 flight.shares |= shares
                 self._open_gate(flight, flight.trial.group_of(rank))
+            case Partial(number, data, text) if number == flight.trial.number:
+                flight.so_far[rank] = data
+                if rank == min(flight.trial.ranks):
+                    self._listener.progressed(text)
             case Result(outcome) if outcome.rank == rank:
                 self._muster.send(rank, Noted(outcome.trial))
                 if outcome.trial == flight.trial.number and rank in flight.pending:
@@ -269,7 +280,13 @@ class Coordinator:
         flight.fail(rank)
         self._lines.append(
             Outcome(
-                trial=trial.number, code=trial.code, rank=rank, status=Status.UNHEARD, error=why, seconds=flight.age()
+                trial=trial.number,
+                code=trial.code,
+                rank=rank,
+                status=Status.UNHEARD,
+                error=why,
+                so_far=flight.so_far.get(rank, NOTHING),
+                seconds=flight.age(),
             )
         )
 
@@ -281,6 +298,12 @@ class Coordinator:
             status = Status.UNHEARD if lost else Status.SKIPPED
             self._lines.append(
                 Outcome(
-                    trial=trial.number, code=trial.code, rank=rank, status=status, told=not lost, seconds=flight.age()
+                    trial=trial.number,
+                    code=trial.code,
+                    rank=rank,
+                    status=status,
+                    told=not lost,
+                    so_far=flight.so_far.get(rank, NOTHING),
+                    seconds=flight.age(),
                 )
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from ddpdiag.model import Trial
 from ddpdiag.runtime.messages import Order
@@ -20,6 +20,7 @@ class Flight:
         self._clock = clock
         self.pending = set(trial.ranks)
         self.offers: dict[int, str] = {}
+        self.so_far: dict[int, Raw] = {}
         self.shares = False  # must everybody learn everybody's offer?
         self.failed: dict[tuple[int, ...], float] = {}
         self.stopped: set[tuple[int, ...]] = set()

@@ -36,6 +36,14 @@ class Result(Struct, frozen=True, tag="result"):
     outcome: Outcome
 
 
+class Partial(Struct, frozen=True, tag="partial"):
+    """What the trial has given on my rank so far; `text` says for people how far it is."""
+
+    trial: int
+    data: msgspec.Raw
+    text: str = ""
+
+
 class Leaving(Struct, frozen=True, tag="leaving"):
     """I was told to leave by this signal: I am a bystander."""
 
@@ -116,20 +124,24 @@ class Farewell(Struct, frozen=True, tag="farewell"):
     lost: dict[int, str] = field(default_factory=dict)
 
 
-Upward = Hello | Ready | Result | Leaving | Alive
+Upward = Hello | Ready | Partial | Result | Leaving | Alive
 Downward = Seated | Refused | Welcome | Order | Open | Noted | Stop | RollCall | Farewell
 
 # Supervisor to worker, and back --------------------------------------------------------------------------------------
 
 
 class Task(Struct, frozen=True, tag="task"):
-    """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host."""
+    """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host.
+
+    `end` is when the supervisor will end it, on the monotonic clock of this host.
+    """
 
     place: Place
     trial: Trial
     options: Options
     scratch: str
     env: dict[str, str | None]
+    end: float
 
 
 class AtGate(Struct, frozen=True, tag="atgate"):
@@ -137,6 +149,13 @@ class AtGate(Struct, frozen=True, tag="atgate"):
 
     offer: str
     shares: bool = False
+
+
+class SoFar(Struct, frozen=True, tag="sofar"):
+    """What is measured so far, and how far that is, in words."""
+
+    data: msgspec.Raw
+    text: str = ""
 
 
 class Answer(Struct, frozen=True, tag="answer"):
@@ -156,7 +175,11 @@ class Posted(Struct, frozen=True, tag="posted"):
     flight: tuple[Collective, ...] | None
 
 
-WorkerWord = AtGate | Answer
+class More(Struct, frozen=True):
+    """Not a word: what came is a part of one."""
+
+
+WorkerWord = AtGate | SoFar | Answer
 WorkerOrder = Task | Open
 
 # Supervisor to nursery, and back -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ It notes what happens to ranks in the run's lines, and knows nothing of checks a
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -43,7 +43,12 @@ PATIENCE = Patience()
 
 
 class RunEnded(Exception):
-    """The run cannot go on: a signal, ranks that leave, or the budget. What was seen so far is judged."""
+    """The run cannot go on: a signal, ranks that leave, or the budget. What was seen so far is judged, with the
+    `messages` that came last."""
+
+    def __init__(self, messages: Sequence[tuple[int, Upward]] = ()) -> None:
+        super().__init__()
+        self.messages = messages
 
 
 class Muster:
@@ -103,7 +108,7 @@ class Muster:
             self._note(event)
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
         for rank, arrival in self.arrivals.items():
-            self.send(rank, Welcome(arrival.place, self._header.options, nonce))
+            self.send(rank, Welcome(arrival.place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
         """Send to a rank, if it came."""
@@ -126,8 +131,7 @@ class Muster:
         if signum is not None:
             self._note(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
         if signum is not None or self.leaving:
-            self._wind_down()
-            raise RunEnded
+            raise RunEnded(messages + self._wind_down())
         return messages
 
     def idle(self, seconds: float) -> None:
@@ -200,16 +204,19 @@ class Muster:
         node = self.arrivals[rank].place.node
         self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, node=node))
 
-    def _wind_down(self) -> None:
+    def _wind_down(self) -> list[tuple[int, Upward]]:
         """Who is to blame when launchers end the run: they kill the witnesses within 0.1 s of a death.
 
-        Who says leaving, or answers, is a witness; who is silent is the dead one.
+        Who says leaving, or answers, is a witness; who is silent is the dead one. What they say is returned.
         """
+        heard: list[tuple[int, Upward]] = []
         silent = {rank for rank in self._identities if rank not in self.gone}
         for rank in silent:
             self.send(rank, RollCall())
         end = time.monotonic() + self._patience.wind_down
         while silent and time.monotonic() < end:
-            silent -= {rank for rank, _message in self._receive(0.05)}
+            heard += self._receive(0.05)
+            silent -= {rank for rank, _message in heard}
         for rank in sorted(silent):
             self._lose(rank, f"it was silent for {self._patience.wind_down:g} s while the others were told to leave")
+        return heard

@@ -5,6 +5,7 @@ import signal
 from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Outcome, ProcessState, Status, Trial
+from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.children import Worker
 from ddpdiag.runtime.messages import Answer, Ready
 
@@ -20,6 +21,7 @@ class Running:
         self.log_start = worker.log.size()
         self.opened = False
         self.ready: Ready | None = None
+        self.so_far = NOTHING
         worker.page.write(0, "")  # the worker is idle: what stands there is the trial before
         self._rank = rank
         self._gate: float | None = None
@@ -33,6 +35,7 @@ class Running:
         return structs.replace(
             self._outcome(answer.status, now),
             data=answer.data,
+            so_far=NOTHING if answer.status is Status.DONE else self.so_far,
             error=answer.error,
             detail=answer.detail,
             timings={**self._timings(), **answer.timings},
@@ -63,6 +66,7 @@ class Running:
             status=status,
             step=step,
             at=at,
+            so_far=self.so_far,
             seconds=now - self.begin,
             timings=self._timings(),
         )

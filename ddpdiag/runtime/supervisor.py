@@ -22,14 +22,17 @@ from ddpdiag.runtime.messages import (
     Downward,
     Farewell,
     Leaving,
+    More,
     Noted,
     Open,
     Order,
+    Partial,
     Ready,
     Refused,
     Result,
     RollCall,
     Seated,
+    SoFar,
     Stop,
     Task,
     Welcome,
@@ -199,6 +202,11 @@ class Supervisor:
                 running.reached_gate(time.monotonic())
                 running.ready = Ready(running.trial.number, offer, shares)
                 self._link.send(running.ready)
+            case More():
+                pass
+            case SoFar(data, text):
+                running.so_far = data
+                self._link.send(Partial(running.trial.number, data, text))
             case Answer() as answer:
                 self._finish(running, running.answered(answer, time.monotonic()))
             case None:
@@ -213,7 +221,7 @@ class Supervisor:
         running = Running(trial, self.place.rank, worker, time.monotonic())
         self._running = running
         env: dict[str, str | None] = {"TORCHELASTIC_USE_AGENT_STORE": None, **self._variables(self.place), **trial.env}
-        worker.send(Task(self.place, trial, self._options, str(self._record.scratch), env))
+        worker.send(Task(self.place, trial, self._options, str(self._record.scratch), env, running.deadline))
 
     def _worker_for(self, trial: Trial) -> Worker:
         """The worker of the trials before, unless this one needs another."""

@@ -16,7 +16,8 @@ import msgspec
 from ddpdiag import codec
 from ddpdiag.check import Opening
 from ddpdiag.model import Kind, Options, Place, Status, Trial
-from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Answer, AtGate, Open, Task, decode_worker_order
+from ddpdiag.runtime import parcel
+from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Answer, AtGate, Open, SoFar, Task, decode_worker_order
 from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
 from ddpdiag.runtime.witness import Witness
@@ -33,6 +34,7 @@ class WorkerContext:
         self.options: Options = task.options
         self.group = task.trial.group_of(task.place.rank)
         self.scratch = task.scratch
+        self.end = task.end
         self.timings: dict[str, float] = {}
         self._link = link
         self._page = page
@@ -48,6 +50,10 @@ class WorkerContext:
         """Announce the next step."""
         self._steps += 1
         self._page.write(self._steps, label)
+
+    def report(self, data: msgspec.Struct, text: str) -> None:
+        """Hand over what is known so far."""
+        parcel.send(self._link, msgspec.json.encode(SoFar(msgspec.Raw(codec.encode(data)), text)))
 
     def timed(self, name: str, seconds: float) -> None:
         """Add to one of the trial's timings."""
@@ -65,7 +71,7 @@ class WorkerContext:
     def _pass(self, word: AtGate) -> Open:
         self.step("wait at the gate")
         begin = time.monotonic()
-        self._link.send(msgspec.json.encode(word))
+        parcel.send(self._link, msgspec.json.encode(word))
         opening = _receive(self._link)
         if not isinstance(opening, Open):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
@@ -126,7 +132,7 @@ def serve(link: int, page: int, stack_file: int, questions: int) -> None:
         answer = _answer(task, WorkerContext(task, orders, steps), witness)
         sys.stdout.flush()
         sys.stderr.flush()
-        orders.send(msgspec.json.encode(answer))
+        parcel.send(orders, msgspec.json.encode(answer))
     os._exit(0)
 
 

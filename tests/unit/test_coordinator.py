@@ -16,6 +16,7 @@ from ddpdiag.runtime.messages import (
     Leaving,
     Open,
     Order,
+    Partial,
     Ready,
     Refused,
     Result,
@@ -103,6 +104,12 @@ class StandIn:
 
 
 class Quiet:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def progressed(self, text: str) -> None:
+        self.heard.append(text)
+
     def stage_started(self, name: str) -> None: ...
     def check_started(self, code: str, name: str) -> None: ...
     def stage_ended(self, name: str, status: str, seconds: float) -> None: ...
@@ -113,7 +120,11 @@ HURRY = Patience(beat=0.005, lost=0.05, grace=0.01, wind_down=0.05)
 
 
 def conduct(
-    board: StandIn, *checks: Check[Nothing], signal: int | None = None, options: Options | None = None
+    board: StandIn,
+    *checks: Check[Nothing],
+    signal: int | None = None,
+    options: Options | None = None,
+    listener: Quiet | None = None,
 ) -> Recording:
     header = Header(
         run_id="r",
@@ -123,7 +134,7 @@ def conduct(
         created="",
         version="0",
     )
-    return Coordinator(board, header, checks, Quiet(), lambda: signal, HURRY).conduct(0.05)  # type: ignore[arg-type]
+    return Coordinator(board, header, checks, listener or Quiet(), lambda: signal, HURRY).conduct(0.05)  # type: ignore[arg-type]
 
 
 def statuses(recording: Recording) -> list[Status]:
@@ -192,6 +203,36 @@ def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> N
     recording = conduct(StandIn(3, one_dies), check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
     assert statuses(recording) == [Status.HUNG, Status.HUNG, Status.UNHEARD]
+
+
+def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
+    def cut_short(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Partial(trial.number, Raw(b"1"), "one"), Partial(trial.number, Raw(b"[2]"), "two")]
+            case RollCall():
+                return [Leaving(2)]
+            case _:
+                return []
+
+    listener = Quiet()
+    recording = conduct(StandIn(2, cut_short), check(), listener=listener)
+    assert [bytes(o.so_far) for o in recording.outcomes] == [b"[2]"] * 2
+    assert listener.heard == ["one", "two"]
+
+
+def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
+    def dies(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Partial(trial.number, Raw(b"1"))] if rank == 1 else []
+            case Stop(number):
+                return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
+            case _:
+                return [Alive()] if rank != 1 else []
+
+    recording = conduct(StandIn(2, dies), check())
+    assert {o.rank: bytes(o.so_far) for o in recording.outcomes} == {0: b"null", 1: b"1"}
 
 
 def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
