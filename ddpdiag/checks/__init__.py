@@ -25,6 +25,7 @@ _MODULES = (
     "rdz006",
     "rdz007",
     "col001",
+    "col002",
     "trn001",
     "run001",
     "run002",

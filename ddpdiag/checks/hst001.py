@@ -45,7 +45,7 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        usable = _usable(rows)
+        usable = usable_cores(rows)
         if _is_unknown(rows, usable):
             yield _unreadable(seen, host, rows)
             continue
@@ -66,7 +66,8 @@ class Usable(Struct, frozen=True):
     why: str
 
 
-def _usable(rows: Mapping[int, Data]) -> Usable:
+def usable_cores(rows: Mapping[int, Data]) -> Usable:
+    """Cores that these ranks of one machine may use together."""
     bound = len({core for row in rows.values() for core in row.affinity})
     quota = min((row.quota for row in rows.values() if row.quota is not None), default=None)
     if quota is not None and quota < bound:

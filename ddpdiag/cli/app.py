@@ -5,28 +5,23 @@ from typing import Annotated
 
 import typer
 
+from ddpdiag.cli import bench_options, options
+
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
-
-
-def _examples(*lines: str) -> str:
-    """An epilog of one example a line."""
-    return "\n\n".join(["Examples:", *lines])
 
 
 app = typer.Typer(
     name="ddpdiag",
     help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, "
     "how fast, and if not, which rank, GPU, host or link is to blame.",
-    epilog=_examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
+    epilog=options.examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
     no_args_is_help=True,
     add_completion=False,
     context_settings=_SETTINGS,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-_LAUNCH, _WHAT, _OUT = "Launch", "What is checked", "Output"
 
 
 @app.callback()
@@ -47,7 +42,7 @@ def ddpdiag(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=options.examples(
         "ddpdiag check --nproc-per-node 4",
         "ddpdiag check --stage rendezvous,collective",
         "ddpdiag check --json report.json --record run.jsonl",
@@ -56,74 +51,48 @@ def ddpdiag(
 )
 def check(
     context: typer.Context,
-    nproc_per_node: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Ranks to start on this host (default: its GPUs, else 2).", rich_help_panel=_LAUNCH
-        ),
-    ] = None,
-    nnodes: Annotated[
-        int | None, typer.Option(metavar="N", help="Hosts, when started once on each by hand.", rich_help_panel=_LAUNCH)
-    ] = None,
-    node_rank: Annotated[
-        int | None, typer.Option(metavar="I", help="This host's number, from 0.", rich_help_panel=_LAUNCH)
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(metavar="R", help="This process's rank, when started by hand.", rich_help_panel=_LAUNCH),
-    ] = None,
-    world_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of ranks in all.", rich_help_panel=_LAUNCH)
-    ] = None,
-    local_rank: Annotated[
-        int | None, typer.Option(metavar="R", help="This process's rank on its host.", rich_help_panel=_LAUNCH)
-    ] = None,
-    master_addr: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Host name or address of rank 0.", rich_help_panel=_LAUNCH)
-    ] = None,
-    master_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Port that the job would use.", rich_help_panel=_LAUNCH)
-    ] = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of this run, the same on all ranks.", rich_help_panel=_LAUNCH),
-    ] = None,
-    board_wait: Annotated[
-        float,
-        typer.Option(min=0.1, metavar="SECONDS", help="How long ranks wait for each other.", rich_help_panel=_LAUNCH),
-    ] = 15.0,
-    board_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port of the control channel.", rich_help_panel=_LAUNCH),
-    ] = None,
-    port_range: Annotated[
-        str | None,
-        typer.Option(metavar="LOW-HIGH", help="Ports that the firewall lets through.", rich_help_panel=_LAUNCH),
-    ] = None,
+    nproc_per_node: options.NprocPerNode = None,
+    nnodes: options.Nnodes = None,
+    node_rank: options.NodeRank = None,
+    rank: options.Rank = None,
+    world_size: options.WorldSize = None,
+    local_rank: options.LocalRank = None,
+    master_addr: options.MasterAddr = None,
+    master_port: options.MasterPort = None,
+    run_id: options.RunId = None,
+    board_wait: options.BoardWait = 15.0,
+    board_port: options.BoardPort = None,
+    port_range: options.PortRange = None,
     stage: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only these stages (a,b).", rich_help_panel=_WHAT),
+        typer.Option(metavar="NAME", help="Only these stages (a,b).", rich_help_panel=options.WHAT),
     ] = None,
     skip_stage: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Not these stages (a,b).", rich_help_panel=_WHAT),
+        typer.Option(metavar="NAME", help="Not these stages (a,b).", rich_help_panel=options.WHAT),
     ] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Only checks with these codes or prefixes (a,b).", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="CODE", help="Only checks with these codes or prefixes (a,b).", rich_help_panel=options.WHAT
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Not the checks with these codes or prefixes (a,b).", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="CODE", help="Not the checks with these codes or prefixes (a,b).", rich_help_panel=options.WHAT
+        ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, nccl, gloo or any that torch knows.", rich_help_panel=_WHAT)
+        str,
+        typer.Option(metavar="NAME", help="auto, nccl, gloo or any that torch knows.", rich_help_panel=options.WHAT),
     ] = "auto",
     expect_gpus: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="GPUs that every host must show.", rich_help_panel=_WHAT)
+        int | None,
+        typer.Option(metavar="N", min=0, help="GPUs that every host must show.", rich_help_panel=options.WHAT),
     ] = None,
     depth: Annotated[
-        str, typer.Option(metavar="quick|standard|deep", help="How much is measured.", rich_help_panel=_WHAT)
+        str, typer.Option(metavar="quick|standard|deep", help="How much is measured.", rich_help_panel=options.WHAT)
     ] = "quick",
     budget: Annotated[
         float | None,
@@ -131,7 +100,7 @@ def check(
             min=5.0,  # 3 s are kept for judgement and farewell; below this nothing could be measured
             metavar="SECONDS",
             help="The run ends within this time (default: 60 on one host, 120 on several).",
-            rich_help_panel=_WHAT,
+            rich_help_panel=options.WHAT,
         ),
     ] = None,
     data_dir: Annotated[
@@ -139,47 +108,28 @@ def check(
         typer.Option(
             metavar="DIR",
             help="MNIST files of your own (IDX, plain or .gz) instead of those shipped.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=options.WHAT,
         ),
     ] = None,
-    shared_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="A directory that all hosts share: for file://, and so that the run survives the loss of rank 0. "
-            "The lowest living rank then reports, and writes the files on its own host.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
+    shared_dir: options.SharedDir = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="CODE.NAME=VALUE", help="A threshold of a check (repeatable).", rich_help_panel=_WHAT
+            "--set",
+            metavar="CODE.NAME=VALUE",
+            help="A threshold of a check (repeatable).",
+            rich_help_panel=options.WHAT,
         ),
     ] = None,
     json: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=_OUT),
+        typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=options.OUT),
     ] = None,
-    record: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=_OUT)
-    ] = None,
-    exclude_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).", rich_help_panel=_OUT
-        ),
-    ] = None,
-    good_hosts: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.", rich_help_panel=_OUT),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=_OUT)
-    ] = False,
-    details: Annotated[
-        bool, typer.Option("--details", help="Show every check and shorten nothing.", rich_help_panel=_OUT)
-    ] = False,
+    record: options.Record = None,
+    exclude_file: options.ExcludeFile = None,
+    good_hosts: options.GoodHosts = None,
+    strict: options.Strict = False,
+    details: options.Details = False,
 ) -> None:
     """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or
     hand.
@@ -224,7 +174,10 @@ def check(
     leave(guarded(lambda: command.run(asked, wishes, outputs)))
 
 
-@app.command(epilog=_examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
+app.command(name="allreduce-bench", epilog=bench_options.EPILOG)(bench_options.allreduce_bench)
+
+
+@app.command(epilog=options.examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
 def judge(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
@@ -250,7 +203,7 @@ def judge(
     raise typer.Exit(command.run(files, outputs, strict=strict))
 
 
-@app.command(epilog=_examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged"))
+@app.command(epilog=options.examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged"))
 def explain(code: Annotated[str, typer.Argument(help="A check's code, or a finding's.")]) -> None:
     """Print the manual page of a check."""
     from ddpdiag.checks import by_code

@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Depth, Options, Place
+from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
@@ -30,25 +31,26 @@ from ddpdiag.runtime.local import start_ranks
 __all__ = ["Outputs", "Wishes", "run"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """The options as they were typed."""
+    """The options as they were typed; `bench` makes of them what a benchmark measures, once the launch is known."""
 
-    stages: tuple[str, ...]
-    skip_stages: tuple[str, ...]
-    select: tuple[str, ...]
-    ignore: tuple[str, ...]
-    backend: str
-    expect_gpus: int | None
-    depth: str
-    budget: float | None
-    data_dir: str | None
-    shared_dir: str | None
-    settings: tuple[str, ...]
-    strict: bool
-    board_wait: float
-    board_port: int | None
-    port_range: str | None
+    stages: tuple[str, ...] = ()
+    skip_stages: tuple[str, ...] = ()
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    backend: str = "auto"
+    expect_gpus: int | None = None
+    depth: str = Depth.QUICK.value
+    budget: float | None = None
+    data_dir: str | None = None
+    shared_dir: str | None = None
+    settings: tuple[str, ...] = ()
+    strict: bool = False
+    board_wait: float = 15.0
+    board_port: int | None = None
+    port_range: str | None = None
+    bench: Callable[[Launch], Bench] | None = None
 
 
 def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
@@ -133,6 +135,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         strict=wishes.strict,
         port_range=_port_range(wishes.port_range),
         settings=_settings(wishes.settings),
+        bench=wishes.bench(launch) if wishes.bench is not None else None,
     )
 
 

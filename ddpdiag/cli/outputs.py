@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -12,7 +12,7 @@ from ddpdiag.model import Report
 from ddpdiag.model.recording import Line
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Files to write ('-' is standard output), and how much the terminal shows."""
 
@@ -47,10 +47,35 @@ class Outputs:
         }
         return {option: path for option, path in files.items() if path is not None}
 
+    def page(self, report: Report, *, color: bool, width: int) -> str:
+        """What the terminal shows: a benchmark in nccl-tests' form, anything else as a report."""
+        from ddpdiag.render import bench, terminal
+
+        render = terminal.render if report.bench is None else bench.render
+        return render(report, color=color, width=width, details=self.details)
+
+    def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
+        """Each file that was asked for, and how its content is made."""
+        from ddpdiag.render import json
+
+        makers: dict[str, Callable[[], str | bytes]] = {
+            "--json": lambda: json.render(report),
+            "--record": lambda: b"".join(map(encode_line, lines)),
+            "--exclude-file": lambda: _lines(report.hosts.bad),
+            "--good-hosts": lambda: _lines(report.hosts.good),
+        }
+        for option, path in self._files.items():
+            if option in makers:
+                yield path, makers[option]
+
     @property
     def takes_stdout(self) -> bool:
         """Does a file format go to standard output? Then the report for people goes to standard error."""
         return "-" in self._files.values()
+
+
+def _lines(words: Iterable[str]) -> str:
+    return "".join(f"{word}\n" for word in words)
 
 
 def _is_one_file(path: str, other: str) -> bool:
@@ -74,13 +99,11 @@ def publish(
 
     A stream is None where it was closed before the start.
     """
-    from ddpdiag.render import terminal as text
-
     failed = _write_files(report, lines, outputs)
     stream = stderr if outputs.takes_stdout else stdout
     width, color = terminal(stream)
     try:
-        show(text.render(report, color=color, width=width, details=outputs.details), stream)
+        show(outputs.page(report, color=color, width=width), stream)
     except UsageError as error:
         failed.append(str(error))
     if failed:
@@ -101,20 +124,13 @@ def show(text: str, stream: TextIO | None) -> None:
 
 
 def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> list[str]:
-    from ddpdiag.render import files, json
+    """Write what was asked for; a sentence for each file that could not be written."""
+    from ddpdiag.render import files
 
-    texts = []
-    if outputs.json is not None:
-        texts.append((outputs.json, json.render(report)))
-    if outputs.record is not None:
-        texts.append((outputs.record, b"".join(map(encode_line, lines)).decode()))
-    for path, hosts in ((outputs.exclude_file, report.hosts.bad), (outputs.good_hosts, report.hosts.good)):
-        if path is not None:
-            texts.append((path, "".join(f"{host}\n" for host in hosts)))
     failed: list[str] = []
-    for path, content in texts:
+    for path, content in outputs.contents(report, lines):
         try:
-            files.write(path, content)
+            files.write(path, content())
         except UsageError as error:
             failed.append(str(error))
     return failed

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdiag.check import Check, Seen, Stage
-from ddpdiag.checks import lch003
+from ddpdiag.checks import col002, lch003
+from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.hosts import sort_hosts
 from ddpdiag.judgement.selection import selected
 from ddpdiag.judgement.verdict import Judged, conclude
@@ -20,6 +21,7 @@ from ddpdiag.model import (
     Status,
     WorldLine,
 )
+from ddpdiag.model.bench import BenchReport
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]
@@ -44,7 +46,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     judged = [_judge_check(Seen(world, check, recording), notes) for check in chosen]
-    conclusion = conclude(world, recording, judged)
+    bench = _bench(world, recording, judged)
+    conclusion = conclude(world, recording, judged, bench)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     return Report(
@@ -68,7 +71,14 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         | _seconds_spent(world, recording, judged),
         notes=(*notes, *remarks),
         hosts=hosts,
+        bench=bench,
     )
+
+
+def _bench(world: World, recording: Recording, judged: Sequence[Judged]) -> BenchReport | None:
+    """The benchmark, if there was one that this version can read."""
+    ran = any(own.check is col002.CHECK and own.readable for own in judged)
+    return bench_of(Seen(world, col002.CHECK, recording)) if ran else None
 
 
 def world_of(recording: Recording) -> World:

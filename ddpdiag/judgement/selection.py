@@ -15,6 +15,8 @@ def selected(check: Check[Any], options: Options) -> bool:
     """Does this run take the check? `--select` and `--ignore` take codes or their prefixes; ignoring wins."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
+    if check.by_name and check.code not in options.select:
+        return False
     if check.stage.value in options.skip_stages:
         return False
     if options.select and not check.code.startswith(options.select):

@@ -10,10 +10,15 @@ from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Status, Verdict
+from ddpdiag.model.bench import BenchReport
 from ddpdiag.world import World
 
-# A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy").
-CANNOT_LOOK = ".unreadable"
+# A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
+# CODE.unmeasured, that there was nothing to judge; CODE.incomparable, that it could not be held against what the user
+# gave.
+CANNOT_LOOK = (".unreadable", ".unmeasured", ".incomparable")
+# What was asked for does not exist here: the user's mistake, and no verdict on the machine.
+_NO_SUCH_THING = ".unsupported"
 _SPEED = "training.samples_per_second"
 
 
@@ -36,21 +41,40 @@ class Conclusion(Struct, frozen=True):
     sentence: str
 
 
-def conclude(world: World, recording: Recording, judged: Sequence[Judged]) -> Conclusion:
-    """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT."""
+def conclude(
+    world: World, recording: Recording, judged: Sequence[Judged], bench: BenchReport | None = None
+) -> Conclusion:
+    """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
+
+    A benchmark's sentence is its own.
+    """
     errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
-    fatal = [finding for check, finding in errors if check.effect is Verdict.UNFIT]
+    mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
+    fatal = [finding for check, finding in errors if check.effect is Verdict.UNFIT and finding not in mistakes]
     if fatal:
         broken = {check.stage for check, finding in errors if finding in fatal}
         trained = _trained(judged) is not None and broken.isdisjoint((Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN))
-        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), _unfit(world, fatal, trained=trained))
+        sentence = _unfit(world, fatal, trained=trained) if bench is None else _failed(fatal, bench)
+        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), sentence)
+    if mistakes:
+        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
     unknown = _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
-        sentence = f"Whether {_who(world)} can train is not known: {unknown}."
+        subject = "can train" if bench is None else "communicate as they should"
+        sentence = f"Whether {_who(world)} {subject} is not known: {unknown}."
+        sentence += f" {bench.sentence}" if bench is not None and bench.series else ""
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    return Conclusion(Verdict.FIT, code, _fit(world, recording, judged, warnings))
+    sentence = _fit(world, recording, judged, warnings) if bench is None else bench.sentence
+    return Conclusion(Verdict.FIT, code, sentence)
+
+
+def _failed(fatal: Sequence[Finding], bench: BenchReport) -> str:
+    """What is wrong first, then what the figures mean."""
+    more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
+    meaning = f" {bench.sentence}" if bench.series else ""
+    return f"{fatal[0].title}{more}.{meaning}"
 
 
 def _code(recording: Recording, code: ExitCode) -> int:

@@ -61,7 +61,7 @@ def enumerate_gpus() -> Enumeration:
     try:
         return Enumeration(
             gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
-            driver=_supported(pynvml.nvmlSystemGetDriverVersion),
+            driver=supported(pynvml.nvmlSystemGetDriverVersion),
         )
     except pynvml.NVMLError as error:
         return Enumeration(trouble=Trouble.OTHER, error=str(error))
@@ -90,16 +90,16 @@ def _gpu(index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError as error:
         return Gpu(index=index, error=str(error))
-    total, used = _supported(lambda: _memory(handle)) or (None, None)
+    total, used = supported(lambda: _memory(handle)) or (None, None)
     return Gpu(
         index=index,
-        name=_supported(lambda: str(pynvml.nvmlDeviceGetName(handle))),
-        uuid=_supported(lambda: str(pynvml.nvmlDeviceGetUUID(handle))),
-        pci=_supported(lambda: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
+        name=supported(lambda: str(pynvml.nvmlDeviceGetName(handle))),
+        uuid=supported(lambda: str(pynvml.nvmlDeviceGetUUID(handle))),
+        pci=supported(lambda: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
         memory_bytes=total,
         used_bytes=used,
-        mig=_supported(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0])),
-        pids=_supported(lambda: tuple(int(p.pid) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+        mig=supported(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0])),
+        pids=supported(lambda: tuple(int(p.pid) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
     )
 
 
@@ -114,7 +114,7 @@ def _memory(handle: object) -> tuple[int, int]:
     return int(seen.total), int(seen.used)
 
 
-def _supported(ask: Callable[[], T]) -> T | None:
+def supported(ask: Callable[[], T]) -> T | None:
     """The answer, or None if the device does not say."""
     import pynvml
 

@@ -17,15 +17,15 @@ from ddpdiag.errors import UsageError
 STANDARD_OUTPUT = "-"
 
 
-def write(path: str, text: str) -> None:
-    """Write `text` to `path` ("-" is standard output); UsageError, with the reason, if that cannot be done."""
+def write(path: str, content: str | bytes) -> None:
+    """Write `content` to `path` ("-" is standard output); UsageError, with the reason, if that cannot be done."""
     try:
         if path == STANDARD_OUTPUT:
-            show(text, sys.stdout)
+            show(content if isinstance(content, str) else content.decode(), sys.stdout)
         elif _is_special(path):
-            _pour(path, _bytes(text))
+            _pour(path, _bytes(content))
         else:
-            _replace(_target(path), _bytes(text))
+            _replace(_target(path), _bytes(content))
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
@@ -63,8 +63,8 @@ def show(text: str, stream: TextIO | None) -> None:
     stream.flush()
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "backslashreplace")
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
 
 
 def _target(path: str) -> Path:

@@ -36,11 +36,10 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     _stages(page, report, details=details)
     _ranks(page, report, details=details)
     _measurements(page, report.measurements if details else {})
-    _findings(page, report.findings, details=details)
+    write_findings(page, report.findings, details=details)
     _skipped(page, report.checks)
-    _notes(page, report.notes)
-    verdict = report.verdict
-    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+    write_notes(page, report.notes)
+    write_verdict(page, report)
     return page.text()
 
 
@@ -151,7 +150,8 @@ def _measurements(page: Page, measurements: dict[str, Scalar]) -> None:
         page.blank()
 
 
-def _findings(page: Page, findings: Sequence[Finding], *, details: bool) -> None:
+def write_findings(page: Page, findings: Sequence[Finding], *, details: bool) -> None:
+    """The findings, errors first; many of one code are shown by a few, unless `details`."""
     for severity in _ORDER:
         groups: dict[str, list[Finding]] = {}
         for finding in findings:
@@ -262,9 +262,16 @@ def _skipped(page: Page, checks: Sequence[CheckLine]) -> None:
         page.blank()
 
 
-def _notes(page: Page, notes: Sequence[str]) -> None:
+def write_notes(page: Page, notes: Sequence[str]) -> None:
+    """What was wrong with the files, one paragraph each."""
     # The same note from a thousand files is one note.
     for note, times in Counter(notes).items():
         page.write(note if times == 1 else f"{note} ({times:,} times)", lead="note: ")
     if notes:
         page.blank()
+
+
+def write_verdict(page: Page, report: Report) -> None:
+    """The last paragraph: the verdict and its sentence."""
+    verdict = report.verdict
+    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])

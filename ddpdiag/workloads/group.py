@@ -38,6 +38,16 @@ def choose_device(backend: str, local_rank: int | None) -> torch.device:
     return device
 
 
+def unknown_backend(backend: str) -> str | None:
+    """Why this torch has no such backend, or None: others than its own must be registered before they are named."""
+    # The list has names that were not built in; `fake` moves nothing.
+    listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]
+    known = [name for name in listed if dist.is_backend_available(name)]
+    if backend in known:
+        return None
+    return f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}"
+
+
 @contextmanager
 def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     """The default group over the trial's group of ranks, with a store of its own; yields this rank's device."""

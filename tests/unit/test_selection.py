@@ -14,7 +14,13 @@ def codes(**options: object) -> set[str]:
 
 
 def test_everything_is_taken_by_default() -> None:
-    assert codes() == {check.code for check in all_checks()}
+    assert codes() == {check.code for check in all_checks() if not check.by_name}
+
+
+def test_a_benchmark_is_taken_by_its_whole_name_only() -> None:
+    assert "COL002" not in codes(select=("COL",))
+    assert "COL002" not in codes(stages=("collective",))
+    assert codes(select=("COL002",)) == {"COL002"}
 
 
 def test_a_prefix_takes_a_family() -> None:

@@ -1,0 +1,269 @@
+"""What bus bandwidth this hardware should reach, and what says so. Never another machine's number.
+
+NCCL: the slowest of the links inside a host and the network cards between hosts, each times the share of its figure
+that published runs reach (A100 235 of 240, H200 366 of 370.8, B200 682 of 721.8 GB/s busbw on NVLink; 0.90 to 0.93 of
+the cards between hosts). Rates of NVLink and PCIe are NCCL's own per-unit figures (src/graph/topo.h, topo.cc).
+
+gloo: there is no shared memory, each byte goes through TCP. So a rank's time is what it sends at the rate of the
+loopback plus what it touches in memory besides, both as this run measured them; between hosts, the network card.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.bandwidth.formulas import factor
+from ddpdiag.bandwidth.text import rate_text
+from ddpdiag.model.bench import Bottleneck, Expectation, Limits
+from ddpdiag.stats import quantile
+
+NVLINK_SHARE = 0.95
+NETWORK_SHARE = 0.92
+# TCP payload in Ethernet's bits: 1448 of 1538 bytes of a frame with its gap.
+GOODPUT_SHARE = 0.94
+# A reduction reads two operands and writes one: 3 touches, where a copied byte is 2.
+_COPIES_PER_REDUCED = 1.5
+
+
+class Bound(NamedTuple):
+    """A bus bandwidth that cannot be passed, what sets it, and in words.
+
+    `cards` are those of the host that sets it, if these are the network and share the load equally; else 0.
+    `network_unknown` says that the speed of some host's network cards is not known: the true bound may be lower.
+    """
+
+    busbw_bytes_per_s: float
+    part: Bottleneck
+    source: str
+    cards: int = 0
+    network_unknown: bool = False
+
+    @property
+    def expectation(self) -> Expectation:
+        """As the report has it."""
+        return Expectation(busbw_bytes_per_s=self.busbw_bytes_per_s, source=self.source)
+
+
+class Work(NamedTuple):
+    """What the busiest rank of a gloo collective does one after the other, as multiples of the size: bytes sent over
+    TCP, bytes copied in its memory."""
+
+    sent: float
+    copied: float
+
+
+class _Cards(NamedTuple):
+    """The network cards of one host: how many, bytes per second together, and of the slowest. Each port counts."""
+
+    number: int
+    total: float
+    slowest: float
+
+    @property
+    def equal(self) -> int:
+        """Their number if they are equally fast, else 0."""
+        return self.number if math.isclose(self.slowest * self.number, self.total) else 0
+
+
+def expect(
+    collective: str, backend: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]
+) -> Expectation | None:
+    """`bound`, as the report has it."""
+    found = bound(collective, backend, hosts, limits)
+    return found.expectation if found else None
+
+
+def bound(
+    collective: str, backend: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]
+) -> Bound | None:
+    """The lowest of the bounds that are known, for the ranks of each host; None if none is, or nothing is sent.
+
+    A bound that is not known is left out, and `source` says so of network cards, and of NVLinks without a switch.
+    """
+    total = _size(hosts)
+    if total < 2:
+        return None
+    match backend:
+        case "nccl":
+            inside = [found for ranks in hosts.values() if (found := _links(ranks, limits))]
+            between = _nccl_network(collective, hosts, limits)
+        case "gloo":
+            whose = {"this host's" if len(hosts) == 1 else f"{host}'s": ranks for host, ranks in hosts.items()}
+            inside = [found for one, own in whose.items() if (found := _copies(collective, total, one, own, limits))]
+            between = _gloo_network(collective, hosts, limits)
+        case _:
+            return None
+    lowest = min([*inside, *between], default=None, key=lambda found: found.busbw_bytes_per_s)
+    if lowest is None:
+        return None
+    if backend == "nccl" and len(inside) < len(hosts) and any(_bridged(ranks, limits) for ranks in hosts.values()):
+        lowest = lowest._replace(source=f"{lowest.source}; NVLinks without a switch are left out")
+    if len(hosts) == len(between) or len(hosts) == 1:
+        return lowest
+    source = f"{lowest.source}; network cards of unknown speed are left out"
+    return lowest._replace(source=source, network_unknown=True)
+
+
+def _bridged(ranks: Sequence[int], limits: Mapping[int, Limits]) -> bool:
+    """Do all GPUs of a host have NVLinks, but perhaps not from each to each other one?
+
+    Of 4 GPUs that are bridged in pairs, a ring goes over PCIe twice; of 8 in a cube mesh it does not. Links alone do
+    not tell which, a switch or a single pair does.
+    """
+    own = [limits[rank] for rank in ranks if rank in limits]
+    linked = own and all(_known([limit.nvlink_bytes_per_s]) for limit in own)
+    return bool(linked) and len(ranks) > 2 and not all(limit.nvlink_switched for limit in own)
+
+
+def _links(ranks: Sequence[int], limits: Mapping[int, Limits]) -> Bound | None:
+    """What GPUs of one host can send: by NVLink if all have some, else by PCIe; alone on its host, by PCIe.
+
+    None where NVLinks may not join all of them.
+    """
+    if _bridged(ranks, limits):
+        return None
+    own = [limits[rank] for rank in ranks if rank in limits]
+    links = _known(limit.nvlink_bytes_per_s for limit in own)
+    if links and len(links) == len(own) and len(ranks) > 1:
+        rate = min(links)
+        source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; NVLS may exceed it"
+        return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
+    if slots := _known(limit.pcie_bytes_per_s for limit in own):
+        return Bound(min(slots), Bottleneck.PCIE, f"{rate_text(min(slots))} of PCIe, NCCL's figure for this slot")
+    return None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """Those that were measured; a rate of 0 would say that nothing is ever over."""
+    return [value for value in values if value is not None and 0 < value < math.inf]
+
+
+def _nccl_network(collective: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]) -> list[Bound]:
+    """One bound for each host whose cards are known: NCCL spreads its rings over all of them."""
+    ranks = _size(hosts)
+    bounds = []
+    for host, cards in _cards_by_host(hosts, limits).items():
+        if collective == "send_recv":
+            bounds.append(_one_card(cards, _stream(collective, hosts[host], ranks, cards), host))
+        else:
+            rate = cards.total * _leaving(collective, hosts[host], ranks)
+            bounds.append(_network(NETWORK_SHARE, cards, rate, host))
+    return bounds
+
+
+def _one_card(cards: _Cards, rate: float, host: str) -> Bound:
+    """A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send."""
+    if cards.number == 1:
+        return _network(NETWORK_SHARE, cards, rate, host)
+    source = f"{NETWORK_SHARE} x {rate_text(rate)}, a rank's share of {cards.number} network cards of {host}"
+    return Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
+
+
+def _gloo_network(collective: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]) -> list[Bound]:
+    """One bound for each host whose cards are known: a stream of TCP for each place where the ring leaves the host."""
+    ranks = _size(hosts)
+    # A tree goes to other hosts in its last levels at the latest, one level for each doubling of the hosts.
+    sent = work(collective, len(hosts) if collective == "broadcast" else ranks).sent
+    bounds = []
+    for host, cards in _cards_by_host(hosts, limits).items():
+        rate = _stream(collective, hosts[host], ranks, cards)
+        bounds.append(_network(GOODPUT_SHARE, cards, rate * factor(collective, ranks) / sent, host))
+    return bounds
+
+
+def _stream(collective: str, own: Sequence[int], ranks: int, cards: _Cards) -> float:
+    """Bytes per second that a rank at the edge of its host may send to other hosts."""
+    if collective == "all_to_all":
+        return cards.total * _leaving(collective, own, ranks)
+    inside = frozenset(own)
+    exits = sum((rank + 1) % ranks not in inside for rank in own)
+    return min(cards.slowest, cards.total / max(1, exits))
+
+
+def _network(share: float, cards: _Cards, busbw: float, host: str) -> Bound:
+    whose = "the network card" if cards.number == 1 else f"{cards.number} network cards"
+    source = f"{share} x {rate_text(cards.total)} of {whose} of {host}"
+    return Bound(share * busbw, Bottleneck.NIC, source, cards.equal)
+
+
+def _cards_by_host(hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]) -> dict[str, _Cards]:
+    """The cards of each host, where there are several hosts and the speed of every card is known."""
+    if len(hosts) < 2:
+        return {}
+    cards = {host: _cards([limits[rank] for rank in ranks if rank in limits]) for host, ranks in hosts.items()}
+    return {host: own for host, own in cards.items() if own is not None}
+
+
+def _cards(own: Sequence[Limits]) -> _Cards | None:
+    """Those of one name are the same for all ranks; one without a number of ports is one port."""
+    cards = {limit.nic: limit for limit in own}
+    known = _known(card.nic_bytes_per_s for card in cards.values())
+    if not known or len(known) < len(cards):
+        return None
+    number = sum(card.nic_ports or 1 for card in cards.values())
+    slowest = min(_known([*(card.nic_port_bytes_per_s for card in cards.values()), *known]))
+    return _Cards(number, sum(known), slowest)
+
+
+def _leaving(collective: str, own: Sequence[int], ranks: int) -> float:
+    """Bus bandwidth over what leaves a host: a ring crosses its edge once, an all-to-all with each pair of ranks.
+
+    Of an all-to-all, each of l own ranks sends 1/n of its size to each of n - l others: l (n-l)/n leaves, and (n-1)/n
+    counts as moved.
+    """
+    if collective != "all_to_all":
+        return 1.0
+    return (ranks - 1) / max(1, len(own) * (ranks - len(own)))
+
+
+def _size(hosts: Mapping[str, Sequence[int]]) -> int:
+    return sum(len(ranks) for ranks in hosts.values())
+
+
+def work(collective: str, ranks: int) -> Work:
+    """What gloo, as torch calls it, makes a rank do (gloo/*.cc; torch ProcessGroupGloo.cpp). ValueError: unknown name.
+
+    all_reduce is a ring of 2(n-1) steps of size/n, half of them reductions; reduce the same, with a gather to the
+    root. broadcast is a binomial tree: whole messages, one level after the other. torch gathers into a buffer of its
+    own and copies it out; and makes reduce_scatter of an all_reduce of a copy.
+    """
+    n = max(1, ranks)
+    part = (n - 1) / n
+    match collective:
+        case "all_reduce" | "reduce":
+            return Work(2 * part, _COPIES_PER_REDUCED * part)
+        case "reduce_scatter":
+            return Work(2 * part, _COPIES_PER_REDUCED * part + 1 + 1 / n)
+        case "all_gather":
+            return Work(part, 1 + 1 / n)
+        case "all_to_all":
+            return Work(part, 1 / n)
+        case "broadcast":
+            return Work(math.ceil(math.log2(n)), 0.0)
+        case "send_recv":
+            return Work(1.0, 0.0)
+    raise ValueError(f"no such collective: {collective}")
+
+
+def _copies(
+    collective: str, ranks: int, whose: str, inside: Sequence[int], limits: Mapping[int, Limits]
+) -> Bound | None:
+    """What the ranks inside one host can send and reduce: seconds = sent / loopback + copied / copies.
+
+    The medians of its ranks: these are measured, not promised, and a slow rank must not lower what is asked of all.
+    """
+    own = [limits[rank] for rank in inside if rank in limits]
+    loopback = _median(limit.loopback_bytes_per_s for limit in own)
+    copies = _median(limit.copy_bytes_per_s for limit in own)
+    if loopback is None:
+        return None
+    sent, copied = work(collective, ranks)
+    seconds_per_byte = sent / loopback + (copied / copies if copies else 0.0)
+    also = f" and copies {rate_text(copies)}" if copies and copied else ""
+    source = f"{whose} loopback {rate_text(loopback)}{also}, measured in this run"
+    return Bound(factor(collective, ranks) / seconds_per_byte, Bottleneck.COPY, source)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = sorted(_known(values))
+    return quantile(known, 0.5) if known else None

@@ -1,0 +1,79 @@
+"""What one rank knows of a benchmark: the lines that it measured.
+
+There may be millions, and they hold no cycles, so the collector of garbage need not look at them.
+"""
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ddpdiag.model.bench import Spread
+from ddpdiag.stats import quantile
+
+
+class Cell(Struct, frozen=True, kw_only=True, gc=False):
+    """One mode of a line on this rank.
+
+    In each call the rank that came last spends least time in it, since all leave together. `lag_seconds` is the median
+    over the calls of the longest time that any rank spent less this rank's own; `last` counts the calls in which this
+    rank's was the shortest. `transfer_seconds` and `skew_seconds` are medians of the shortest, and of the longest less
+    the shortest; they are the same on all ranks. None where ranks may leave apart. `wrong` is None if not checked.
+    """
+
+    seconds: Spread
+    wrong: int | None = None
+    lag_seconds: float | None = None
+    last: int | None = None
+    transfer_seconds: float | None = None
+    skew_seconds: float | None = None
+    times: tuple[float, ...] = ()
+
+
+class Line(Struct, frozen=True, kw_only=True, gc=False):
+    """One line of nccl-tests' table on this rank; see `model.bench.BenchRow`.
+
+    `cores` are the processor seconds that this process used per second of its calls.
+    """
+
+    cycle: int
+    size_bytes: int
+    count: int
+    dtype: str
+    op: str
+    root: int
+    in_place: Cell | None = None
+    out_of_place: Cell | None = None
+    cores: float | None = None
+
+    @property
+    def key(self) -> tuple[int, str, str, int, int]:
+        """What is the same on all ranks."""
+        return self.cycle, self.dtype, self.op, self.root, self.size_bytes
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Summary of at least one call; ValueError if there is none."""
+    if not seconds:
+        raise ValueError("no calls to summarise")
+    ordered, mean = sorted(seconds), sum(seconds) / len(seconds)
+    return Spread(
+        min=ordered[0],
+        median=quantile(ordered, 0.5),
+        p95=quantile(ordered, 0.95),
+        p99=quantile(ordered, 0.99),
+        max=ordered[-1],
+        mean=mean,
+        stdev=math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds)),
+        count=len(seconds),
+    )
+
+
+def together(
+    own: Sequence[float], shortest: Sequence[float], longest: Sequence[float]
+) -> tuple[float, int, float, float]:
+    """Lag, calls in which this rank came last, transfer and skew, from each call's own, shortest and longest time."""
+    lag = sorted(most - mine for mine, most in zip(own, longest, strict=True))
+    last = sum(mine <= least for mine, least in zip(own, shortest, strict=True))
+    skew = sorted(most - least for least, most in zip(shortest, longest, strict=True))
+    return quantile(lag, 0.5), last, quantile(sorted(shortest), 0.5), quantile(skew, 0.5)

@@ -1,0 +1,282 @@
+"""`ddpdiag allreduce-bench`: nccl-tests' options into data, then a run whose only measurement is the benchmark."""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from ddpdiag.bandwidth import baseline
+from ddpdiag.cli import check
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.errors import UsageError
+from ddpdiag.model import Report, Verdict
+from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, BenchReport, Blocking
+from ddpdiag.model.recording import Line
+from ddpdiag.probes.gpus import visible_gpus
+from ddpdiag.probes.procfs import proc_root
+from ddpdiag.runtime.launchers import Asked, Launch
+
+E = TypeVar("E", bound=Enum)
+
+# Who came, what they run, cores of their own, the benchmark, and what happened to the run.
+CODES = ("LCH", "HST001", "COL002", "RUN")
+DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
+_ALIASES = {
+    "int": "int32",
+    "fp16": "half",
+    "float16": "half",
+    "fp32": "float",
+    "float32": "float",
+    "fp64": "double",
+    "float64": "double",
+    "bf16": "bfloat16",
+}
+OPS = ("sum", "prod", "min", "max", "avg")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MOST_SIZES = 1000
+# With -I every call of every rank is kept.
+_MOST_TIMES = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The options of the benchmark as they were typed."""
+
+    minbytes: str
+    maxbytes: str
+    stepbytes: str | None
+    stepfactor: float | None
+    iters: int
+    warmup_iters: int
+    run_cycles: int
+    agg_iters: int
+    op: tuple[str, ...]
+    datatype: tuple[str, ...]
+    root: str
+    average: int
+    check: int
+    blocking: int | None
+    per_iter_timing: int
+    collective: tuple[str, ...]
+    backend: tuple[str, ...]
+    min_busbw: float | None
+    baseline: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOutputs(Outputs):
+    """Files of a benchmark; its JSON follows nccl-tests'."""
+
+    csv: str | None = None
+    plot: str | None = None
+    save_baseline: str | None = None
+
+    def check(self, inputs: Sequence[str] = ()) -> None:
+        """UsageError for files that cannot be written, and for a plot of unknown kind, or without matplotlib."""
+        if self.plot is not None:
+            from ddpdiag.render import plots
+
+            plots.check_available()
+            _plot_kind(self.plot)
+        if self.save_baseline is not None:
+            read_baseline("--save-baseline", self.save_baseline, missing=())
+        super().check(inputs)
+
+    @property
+    def _files(self) -> dict[str, str]:
+        own = {"--csv": self.csv, "--plot": self.plot, "--save-baseline": self.save_baseline}
+        return {**super()._files, **{option: path for option, path in own.items() if path is not None}}
+
+    def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
+        """nccl-tests' JSON instead of the report's, and the benchmark's own files."""
+        from ddpdiag.render import bench_csv, bench_json, plots
+
+        for path, content in super().contents(report, lines):
+            yield path, (lambda: bench_json.render(report)) if path == self.json else content
+        bench = report.bench
+        if bench is None:
+            return
+        if self.csv is not None:
+            yield self.csv, lambda: bench_csv.render(report)
+        if (picture := self.plot) is not None:
+            yield picture, lambda: plots.render(bench, _plot_kind(picture))
+        if (file := self.save_baseline) is not None:
+            yield file, lambda: _with_baseline(file, report, bench)
+
+
+def _with_baseline(path: str, report: Report, bench: BenchReport) -> str:
+    """The file with this run in it; UsageError for a run that none should be held against."""
+    spoilt = [finding.code for finding in report.findings if finding.code.startswith("COL002.")]
+    if report.verdict is not Verdict.FIT or spoilt or bench.remarks or not bench.complete:
+        why = ", ".join((*spoilt, *bench.remarks)) or f"{report.verdict.value.upper()}"
+        raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others ({why})")
+    return baseline.dumps(baseline.merge(read_baseline("--save-baseline", path, missing=()), bench.saved))
+
+
+def _plot_kind(path: str) -> Literal["svg", "png"]:
+    match Path(path).suffix.lower():
+        case ".svg":
+            return "svg"
+        case ".png":
+            return "png"
+    raise UsageError(f"--plot {path}: expected a name that ends in .svg or .png")
+
+
+def run(asked: Asked, wishes: check.Wishes, flags: Flags, outputs: BenchOutputs) -> int:
+    """Take part in a benchmark, or start one on this host; the exit code."""
+    return check.run(asked, replace(wishes, bench=bench_of(flags), backend=_backend(flags)), outputs)
+
+
+def _backend(flags: Flags) -> str:
+    """The backend of the run: the last one, which a job would take; gloo is there for comparison."""
+    return check.split(flags.backend)[-1].lower()
+
+
+def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
+    """What the flags ask for; UsageError for a value that makes no sense, before anything is started."""
+    low, high = size("-b", flags.minbytes), size("-e", flags.maxbytes)
+    if low > high:
+        raise UsageError(
+            f"-b {flags.minbytes} is above -e {flags.maxbytes}: expected the smallest size, then the largest"
+        )
+    step = None if flags.stepbytes is None else size("-i", flags.stepbytes)
+    if step is not None and flags.stepfactor is not None:
+        raise UsageError("-i and -f exclude each other: sizes grow by a step, or by a factor")
+    factor = 2.0 if flags.stepfactor is None else flags.stepfactor
+    if not (math.isfinite(factor) and factor > 1):
+        raise UsageError(f"-f {factor:g}: expected a factor above 1, by which each size is larger than the one before")
+    backends = _names("--backend", flags.backend, None)
+    _check_gpus(backends)
+
+    def bench(launch: Launch) -> Bench:
+        return Bench(
+            collectives=_names("--collective", flags.collective, COLLECTIVES),
+            backends=() if backends == ("auto",) else backends,
+            min_bytes=low,
+            max_bytes=high,
+            step_bytes=step,
+            factor=factor,
+            iterations=_number("-n", flags.iters, 1),
+            warmup=_number("-w", flags.warmup_iters, 0),
+            aggregate=_number("-m", flags.agg_iters, 1),
+            cycles=_number("-N", flags.run_cycles, 0),
+            dtypes=_names("-d", _plain(flags.datatype), (*DTYPES, "all")),
+            ops=_names("-o", flags.op, (*OPS, "all")),
+            roots=(_root(flags.root, launch),),
+            average=_member("-a", flags.average, Average),
+            checks=_number("-c", flags.check, 0),
+            blocking=None if flags.blocking is None else _member("-z", flags.blocking, Blocking),
+            per_iteration=bool(flags.per_iter_timing),
+            min_busbw_bytes_per_s=_positive("--min-busbw", flags.min_busbw),
+            baseline=_baseline(flags.baseline, launch),
+            args=tuple(sys.argv),
+        )
+
+    _check_count(bench_sizes(low, high, step, factor), flags)
+    return bench
+
+
+def bench_sizes(low: int, high: int, step: int | None, factor: float) -> int:
+    """How many sizes that is; more than anybody wants where it is more than that."""
+    if step:
+        return (high - low) // step + 1
+    return int(math.log(high / low) / math.log(factor)) + 1
+
+
+def _check_count(sizes: int, flags: Flags) -> None:
+    if sizes > _MOST_SIZES:
+        raise UsageError(
+            f"-b {flags.minbytes} -e {flags.maxbytes}: that is {sizes:,} sizes; at most {_MOST_SIZES} expected"
+        )
+    if flags.per_iter_timing and sizes * flags.iters > _MOST_TIMES:
+        raise UsageError(
+            f"-I 1 keeps every call, and {sizes} sizes x {flags.iters} calls are more than {_MOST_TIMES:,}"
+        )
+
+
+def size(option: str, text: str) -> int:
+    """Bytes in "8", "128M" or "1.5G"; K, M, G and T are powers of 1024, as in nccl-tests."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in _UNITS else (text, "")
+    try:
+        value = float(number) * _UNITS.get(unit, 1)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 1 <= value < 1 << 50):
+        raise UsageError(f"{option} {text}: expected a number of bytes, 1 or more, such as 8, 64K, 128M or 1G")
+    return int(value)
+
+
+def _names(option: str, values: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:
+    """Comma-separated names, each once; UsageError for one that is not known."""
+    names = tuple(dict.fromkeys(name.lower() for name in check.split(values)))
+    for name in names:
+        if not name or (known is not None and name not in known):
+            raise UsageError(f"{option} {name}: expected {', '.join(known or ('a name',))}")
+    return names
+
+
+def _plain(names: Sequence[str]) -> tuple[str, ...]:
+    """dtypes as nccl-tests calls them: torch's names are taken, too."""
+    return tuple(_ALIASES.get(name.lower(), name) for name in check.split(names))
+
+
+def _number(option: str, value: int, least: int) -> int:
+    if value < least:
+        raise UsageError(f"{option} {value}: expected {least} or more")
+    return value
+
+
+def _positive(option: str, gigabytes: float | None) -> float | None:
+    """Bytes per second of GB/s."""
+    if gigabytes is None:
+        return None
+    if not (math.isfinite(gigabytes) and gigabytes > 0):
+        raise UsageError(f"{option} {gigabytes:g}: expected GB/s (1e9 bytes per second), above 0")
+    return gigabytes * 1e9
+
+
+def _member(option: str, value: int, kind: type[E]) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(f"{each.value} ({each.name.lower().replace('_', ' ')})" for each in kind)
+        raise UsageError(f"{option} {value}: expected {known}") from None
+
+
+def _root(text: str, launch: Launch) -> int:
+    """A rank, or -1 for "all"."""
+    if text == "all":
+        return -1
+    if not text.isdecimal() or int(text) >= launch.place.world_size:
+        raise UsageError(f"-r {text}: expected a rank from 0 to {launch.place.world_size - 1}, or all")
+    return int(text)
+
+
+def _check_gpus(backends: Sequence[str]) -> None:
+    if "auto" in backends and len(backends) > 1:
+        raise UsageError("--backend auto stands alone: it is the one that a job would take")
+    if "nccl" in backends and visible_gpus(os.environ, proc_root(os.environ)) == 0:
+        raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
+
+
+def _baseline(path: str | None, launch: Launch) -> tuple[BaselineSeries, ...] | None:
+    """What rank 0 compares with."""
+    return None if path is None or launch.place.rank != 0 else read_baseline("--baseline", path, missing=None)
+
+
+def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...] | None) -> tuple[BaselineSeries, ...]:
+    """The runs in a baseline file; `missing` if there is no such file, or UsageError where that is None."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        if missing is not None:
+            return missing
+        raise UsageError(f"{option} {path}: no such file; `--save-baseline {path}` makes one") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{option} {path}: {reason}") from error
+    return baseline.loads(text, f"{option} {path}")

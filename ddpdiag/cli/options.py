@@ -1,0 +1,78 @@
+"""Options that several commands share, as Typer wants them."""
+
+from typing import Annotated
+
+import typer
+
+LAUNCH, WHAT, OUT = "Launch", "What is checked", "Output"
+
+
+def examples(*lines: str) -> str:
+    """An epilog of one example a line."""
+    return "\n\n".join(["Examples:", *lines])
+
+
+NprocPerNode = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Ranks to start on this host (default: its GPUs, else 2).", rich_help_panel=LAUNCH),
+]
+Nnodes = Annotated[
+    int | None, typer.Option(metavar="N", help="Hosts, when started once on each by hand.", rich_help_panel=LAUNCH)
+]
+NodeRank = Annotated[int | None, typer.Option(metavar="I", help="This host's number, from 0.", rich_help_panel=LAUNCH)]
+Rank = Annotated[
+    int | None,
+    typer.Option(metavar="R", help="This process's rank, when started by hand.", rich_help_panel=LAUNCH),
+]
+WorldSize = Annotated[int | None, typer.Option(metavar="N", help="Number of ranks in all.", rich_help_panel=LAUNCH)]
+LocalRank = Annotated[
+    int | None, typer.Option(metavar="R", help="This process's rank on its host.", rich_help_panel=LAUNCH)
+]
+MasterAddr = Annotated[
+    str | None, typer.Option(metavar="HOST", help="Host name or address of rank 0.", rich_help_panel=LAUNCH)
+]
+MasterPort = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Port that the job would use.", rich_help_panel=LAUNCH)
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name of this run, the same on all ranks.", rich_help_panel=LAUNCH),
+]
+BoardWait = Annotated[
+    float,
+    typer.Option(min=0.1, metavar="SECONDS", help="How long ranks wait for each other.", rich_help_panel=LAUNCH),
+]
+BoardPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=1, max=65535, help="Port of the control channel.", rich_help_panel=LAUNCH),
+]
+PortRange = Annotated[
+    str | None,
+    typer.Option(metavar="LOW-HIGH", help="Ports that the firewall lets through.", rich_help_panel=LAUNCH),
+]
+SharedDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="A directory that all hosts share: for file://, and so that the run survives the loss of rank 0. "
+        "The lowest living rank then reports, and writes the files on its own host.",
+        rich_help_panel=WHAT,
+    ),
+]
+Record = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=OUT)
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=OUT)
+]
+Details = Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.", rich_help_panel=OUT)]
+ExcludeFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).", rich_help_panel=OUT
+    ),
+]
+GoodHosts = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.", rich_help_panel=OUT),
+]

@@ -1,0 +1,94 @@
+"""The network card that a collective takes to other hosts."""
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.files import read_text
+from ddpdiag.probes.interfaces import bindable, chosen_address, interface_of, interfaces, wanted
+from ddpdiag.probes.sockets import is_loopback, resolve
+from ddpdiag.probes.variables import nccl_files
+
+_NAME_SECONDS = 2.0
+
+
+class Card(Struct, frozen=True):
+    """One port of a network card, or several that are used together.
+
+    `bytes_per_s` is the nominal speed of all `ports` together, `port_bytes_per_s` that of the slowest; None where the
+    speed of a port is not known.
+    """
+
+    name: str
+    bytes_per_s: float | None
+    ports: int
+    port_bytes_per_s: float | None
+
+
+def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
+    """What `library` ("gloo" or "nccl") takes: InfiniBand where nccl finds it, else the interface of its address."""
+    if library == "nccl" and _nccl(env, "NCCL_IB_DISABLE") in ("", "0"):
+        found = infiniband(sys, _nccl(env, "NCCL_IB_HCA"))
+        if found is not None:
+            return found
+    known = interfaces(sys) or ()
+    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    address = chosen_address(library, wanted(env), own, known)
+    if address is None or is_loopback(address):
+        return None
+    interface = interface_of(address, known)
+    return Card(interface.name, interface.bytes_per_s, 1, interface.bytes_per_s) if interface else None
+
+
+def _nccl(env: Mapping[str, str], name: str) -> str:
+    """A variable as NCCL finds it: the environment wins over its configuration files. Empty where it is not set."""
+    files = (settings[name] for settings in nccl_files(env).values() if name in settings)
+    return env[name] if name in env else next(files, "")
+
+
+def infiniband(sys: Path, rule: str = "") -> Card | None:
+    """All ports of InfiniBand and RoCE adapters that are up and that `rule`, a value of NCCL_IB_HCA, allows, together.
+
+    None if there is none, or none of them says how fast it is.
+    """
+    ports = sorted((sys / "class" / "infiniband").glob("*/ports/*"))
+    taken = [
+        port
+        for port in ports
+        if (read_text(port / "state") or "").endswith("ACTIVE") and nccl_takes_port(rule, port.parts[-3], port.name)
+    ]
+    rates = [_rate(read_text(port / "rate")) for port in taken]
+    known = [rate for rate in rates if rate]
+    if not known:
+        return None
+    name = "+".join(dict.fromkeys(port.parts[-3] for port in taken))
+    if len(known) < len(rates):
+        return Card(name, None, len(rates), None)
+    return Card(name, sum(known), len(known), min(known))
+
+
+def nccl_takes_port(rule: str, adapter: str, port: str) -> bool:
+    """Does a value of NCCL_IB_HCA allow this port of this adapter? As NCCL reads it (net_ib.cc, utils.cc).
+
+    "^" excludes what follows, "=" behind it wants exact names, else the words are prefixes; a word may end in ":port".
+    Without a word, all match.
+    """
+    others, rule = rule.startswith("^"), rule.removeprefix("^")
+    exact, rule = rule.startswith("="), rule.removeprefix("=")
+    words = [tuple(word.split(":")) for word in rule.split(",") if word.partition(":")[0]]
+    hit = not words or any(
+        (adapter == name if exact else adapter.startswith(name)) and (not number or number[0] in ("", port))
+        for name, *number in words
+    )
+    return hit != others
+
+
+def _rate(text: str | None) -> float | None:
+    """Bytes per second of "400 Gb/sec (4X NDR)"."""
+    number = (text or "").split(" ")[0]
+    try:
+        return float(number) * 125e6
+    except ValueError:
+        return None

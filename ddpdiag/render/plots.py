@@ -1,0 +1,170 @@
+"""A benchmark as a picture: bus bandwidth and latency over the size of the message.
+
+matplotlib is loaded only here and only when a picture is asked for, and used without pyplot, whose state is global.
+The same report gives the same bytes, whatever a matplotlibrc says.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from io import BytesIO
+from statistics import fmean
+from textwrap import fill
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ddpdiag.errors import UsageError
+from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
+from ddpdiag.render.bench_rows import traits
+from ddpdiag.render.page import one_line
+from ddpdiag.render.units import byte_count, bytes_per_s, count, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito, "Color universal design" (2008), without the yellow, which is too pale for a line.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# So that lines are told apart without colour, too.
+_MARKERS = "osD^vPX"
+_LEGEND_WIDTH = 44
+_MISSING = "--plot needs matplotlib: pip install 'ddpdiag[plot]'"
+_MOST_TICKS = 9
+
+_Key = tuple[str, str, str, str, int]
+
+
+class Curve(NamedTuple):
+    """One line of each panel: SI units, sizes in rising order. `levels` are bandwidths to expect, by their labels."""
+
+    label: str
+    sizes: tuple[int, ...]
+    busbws: tuple[float, ...]
+    seconds: tuple[float, ...]
+    levels: dict[str, float]
+
+
+def check_available() -> None:
+    """UsageError if there is no matplotlib; it is not imported, which takes a second."""
+    if find_spec("matplotlib") is None:
+        raise UsageError(_MISSING)
+
+
+def render(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
+    """The picture; UsageError if there is no matplotlib."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.style import context
+    except ImportError as error:
+        raise UsageError(_MISSING) from error
+    target = BytesIO()
+    # A date, a version or a random id in the file would make each one different.
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with context("default"), rc_context({"svg.hashsalt": "ddpdiag"}):
+        _figure(report).savefig(target, format=kind, metadata=metadata, dpi=144)
+    return target.getvalue()
+
+
+def _figure(report: BenchReport) -> "Figure":
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    curves = _curves(report)
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    figure.suptitle(_title(report, curves))
+    if not curves:
+        figure.text(0.5, 0.5, "nothing was measured", ha="center", va="center")
+        return figure
+    left, right = figure.subplots(1, 2)
+    for number, curve in enumerate(curves):
+        color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
+        rates = [busbw / 1e9 for busbw in curve.busbws]
+        left.plot(curve.sizes, rates, color=color, marker=marker, markersize=4, label=curve.label)
+        right.plot(curve.sizes, curve.seconds, color=color, marker=marker, markersize=4)
+        for label, busbw in curve.levels.items():
+            left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=label)
+    _finish(left, curves, title="Bus bandwidth (GB/s)")
+    left.set_ylim(bottom=0)
+    right.set_yscale("log")
+    # Not every picture spans a decade, and each should show some numbers.
+    right.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    right.yaxis.set_major_formatter(lambda value, _: seconds(value))
+    right.yaxis.set_minor_formatter(NullFormatter())
+    _finish(right, curves, title="Latency")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    return figure
+
+
+def _finish(axes: "Axes", curves: Sequence[Curve], title: str) -> None:
+    """Sizes as people write them, some of those that were measured."""
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_xlabel("Size")
+    axes.set_xscale("log", base=2)
+    ticks = _ticks(sorted({size for curve in curves for size in curve.sizes}))
+    axes.set_xticks(ticks, [byte_count(size) for size in ticks], rotation=30, ha="right")
+    axes.set_xticks([], minor=True)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _ticks(sizes: Sequence[int]) -> list[int]:
+    """Of sizes in rising order a few that are evenly spaced on a logarithmic axis."""
+    # A little less, so that rounding drops none of a geometric series.
+    apart = (sizes[-1] / sizes[0]) ** (1 / (_MOST_TICKS - 1)) * 0.99
+    ticks = [sizes[0]]
+    for size in sizes[1:]:
+        if size >= ticks[-1] * apart:
+            ticks.append(size)
+    return ticks
+
+
+def _title(report: BenchReport, curves: Sequence[Curve]) -> str:
+    ranks = {line.rank for line in report.ranks}
+    hosts = {line.node for line in report.ranks}
+    collectives = dict.fromkeys(_plain(row.collective) for row in report.rows)
+    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
+    return f"{what}: {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else what
+
+
+def _curves(report: BenchReport) -> list[Curve]:
+    """One for each series; what several cycles measured is their mean."""
+    found: dict[_Key, dict[int, list[Measured]]] = {}
+    for row in report.rows:
+        if (mode := row.natural()) is not None and row.size_bytes > 0:
+            found.setdefault(_key(row), {}).setdefault(row.size_bytes, []).append(mode)
+    pairs = Counter(key[:2] for key in found)
+    return [
+        _curve(_name(key, whole=pairs[key[:2]] > 1), sizes, [s for s in report.series if _key(s) == key])
+        for key, sizes in found.items()
+    ]
+
+
+def _key(of: BenchRow | Series) -> _Key:
+    return of.collective, of.backend, of.dtype, of.op, of.root
+
+
+def _name(key: _Key, *, whole: bool) -> str:
+    """ "all_reduce over gloo"; `whole` adds what tells it from others of that name: ", float, sum"."""
+    collective, backend, dtype, op, root = key
+    return _plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
+
+
+def _curve(name: str, sizes: dict[int, list[Measured]], series: Sequence[Series]) -> Curve:
+    rows = sorted(sizes.items())
+    levels = [s.expectation for s in series if s.expectation is not None]
+    return Curve(
+        label=name,
+        sizes=tuple(size for size, _ in rows),
+        busbws=tuple(fmean(mode.busbw_bytes_per_s for mode in modes) for _, modes in rows),
+        seconds=tuple(fmean(mode.seconds for mode in modes) for _, modes in rows),
+        levels={_label(level): level.busbw_bytes_per_s for level in levels},
+    )
+
+
+def _label(level: Expectation) -> str:
+    text = f"expected {bytes_per_s(level.busbw_bytes_per_s)}: {_plain(level.source)}"
+    return fill(text, _LEGEND_WIDTH)
+
+
+def _plain(text: str) -> str:
+    """`text` as it is: no formula between dollar signs, and no letter that the built-in font lacks."""
+    return one_line(text).encode("ascii", "backslashreplace").decode().replace("$", r"\$")

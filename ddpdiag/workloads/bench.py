@@ -1,0 +1,198 @@
+"""One trial of the benchmark on one rank: a whole sweep, or one size with one partner."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ddpdiag.bandwidth.lines import Line
+from ddpdiag.check import Context
+from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.probes.cgroup import cgroup
+from ddpdiag.probes.limits import affinity
+from ddpdiag.probes.nvlink import connections
+from ddpdiag.probes.own_rates import Copier, loopback_bytes_per_s
+from ddpdiag.probes.procfs import memory, proc_root
+from ddpdiag.probes.route import route_out
+from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.workloads.kinds import finish
+from ddpdiag.workloads.sweep import Means, Swept, sweep
+
+# 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.
+_LOOPBACK_SECONDS = 0.2
+_COPY_SECONDS = 0.05
+_MOMENT_SECONDS = 0.02
+_LINES_PER_MOMENT = 4
+_MOMENTS_AT_END = 4
+# A GPU's own memory is far quicker than a clock can tell of less.
+_GPU_COPY_BYTES = 256 << 20
+# What closing the group and answering takes.
+_FAREWELL_SECONDS = 2.0
+# Not more often: ten thousand ranks report to one.
+_REPORT_SECONDS = 0.5
+_REPORT_SECONDS_PER_RANK = 1e-3
+# And each time all lines go out again, some 800 bytes each.
+_REPORT_SECONDS_PER_LINE = 2e-3
+
+
+class Device(NamedTuple):
+    """What a rank runs on; `number`, `uuid` and `pci` are None on a CPU."""
+
+    name: str
+    number: int | None
+    uuid: str | None
+    pci: str | None
+
+
+class Benched(NamedTuple):
+    """What a trial gave. `copies` are the rates of this rank's own copies at moments that all ranks share."""
+
+    swept: Swept
+    copies: tuple[float, ...]
+    limits: Limits
+
+
+def bench(
+    ctx: Context,
+    asked: Bench,
+    collective: str,
+    device: torch.device,
+    seconds: float,
+    told: Callable[[Benched, Line], None],
+) -> Benched:
+    """A sweep over the open group, within so many seconds.
+
+    `told` hears, from time to time, of what there is so far and of the last line.
+    """
+    end = _end(ctx, seconds)
+    ctx.step("measure this rank's own limits")
+    copies = _Copies(device)
+    limits = _limits(ctx, device, copies)
+    pause = _REPORT_SECONDS + _REPORT_SECONDS_PER_RANK * len(ctx.group)
+    lines: list[Line] = []
+    spoken = time.monotonic()
+
+    def hear(line: Line) -> None:
+        nonlocal spoken
+        lines.append(line)
+        if len(lines) % _LINES_PER_MOMENT == 0:
+            copies.take(_MOMENT_SECONDS)
+        if time.monotonic() - spoken > max(pause, len(lines) * _REPORT_SECONDS_PER_LINE):
+            spoken = time.monotonic()
+            told(Benched(Swept(tuple(lines), (), ()), tuple(copies.rates), limits), line)
+
+    free = _free_bytes(ctx, device)
+    swept = sweep(Means(asked, collective, device, free, end, ctx.step, hear))
+    for _ in range(_MOMENTS_AT_END):
+        ctx.step("copy in this rank's own memory")
+        dist.barrier()
+        copies.take(_MOMENT_SECONDS)
+    return Benched(swept, tuple(copies.rates), limits)
+
+
+def pair(ctx: Context, asked: Bench, device: torch.device, seconds: float) -> Benched:
+    """The same, without own limits: two ranks alone, one size."""
+    means = Means(asked, "all_reduce", device, _free_bytes(ctx, device), _end(ctx, seconds), ctx.step, _nobody, (True,))
+    return Benched(sweep(means), (), Limits())
+
+
+def _end(ctx: Context, seconds: float) -> float:
+    """When a sweep must be over: before the trial's deadline."""
+    return min(ctx.end - _FAREWELL_SECONDS, time.monotonic() + seconds)
+
+
+def _nobody(_line: Line) -> None:
+    """Nobody wants to hear of it."""
+
+
+class _Copies:
+    """This rank's own copies: in the memory of the CPU, or of the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rates: list[float] = []
+        self._device = device
+        if device.type == "cuda":
+            self._source = torch.zeros(_GPU_COPY_BYTES, dtype=torch.uint8, device=device)
+            self._target = torch.zeros_like(self._source)
+        else:
+            self._copier = Copier()
+
+    def take(self, seconds: float) -> float:
+        """One more rate, in bytes copied per second."""
+        rate = self._by_events() if self._device.type == "cuda" else self._copier.bytes_per_s(seconds)
+        self.rates.append(rate)
+        return rate
+
+    def _by_events(self) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._target.copy_(self._source)
+        end.record()
+        finish(self._device)
+        return float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9))
+
+
+def _limits(ctx: Context, device: torch.device, copies: _Copies) -> Limits:
+    """All ranks measure at the same time: behind a barrier, as in the collective itself."""
+    dist.barrier()
+    copy = copies.take(_COPY_SECONDS)
+    dist.barrier()
+    loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
+    nic = route_out("nccl" if device.type == "cuda" else "gloo", os.environ, sys_root(os.environ))
+    limits = Limits(
+        copy_bytes_per_s=copy,
+        loopback_bytes_per_s=loopback,
+        nic=nic.name if nic else None,
+        nic_bytes_per_s=nic.bytes_per_s if nic else None,
+        nic_ports=nic.ports if nic else None,
+        nic_port_bytes_per_s=nic.port_bytes_per_s if nic else None,
+        cores=len(affinity()) or None,
+    )
+    return limits if device.type != "cuda" else _with_connections(limits, device)
+
+
+def _with_connections(limits: Limits, device: torch.device) -> Limits:
+    about = describe(device)
+    if about.uuid is None:
+        return limits
+    own = connections(about.uuid, torch.cuda.get_device_capability(device))
+    return Limits(
+        copy_bytes_per_s=limits.copy_bytes_per_s,
+        nic=limits.nic,
+        nic_bytes_per_s=limits.nic_bytes_per_s,
+        nic_ports=limits.nic_ports,
+        nic_port_bytes_per_s=limits.nic_port_bytes_per_s,
+        cores=limits.cores,
+        nvlinks=own.nvlinks,
+        nvlinks_max=own.nvlinks_max,
+        nvlink_switched=own.nvlink_switched,
+        nvlink_bytes_per_s=own.nvlink_bytes_per_s,
+        pcie_bytes_per_s=own.pcie_bytes_per_s,
+        pcie_now_bytes_per_s=own.pcie_now_bytes_per_s,
+    )
+
+
+def _free_bytes(ctx: Context, device: torch.device) -> int:
+    """This rank's share of what is free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    host = memory(proc_root(os.environ))
+    group = cgroup(proc_root(os.environ), sys_root(os.environ)).memory
+    free = [host.available_bytes] if host else []
+    free += [group.left] if group else []
+    return min(free, default=1 << 30) // max(1, ctx.place.local_world_size or 1)
+
+
+def describe(device: torch.device) -> Device:
+    """The device, as its driver names it."""
+    if device.type != "cuda":
+        return Device("CPU", None, None, None)
+    about = torch.cuda.get_device_properties(device)
+    domain, bus, slot = (getattr(about, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    pci = None if domain is None or bus is None or slot is None else f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    uuid = getattr(about, "uuid", None)  # torch 2.5 and later
+    text = None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+    return Device(about.name, device.index, text, pci)

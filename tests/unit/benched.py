@@ -1,0 +1,99 @@
+"""Hand-made benchmarks: what COL002 would have seen of ranks whose times are known."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Raw, structs
+from seen import world_of
+
+from ddpdiag.bandwidth.formulas import counts
+from ddpdiag.bandwidth.lines import Cell, Line, spread, together
+from ddpdiag.check import Seen, new_trial
+from ddpdiag.checks import col002
+from ddpdiag.checks.bench_data import Data
+from ddpdiag.codec import encode
+from ddpdiag.model import Options, Outcome, Recording, Status
+from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.model.recording import Header
+
+# Seconds of each call of a size on a rank.
+Clock = Callable[[int, int], Sequence[float]]
+SIZES = tuple(8 * 4**power for power in range(12))
+FAST = Limits(copy_bytes_per_s=10e9, loopback_bytes_per_s=2e9, cores=64)
+
+
+def steady(latency: float = 100e-6, bytes_per_s: float = 1e9) -> Clock:
+    """The same latency and bandwidth on every rank."""
+    return lambda _rank, size: [latency + size / bytes_per_s] * 5
+
+
+def data_of(
+    rank: int,
+    ranks: int,
+    clock: Clock,
+    *,
+    sizes: Sequence[int] = SIZES,
+    collective: str = "all_reduce",
+    wrong: Mapping[int, int] | None = None,
+    limits: Limits = FAST,
+    copies: Sequence[float] = (10e9,) * 5,
+    **more: object,
+) -> Data:
+    """What a rank gives; `wrong` is by size."""
+    lines = []
+    for size in sizes:
+        found = counts(collective, size, 4, ranks)
+        every = [clock(other, size) for other in range(ranks)]
+        lag, last, transfer, skew = together(
+            every[rank], [min(call) for call in zip(*every, strict=True)], [max(c) for c in zip(*every, strict=True)]
+        )
+        cell = Cell(
+            seconds=spread(every[rank]),
+            wrong=(wrong or {}).get(size, 0),
+            lag_seconds=lag,
+            last=last,
+            transfer_seconds=transfer,
+            skew_seconds=skew,
+        )
+        lines.append(
+            Line(
+                cycle=0, size_bytes=found.size_bytes, count=found.count, dtype="float", op="sum", root=-1, in_place=cell
+            )
+        )
+    values = {"backend": "gloo", "collective": collective, "ranks": ranks, "pid": 100 + rank, "device": "CPU"} | more
+    return Data(lines=tuple(lines), limits=limits, copies=tuple(copies), **values)  # type: ignore[arg-type]
+
+
+def benched(
+    rows: Mapping[int, Data],
+    *,
+    bench: Bench | None = None,
+    statuses: Mapping[int, Status] | None = None,
+    pairs: Sequence[Mapping[int, Data]] = (),
+    ranks_per_node: int = 8,
+    size: int | None = None,
+) -> Seen[Data]:
+    """One sweep, and rounds of pairs; of a rank in `statuses` its row is what it had handed over so far."""
+    size = size or len(rows)
+    options = Options(bench=bench or Bench(), select=("COL002",))
+    world = world_of(size, ranks_per_node=ranks_per_node, options=options)
+    header = Header(run_id="hand", world_size=size, launcher="hand", options=options, created="today", version="0")
+    empty = Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))
+    first = next(iter(rows.values()))
+    params = {"backend": first.backend, "collective": first.collective}
+    trials = [new_trial(empty, params=params)]
+    trials += [new_trial(empty, params=params | {"round": number}) for number, _ in enumerate(pairs)]
+    outcomes = [
+        _outcome(number, rank, data, (statuses or {}).get(rank, Status.DONE) if number == 0 else Status.DONE)
+        for number, own in enumerate([rows, *pairs])
+        for rank, data in own.items()
+    ]
+    numbered = tuple(structs.replace(trial, number=number) for number, trial in enumerate(trials))
+    recording = structs.replace(empty.recording, trials=numbered, outcomes=tuple(outcomes))
+    return Seen(world, col002.CHECK, recording)
+
+
+def _outcome(trial: int, rank: int, data: Data, status: Status) -> Outcome:
+    raw = Raw(encode(data))
+    if status is Status.DONE:
+        return Outcome(trial=trial, code="COL002", rank=rank, status=status, data=raw)
+    return Outcome(trial=trial, code="COL002", rank=rank, status=status, so_far=raw)

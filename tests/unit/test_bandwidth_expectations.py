@@ -1,0 +1,298 @@
+"""What bus bandwidth this hardware should reach."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from ddpdiag.bandwidth.expectations import bound, expect, work
+from ddpdiag.bandwidth.formulas import factor
+from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits
+
+# The machine may be busy.
+relaxed = settings(deadline=None)
+
+CPU = Limits(copy_bytes_per_s=9.8e9, loopback_bytes_per_s=1.45e9)
+H100 = Limits(nvlinks=18, nvlinks_max=18, nvlink_switched=True, nvlink_bytes_per_s=370.8e9, pcie_bytes_per_s=48e9)
+# Bridged with a neighbour, no switch.
+A40 = Limits(nvlinks=4, nvlinks_max=4, nvlink_switched=False, nvlink_bytes_per_s=48e9, pcie_bytes_per_s=24e9)
+
+
+def world(*sizes: int) -> dict[str, tuple[int, ...]]:
+    """Hosts n0, n1, ... with so many ranks each."""
+    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    return {f"n{at}": tuple(range(start, start + sizes[at])) for at, start in enumerate(starts)}
+
+
+def same(limits: Limits, ranks: int) -> dict[int, Limits]:
+    return dict.fromkeys(range(ranks), limits)
+
+
+def card(limits: Limits, rate: float, name: str = "eth0") -> Limits:
+    return structs.replace(limits, nic=name, nic_bytes_per_s=rate)
+
+
+def infiniband(limits: Limits, ports: int, rate: float) -> Limits:
+    """All ports of a host as one card, as every rank of it sees them."""
+    return structs.replace(
+        limits, nic="mlx5_0+mlx5_1", nic_bytes_per_s=ports * rate, nic_ports=ports, nic_port_bytes_per_s=rate
+    )
+
+
+def with_rails(rate: float, *, hosts: int = 2) -> dict[int, Limits]:
+    """H100 hosts of 8, a card for each GPU."""
+    return {rank: card(H100, rate, f"mlx5_{rank % 8}") for rank in range(8 * hosts)}
+
+
+def test_gloo_on_one_host_is_its_loopback_and_its_copies() -> None:
+    found = expect("all_reduce", "gloo", world(2), same(CPU, 2))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(1 / (1 / 1.45e9 + 0.75 / 9.8e9))
+    assert found.source == "this host's loopback 1.45 GB/s and copies 9.8 GB/s, measured in this run"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_the_all_reduce_bound_of_gloo_comes_from_its_bytes(ranks: int) -> None:
+    """Science by hand: 2(n-1)/n S over TCP, 3(n-1)/n S touched in memory, of which C bytes copied are 2C."""
+    size, part = 1e9, (ranks - 1) / ranks
+    seconds = 2 * part * size / 1.45e9 + 3 * part * size / (2 * 9.8e9)
+    found = expect("all_reduce", "gloo", world(ranks), same(CPU, ranks))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(size / seconds * 2 * part)
+
+
+def test_a_collective_that_neither_reduces_nor_copies_has_the_loopback() -> None:
+    found = expect("send_recv", "gloo", world(2), same(CPU, 2))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(1.45e9)
+    assert found.source == "this host's loopback 1.45 GB/s, measured in this run"
+
+
+def test_copies_that_were_not_measured_are_left_out() -> None:
+    found = expect("all_reduce", "gloo", world(2), same(Limits(loopback_bytes_per_s=2e9), 2))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(2e9)
+    assert "copies" not in found.source
+
+
+def test_a_slow_rank_does_not_lower_what_is_asked_of_all() -> None:
+    slow = Limits(copy_bytes_per_s=1e9, loopback_bytes_per_s=0.2e9)
+    assert expect("all_reduce", "gloo", world(3), {**same(CPU, 3), 1: slow}) == expect(
+        "all_reduce", "gloo", world(3), same(CPU, 3)
+    )
+
+
+def test_gloo_between_hosts_is_one_stream_of_tcp() -> None:
+    found = bound("all_reduce", "gloo", world(1, 1), same(card(CPU, 0.125e9), 2))
+    assert found is not None
+    assert found.part is Bottleneck.NIC
+    assert found.busbw_bytes_per_s == pytest.approx(0.94 * 0.125e9)
+    assert found.source == "0.94 x 125 MB/s of the network card of n0"
+
+
+def test_ranks_that_alternate_between_hosts_share_the_card() -> None:
+    limits = same(card(CPU, 0.125e9), 4)
+    together = bound("all_reduce", "gloo", {"a": (0, 1), "b": (2, 3)}, limits)
+    apart = bound("all_reduce", "gloo", {"a": (0, 2), "b": (1, 3)}, limits)
+    assert together is not None
+    assert apart is not None
+    assert apart.busbw_bytes_per_s == pytest.approx(together.busbw_bytes_per_s / 2)
+
+
+def test_gloo_on_fast_cards_is_still_bound_by_copies() -> None:
+    found = bound("all_reduce", "gloo", world(1, 1), same(card(CPU, 50e9), 2))
+    assert found is not None
+    assert found.part is Bottleneck.COPY
+    assert found.source.startswith("n0's loopback 1.45 GB/s")
+
+
+def test_a_card_of_unknown_speed_is_left_out_and_that_is_said() -> None:
+    found = expect("all_reduce", "gloo", world(1, 1), same(CPU, 2))
+    assert found is not None
+    assert found.source.endswith("measured in this run; network cards of unknown speed are left out")
+
+
+def test_nvlink_on_one_host_is_the_slowest_gpu_as_a_ring() -> None:
+    found = bound("all_reduce", "nccl", world(8), {**same(H100, 8), 3: structs.replace(H100, nvlink_bytes_per_s=350e9)})
+    assert found is not None
+    assert found.part is Bottleneck.NVLINK
+    assert found.busbw_bytes_per_s == pytest.approx(0.95 * 350e9)
+    assert found.source == "0.95 x 350 GB/s of the GPU's NVLinks, as a ring; NVLS may exceed it"
+
+
+@pytest.mark.parametrize(("links", "published"), [(240e9, 235e9), (370.8e9, 366e9), (721.8e9, 682e9)])
+def test_published_rings_reach_what_is_expected_of_them(links: float, published: float) -> None:
+    """A100, H200 and B200, 8 GPUs (stas00, ml-engineering)."""
+    found = expect("all_reduce", "nccl", world(8), same(structs.replace(H100, nvlink_bytes_per_s=links), 8))
+    assert found is not None
+    assert 0.98 < published / found.busbw_bytes_per_s < 1.05
+
+
+def test_gpus_without_nvlink_have_pcie() -> None:
+    found = bound("all_reduce", "nccl", world(2), {0: H100, 1: Limits(pcie_bytes_per_s=24e9)})
+    assert found is not None
+    assert found.part is Bottleneck.PCIE
+    assert found.busbw_bytes_per_s == 24e9
+
+
+def test_between_hosts_nccl_uses_all_cards_of_a_host() -> None:
+    found = bound("all_reduce", "nccl", world(8, 8), with_rails(25e9))
+    assert found is not None
+    assert (found.part, found.cards) == (Bottleneck.NIC, 8)
+    assert found.busbw_bytes_per_s == pytest.approx(0.92 * 200e9)
+    assert found.source == "0.92 x 200 GB/s of 8 network cards of n0"
+
+
+def test_all_ports_of_infiniband_are_counted_one_by_one() -> None:
+    """Every rank sees all of them under one name: 8 ports of 400 Gbit/s are 8 cards, not one of 3200 Gbit/s."""
+    found = bound("all_reduce", "nccl", world(8, 8), same(infiniband(H100, 8, 25e9), 16))
+    assert found == bound("all_reduce", "nccl", world(8, 8), with_rails(25e9))
+
+
+def test_ports_of_unequal_speed_are_no_rails() -> None:
+    mixed = structs.replace(infiniband(H100, 9, 25e9), nic_bytes_per_s=8 * 25e9 + 12.5e9, nic_port_bytes_per_s=12.5e9)
+    found = bound("all_reduce", "nccl", world(8, 8), same(mixed, 16))
+    assert found is not None
+    assert found.cards == 0
+    assert "9 network cards of n0" in found.source
+
+
+def test_a_neighbour_gets_what_one_port_carries() -> None:
+    found = bound("send_recv", "nccl", world(8, 8), same(infiniband(H100, 8, 50e9), 16))
+    assert found is not None
+    assert (found.part, found.cards) == (Bottleneck.NIC, 0)
+    assert found.busbw_bytes_per_s == pytest.approx(0.92 * 50e9)
+    assert found.source == "0.92 x 50 GB/s, a rank's share of 8 network cards of n0"
+
+
+def test_neighbours_that_all_leave_their_host_share_its_ports() -> None:
+    hosts = {"a": tuple(range(0, 16, 2)), "b": tuple(range(1, 16, 2))}
+    found = bound("send_recv", "nccl", hosts, same(infiniband(H100, 4, 50e9), 16))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(0.92 * 25e9)
+
+
+def test_a_network_of_unknown_speed_is_told_from_a_known_one() -> None:
+    unknown = bound("all_reduce", "nccl", world(1, 1), same(H100, 2))
+    half = bound("all_reduce", "nccl", world(1, 1), {0: H100, 1: card(H100, 50e9)})
+    known = bound("all_reduce", "nccl", world(1, 1), same(card(H100, 50e9), 2))
+    alone = bound("all_reduce", "nccl", world(2), same(H100, 2))
+    assert [found and found.network_unknown for found in (unknown, half, known, alone)] == [True, True, False, False]
+
+
+def test_links_without_a_switch_promise_nothing_to_more_than_a_pair() -> None:
+    assert bound("all_reduce", "nccl", world(4), same(A40, 4)) is None
+    assert bound("all_reduce", "nccl", world(4), same(structs.replace(A40, nvlink_switched=None), 4)) is None
+    pair = bound("all_reduce", "nccl", world(2), same(A40, 2))
+    assert pair is not None
+    assert pair.part is Bottleneck.NVLINK
+
+
+def test_links_without_a_switch_are_left_out_and_that_is_said() -> None:
+    found = bound("all_reduce", "nccl", world(4, 4), same(card(A40, 12.5e9), 8))
+    assert found is not None
+    assert found.part is Bottleneck.NIC
+    assert found.source.endswith("of n0; NVLinks without a switch are left out")
+
+
+def test_ranks_that_share_a_card_count_it_once() -> None:
+    found = bound("all_reduce", "nccl", world(8, 8), same(card(H100, 25e9), 16))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(0.92 * 25e9)
+
+
+def test_fast_networks_leave_nvlink_the_bound() -> None:
+    found = bound("all_reduce", "nccl", world(8, 8), with_rails(100e9))
+    assert found is not None
+    assert found.part is Bottleneck.NVLINK
+
+
+def test_an_all_to_all_sends_more_out_of_its_host_than_a_ring() -> None:
+    """2 hosts of 8: each rank sends 8 of its 16 parts away, so a host 8 x S/2, while S x 15/16 counts."""
+    found = bound("all_to_all", "nccl", world(8, 8), with_rails(25e9))
+    assert found is not None
+    seconds_per_byte = 8 * 0.5 / 200e9
+    assert found.busbw_bytes_per_s == pytest.approx(0.92 * (15 / 16) / seconds_per_byte)
+
+
+def test_a_gpu_alone_on_its_host_has_no_use_for_nvlink() -> None:
+    found = bound("all_reduce", "nccl", world(1, 1), same(card(H100, 100e9), 2))
+    assert found is not None
+    assert found.part is Bottleneck.PCIE
+
+
+@pytest.mark.parametrize(
+    ("backend", "hosts", "limits"),
+    [
+        ("gloo", world(2), {}),
+        ("gloo", world(2), same(Limits(copy_bytes_per_s=1e9), 2)),
+        ("nccl", world(2), same(CPU, 2)),
+        ("nccl", world(1), same(H100, 1)),
+        ("mpi", world(2), same(H100, 2)),
+        ("gloo", {}, {}),
+    ],
+    ids=["nothing measured", "no loopback", "no gpu", "one rank", "unknown backend", "no host"],
+)
+def test_where_nothing_is_known_nothing_is_expected(
+    backend: str, hosts: dict[str, tuple[int, ...]], limits: dict[int, Limits]
+) -> None:
+    assert expect("all_reduce", backend, hosts, limits) is None
+
+
+def test_gloo_scatters_what_it_reduced_as_a_whole() -> None:
+    """torch makes reduce_scatter of an all-reduce, which sends twice what counts."""
+    found = expect("reduce_scatter", "gloo", world(1, 1), same(card(CPU, 0.125e9), 2))
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(0.94 * 0.125e9 / 2)
+
+
+def test_an_unknown_collective_is_an_error() -> None:
+    with pytest.raises(ValueError, match="gather_all"):
+        work("gather_all", 2)
+
+
+@relaxed
+@given(st.sampled_from(COLLECTIVES), st.integers(2, 4096))
+def test_gloo_never_sends_less_than_counts(collective: str, ranks: int) -> None:
+    assert work(collective, ranks).sent >= factor(collective, ranks) * (1 - 1e-9)
+
+
+rates = st.none() | st.floats()
+limits = st.builds(
+    Limits,
+    copy_bytes_per_s=rates,
+    loopback_bytes_per_s=rates,
+    nic=st.none() | st.sampled_from(["eth0", "ib0"]),
+    nic_bytes_per_s=rates,
+    nic_ports=st.none() | st.integers(0, 16),
+    nic_port_bytes_per_s=rates,
+    nvlink_switched=st.none() | st.booleans(),
+    nvlink_bytes_per_s=rates,
+    pcie_bytes_per_s=rates,
+)
+
+
+@relaxed
+@given(
+    st.sampled_from(COLLECTIVES),
+    st.sampled_from(["nccl", "gloo"]),
+    st.lists(st.integers(0, 4), max_size=4),
+    st.dictionaries(st.integers(0, 15), limits, max_size=16),
+)
+def test_any_limits_are_read(collective: str, backend: str, sizes: list[int], limits: dict[int, Limits]) -> None:
+    found = expect(collective, backend, world(*sizes), limits)
+    if found is not None:
+        assert found.busbw_bytes_per_s >= 0
+        assert found.source.isascii()
+
+
+@relaxed
+@given(st.sampled_from(COLLECTIVES), st.integers(2, 8), st.floats(1e8, 1e11), st.floats(1.0, 100.0))
+def test_twice_the_rate_is_twice_the_expectation(collective: str, ranks: int, rate: float, scale: float) -> None:
+    slow, fast = (
+        expect(collective, "gloo", world(ranks), same(Limits(copy_bytes_per_s=r * 4, loopback_bytes_per_s=r), ranks))
+        for r in (rate, rate * scale)
+    )
+    assert slow is not None
+    assert fast is not None
+    assert fast.busbw_bytes_per_s == pytest.approx(slow.busbw_bytes_per_s * scale)

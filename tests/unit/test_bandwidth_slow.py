@@ -1,0 +1,166 @@
+"""Which ranks hold the others back."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpdiag.bandwidth.slow import MIN_RANKS_FOR_PAIRS, RankEvidence, copy_ratios, pair_ratios, slow_ranks
+from ddpdiag.stats import quantile
+
+# The machine may be busy.
+relaxed = settings(deadline=None)
+
+rates = st.floats(1e8, 1e11)
+noise = st.floats(1.0, 1.2)
+anything = st.dictionaries(
+    st.integers(0, 20),
+    st.builds(
+        RankEvidence,
+        st.lists(st.floats(), max_size=4).map(tuple),
+        st.none() | st.floats(),
+        st.none() | st.floats(),
+        st.none() | st.floats(),
+    ),
+    max_size=9,
+)
+sane = st.integers(1, 9).flatmap(
+    lambda ranks: st.lists(
+        st.builds(
+            RankEvidence,
+            st.tuples(rates, rates, rates),
+            st.none() | rates,
+            st.none() | st.floats(0, 5),
+            st.none() | st.floats(0, 1),
+        ),
+        min_size=ranks,
+        max_size=ranks,
+    )
+)
+
+
+def copying(*rates: float) -> dict[int, RankEvidence]:
+    return {rank: RankEvidence((rate,) * 5) for rank, rate in enumerate(rates)}
+
+
+@relaxed
+@given(st.integers(0, 64), rates, st.lists(rates, max_size=5))
+def test_equal_ranks_name_nobody(ranks: int, pair: float, copies: list[float]) -> None:
+    equal = RankEvidence(tuple(copies), pair, lag_share=0.1, late_share=1 / max(1, ranks))
+    assert slow_ranks(dict.fromkeys(range(ranks), equal)) == {}
+
+
+@relaxed
+@given(sane, st.integers(-8, 8))
+def test_scaling_all_evidence_changes_nothing(evidence: list[RankEvidence], power: int) -> None:
+    scale = 2.0**power
+    scaled = {
+        rank: own._replace(
+            copies=tuple(rate * scale for rate in own.copies),
+            pair_busbw=None if own.pair_busbw is None else own.pair_busbw * scale,
+        )
+        for rank, own in enumerate(evidence)
+    }
+    assert slow_ranks(scaled) == slow_ranks(dict(enumerate(evidence)))
+
+
+@relaxed
+@given(st.integers(2, 64), st.data(), rates)
+def test_one_rank_that_copies_at_half_the_rate_is_named(ranks: int, data: st.DataObject, rate: float) -> None:
+    slow = data.draw(st.integers(0, ranks - 1))
+    evidence = {
+        rank: RankEvidence(tuple(rate * data.draw(noise) / (2.4 if rank == slow else 1) for _ in range(5)))
+        for rank in range(ranks)
+    }
+    assert list(slow_ranks(evidence)) == [slow]
+
+
+# The same rate on many ranks, rates that were not measured, and moments that some ranks lack.
+coarse = st.sampled_from([1e9, 2e9, 3e9, 5e9]) | st.floats() | st.floats(1e8, 1e11)
+many = st.lists(
+    st.builds(RankEvidence, st.lists(coarse, min_size=4, max_size=8).map(tuple), st.none() | coarse), max_size=12
+).map(lambda ranks: dict(enumerate(ranks)))
+
+
+def one_by_one(own: float, others: Iterable[float]) -> float:
+    known = sorted(rate for rate in others if 0 < rate < math.inf)
+    return quantile(known, 0.5) / own if known and 0 < own < math.inf else 0.0
+
+
+def naive_copies(rank: int, evidence: Mapping[int, RankEvidence]) -> float:
+    others = [own.copies for number, own in evidence.items() if number != rank]
+    ratios = [
+        one_by_one(rate, [copies[moment] for copies in others if moment < len(copies)])
+        for moment, rate in enumerate(evidence[rank].copies)
+    ]
+    known = sorted(ratio for ratio in ratios if ratio > 0)
+    return quantile(known, 0.5) if len(known) >= 5 and quantile(known, 1 - 0.8) >= 1.2 else 0.0
+
+
+@relaxed
+@given(many)
+def test_one_sorting_for_all_ranks_gives_what_one_for_each_gives(evidence: dict[int, RankEvidence]) -> None:
+    assert copy_ratios(evidence) == {rank: naive_copies(rank, evidence) for rank in evidence}
+    best = {rank: own.pair_busbw for rank, own in evidence.items() if own.pair_busbw is not None}
+    enough = len(best) >= MIN_RANKS_FOR_PAIRS
+    assert pair_ratios(evidence) == (
+        {
+            rank: one_by_one(rate, [other for number, other in best.items() if number != rank])
+            for rank, rate in best.items()
+        }
+        if enough
+        else {}
+    )
+
+
+@relaxed
+@given(anything)
+def test_never_more_than_half_are_named(evidence: dict[int, RankEvidence]) -> None:
+    assert 2 * len(slow_ranks(evidence)) <= len(evidence)
+
+
+def test_the_reason_says_by_how_much() -> None:
+    assert slow_ranks(copying(10e9, 10e9 / 2.1)) == {1: "copies 2.1x slower than the median of its peers"}
+
+
+def test_two_of_four_may_be_slow_and_three_share_a_cause() -> None:
+    evidence = copying(10e9, 4e9, 10e9, 4e9)
+    assert list(slow_ranks(evidence)) == [1, 3]
+    assert slow_ranks(evidence | {2: evidence[2]._replace(lag_share=1.0, late_share=0.9)}) == {}
+
+
+def test_a_rank_that_was_disturbed_once_is_not_slow() -> None:
+    assert slow_ranks({0: RankEvidence((9e9, 9e9, 9e9)), 1: RankEvidence((9e9, 1e9, 9e9))}) == {}
+
+
+def test_a_moment_that_is_slow_for_all_is_nobodys_fault() -> None:
+    assert slow_ranks({rank: RankEvidence((9e9, 2e9, 9e9)) for rank in range(3)}) == {}
+
+
+def test_two_ranks_do_not_show_which_side_of_a_pair_is_slow() -> None:
+    pairs = {0: RankEvidence(pair_busbw=10e9), 1: RankEvidence(pair_busbw=1e9)}
+    assert slow_ranks(pairs) == {}
+    assert slow_ranks(pairs | {2: RankEvidence(pair_busbw=10e9)}) == {
+        1: "is 10x slower in its best pair than the median of its peers in theirs"
+    }
+
+
+def test_who_comes_last_in_most_calls_by_much_is_slow() -> None:
+    late = RankEvidence(lag_share=0.7, late_share=0.93)
+    assert slow_ranks({0: RankEvidence(), 1: late}) == {
+        1: "comes last in 93 % of the calls, late by 70 % of a transfer"
+    }
+    assert slow_ranks({0: RankEvidence(), 1: late._replace(lag_share=0.1)}) == {}
+    assert slow_ranks({0: RankEvidence(), 1: late._replace(late_share=0.5)}) == {}
+
+
+def test_a_rank_alone_is_not_slow() -> None:
+    assert slow_ranks({0: RankEvidence((1.0,), 1.0, 9.0, 1.0)}) == {}
+
+
+def test_reasons_are_put_together() -> None:
+    evidence = copying(10e9, 10e9, 5e9)
+    evidence[2] = evidence[2]._replace(lag_share=0.5, late_share=0.8)
+    copies, comes = "copies 2.0x slower than the median of its peers", "comes last in 80 % of the calls"
+    assert slow_ranks(evidence)[2] == f"{copies} and {comes}, late by 50 % of a transfer"

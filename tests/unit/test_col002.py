@@ -1,0 +1,232 @@
+"""COL002: the benchmark, judged."""
+
+import pytest
+from benched import FAST, SIZES, benched, data_of, steady
+from msgspec import structs
+from seen import with_arrivals, world_of
+
+from ddpdiag.bandwidth.lines import spread
+from ddpdiag.check import Seen
+from ddpdiag.checks import col002
+from ddpdiag.checks.bench_data import Data
+from ddpdiag.checks.bench_limits import links_up
+from ddpdiag.checks.bench_report import bench_of
+from ddpdiag.checks.bench_slow import standing
+from ddpdiag.model import Options, Severity, Status
+from ddpdiag.model.bench import Average, Bench, Bottleneck, Limits
+from ddpdiag.model.recording import Header, Recording
+
+
+def alike(ranks: int, **more) -> dict[int, Data]:
+    return {rank: data_of(rank, ranks, steady(), **more) for rank in range(ranks)}
+
+
+def codes(seen: Seen[Data]) -> list[str]:
+    return [finding.code for finding in col002.judge(seen)]
+
+
+def test_equal_ranks_are_blamed_for_nothing():
+    assert codes(benched(alike(4))) == []
+
+
+def test_a_row_is_the_time_of_the_slowest_rank():
+    times = {0: [1e-3], 1: [4e-3], 2: [2e-3]}
+    rows = {rank: data_of(rank, 3, lambda own, _size: times[own], sizes=[1 << 20]) for rank in range(3)}
+    for average, seconds in (
+        (Average.SLOWEST, 4e-3),
+        (Average.FASTEST, 1e-3),
+        (Average.RANK_0, 1e-3),
+        (Average.MEAN, 7e-3 / 3),
+    ):
+        (row,) = bench_of(benched(rows, bench=Bench(average=average))).rows
+        mode = row.in_place
+        assert mode is not None
+        assert mode.seconds == pytest.approx(seconds)
+        assert mode.algbw_bytes_per_s == pytest.approx((1 << 20) / seconds)
+        assert mode.busbw_bytes_per_s == pytest.approx((1 << 20) / seconds * 4 / 3)
+
+
+def test_the_time_of_rank_0_is_nobody_elses():
+    rows = {rank: data_of(rank, 3, steady()) for rank in (1, 2)}
+    statuses = {1: Status.HUNG, 2: Status.HUNG}
+    asked = Bench(average=Average.RANK_0)
+    assert bench_of(benched(rows, size=3, statuses=statuses, bench=asked)).rows == ()
+    assert len(bench_of(benched(rows, size=3, statuses=statuses)).rows) == len(SIZES)
+
+
+def test_a_report_is_worked_out_once():
+    seen = benched(alike(2))
+    assert bench_of(seen) is bench_of(seen)
+    assert bench_of(seen) is not bench_of(benched(alike(2)))
+    assert standing(seen, "gloo") is standing(seen, "gloo")
+
+
+def renamed(seen: Seen[Data], *, boot: str | None = None) -> Seen[Data]:
+    """All hosts are called n0 now; all have this boot id, if one is given."""
+    arrivals = {
+        rank: structs.replace(arrival, place=structs.replace(arrival.place, node="n0"), host_id=boot or arrival.host_id)
+        for rank, arrival in seen.world.arrivals.items()
+    }
+    return with_arrivals(seen, arrivals)
+
+
+def test_two_machines_of_one_name_are_two():
+    limits = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
+    seen = benched(alike(4, limits=limits), ranks_per_node=2)
+    one, same, two = (bench_of(each).series[0].expectation for each in (renamed(seen, boot="b"), renamed(seen), seen))
+    assert one is not None
+    assert same is not None
+    assert two is not None
+    assert "loopback" in one.source
+    assert same.busbw_bytes_per_s == two.busbw_bytes_per_s == pytest.approx(0.94 * 0.125e9)
+
+
+def test_the_second_machine_of_a_name_has_a_number():
+    slow = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.0125e9)
+    fast = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
+    rows = {rank: data_of(rank, 4, steady(), limits=slow if rank > 1 else fast) for rank in range(4)}
+    expectation = bench_of(renamed(benched(rows, ranks_per_node=2))).series[0].expectation
+    assert expectation is not None
+    assert expectation.source.endswith("of the network card of n0 (2)")
+
+
+def gpus(*links: int | None, switched: bool | None = True, device: str = "H100") -> list[Data]:
+    limits = [Limits(nvlinks=up, nvlink_switched=switched if up else None) for up in links]
+    return [data_of(0, 1, steady(), sizes=(), limits=own, device=device) for own in limits]
+
+
+def test_links_are_compared_with_those_of_the_same_model():
+    assert links_up(gpus(18, 18, 16)) == (16, 18)
+    assert links_up(gpus(12, 12)) == (12, 12)
+    assert links_up([*gpus(18, 18), *gpus(12, device="A100")]) == (18, 18)
+    assert links_up([*gpus(18, 18), *gpus(12, 11, device="A100")]) == (11, 12)
+    assert links_up(gpus(None, None)) is None
+
+
+def test_a_gpu_without_links_is_odd_beside_a_switch_only():
+    assert links_up(gpus(18, 0)) == (0, 18)
+    assert links_up(gpus(4, 4, 0, 0, switched=False)) == (4, 4)
+
+
+def test_every_rank_keeps_its_own_time():
+    times = {0: [1e-3, 3e-3], 1: [4e-3, 6e-3]}
+    rows = {rank: data_of(rank, 2, lambda own, _size: times[own], sizes=[1 << 20]) for rank in range(2)}
+    report = bench_of(benched(rows))
+    assert [line.seconds for line in report.ranks] == pytest.approx([2e-3, 5e-3])
+    # Who spends least time in it came last: rank 1 waited 3 ms each time, so rank 0 lagged.
+    assert [line.lag_seconds for line in report.ranks] == pytest.approx([3e-3, 0])
+
+
+def test_latency_bandwidth_and_expectation_are_found():
+    (series,) = bench_of(benched(alike(2))).series
+    assert series.fit is not None
+    assert series.fit.latency_seconds == pytest.approx(100e-6, rel=0.01)
+    assert series.fit.busbw_bytes_per_s == pytest.approx(1e9, rel=0.01)
+    assert series.expectation is not None
+    assert "loopback 2 GB/s" in series.expectation.source
+
+
+def test_one_wrong_element_is_an_error():
+    rows = alike(2) | {1: data_of(1, 2, steady(), wrong={SIZES[-1]: 1})}
+    (finding,) = col002.judge(benched(rows))
+    assert (finding.code, finding.severity) == ("COL002.wrong", Severity.ERROR)
+    assert "1 element is not" in finding.message
+    assert finding.ranks == ()
+    assert bench_of(benched(rows)).wrong == 1
+
+
+def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence():
+    rows = alike(2) | {1: data_of(1, 2, steady(), copies=(5e9,) * 5)}
+    seen = benched(rows)
+    (finding,) = col002.judge(seen)
+    assert (finding.code, finding.ranks, finding.nodes) == ("COL002.slow-rank", (1,), ("n0",))
+    report = bench_of(seen)
+    assert [bool(line.slow) for line in report.ranks] == [False, True]
+    assert report.series[0].bottleneck is Bottleneck.SLOW_RANK
+    assert report.sentence.startswith("rank 1 on n0 holds the others back")
+
+
+def test_a_rank_that_is_slow_in_every_pair_is_named():
+    def pair(one: int, other: int) -> dict[int, Data]:
+        slow = steady(bytes_per_s=0.3e9) if 2 in (one, other) else steady()
+        return {rank: data_of(place, 2, slow, sizes=[4 << 20]) for place, rank in enumerate((one, other))}
+
+    rounds = [pair(0, 2) | pair(1, 3), pair(0, 3) | pair(1, 2)]
+    (finding,) = col002.judge(benched(alike(4), pairs=rounds))
+    assert (finding.code, finding.ranks) == ("COL002.slow-rank", (2,))
+
+
+def test_more_ranks_than_cores_are_not_judged():
+    limits = structs.replace(FAST, cores=2)
+    (series,) = bench_of(benched(alike(4, limits=limits))).series
+    assert series.bottleneck is Bottleneck.NOT_JUDGED
+
+
+def test_what_was_measured_before_the_run_was_cut_short_is_kept():
+    rows = {0: data_of(0, 2, steady(), sizes=SIZES[:5]), 1: data_of(1, 2, steady(), sizes=SIZES[:3])}
+    report = bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.SKIPPED}))
+    assert [row.size_bytes for row in report.rows] == [*SIZES[:3]]
+    assert not report.complete
+    assert any("cut short" in remark for remark in report.remarks)
+
+
+def test_a_rank_that_gave_nothing_hides_nothing():
+    rows = {0: data_of(0, 2, steady()), 1: data_of(1, 2, steady(), sizes=())}
+    assert len(bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.DIED})).rows) == len(SIZES)
+
+
+def test_the_gate_of_a_script():
+    assert codes(benched(alike(2), bench=Bench(min_busbw_bytes_per_s=5e9))) == ["COL002.below"]
+    assert codes(benched(alike(2), bench=Bench(min_busbw_bytes_per_s=0.5e9))) == []
+
+
+def test_a_run_that_lost_a_tenth_is_worse_than_its_baseline():
+    before = bench_of(benched(alike(2))).saved
+    now = {rank: data_of(rank, 2, steady(bytes_per_s=0.9e9)) for rank in range(2)}
+    (finding,) = col002.judge(benched(now, bench=Bench(baseline=before)))
+    assert (finding.code, finding.severity) == ("COL002.worse", Severity.WARNING)
+    assert codes(benched(alike(2), bench=Bench(baseline=before))) == []
+
+
+def test_another_world_is_not_compared():
+    before = bench_of(benched(alike(2))).saved
+    (finding,) = col002.judge(benched(alike(4), bench=Bench(baseline=before)))
+    assert finding.code == "COL002.incomparable"
+    assert "2 ranks" in finding.message
+    assert "4 ranks" in finding.message
+
+
+def test_what_the_backend_lacks_is_said():
+    (finding,) = col002.judge(benched(alike(2, sizes=(), unsupported=("all_reduce of half with avg: no",))))
+    assert finding.code == "COL002.unsupported"
+
+
+def empty(size: int, bench: Bench) -> Seen[Data]:
+    world = world_of(size, options=Options(bench=bench))
+    header = Header(run_id="", world_size=size, launcher="hand", options=world.options, created="", version="")
+    return Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))
+
+
+def test_every_collective_is_measured_over_every_backend_and_then_pairs():
+    seen = empty(4, Bench(collectives=("all_reduce", "broadcast"), backends=("gloo", "nccl")))
+    (trial,) = col002.plan(seen)
+    assert trial.params == {"backend": "gloo", "collective": "all_reduce"}
+    assert trial.deadline_seconds == pytest.approx(10 + (60 - 6) * 0.7 / 4)
+    done = benched(alike(4))
+    (trial,) = col002.plan(done)
+    assert trial.params["round"] == 0
+    assert all(len(group) == 2 for group in trial.groups)
+    assert col002.plan(benched(alike(2))) == ()
+
+
+def test_one_rank_alone_has_no_ground():
+    assert col002.ground(world_of(1)) is not None
+    assert col002.ground(world_of(2)) is None
+
+
+def test_the_spread_of_calls():
+    found = spread([1.0, 2.0, 3.0, 4.0])
+    assert (found.min, found.median, found.max, found.mean, found.count) == (1.0, 2.5, 4.0, 2.5, 4)
+    assert found.cv == pytest.approx(1.118034 / 2.5)
+    with pytest.raises(ValueError, match="no calls"):
+        spread([])

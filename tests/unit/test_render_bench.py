@@ -1,0 +1,290 @@
+"""A benchmark for people, and for scripts that read the output of nccl-tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+from benches import RANKS, SIZES, bench, bench_rank, healthy, mode, row, series_of, slow, unmeasured
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from ddpdiag.model import Report
+from ddpdiag.model.bench import Average, Bench, Blocking
+from ddpdiag.render.bench import render
+from ddpdiag.render.bench_table import header, line, number
+
+REPORTS = [
+    healthy(),
+    healthy(bench("nccl", "gloo")),
+    healthy(bench("gloo", collectives=("all_reduce", "all_gather"))),
+    healthy(bench("nccl", calls=20, asked=Bench(per_iteration=True))),
+    slow(),
+    unmeasured(),
+    healthy(structs.replace(bench(), remarks=())),
+]
+
+
+def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
+    return render(report, color=False, width=width, details=details)
+
+
+def drawn(report: Report, width: int) -> list[str]:
+    """The lines as a terminal shows them."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, color=True, width=width)).splitlines()
+
+
+def parsed(text: str) -> list[list[str]]:
+    """The fields of each row, as scripts around nccl-tests find them."""
+    return [found.split() for found in text.splitlines() if re.match(r"\s+\d", found)]
+
+
+def test_the_columns_are_those_of_nccl_tests():
+    # Printed by nccl-tests' own formats (src/util.cu); spaces at line ends are not kept.
+    golden = (Path(__file__).parent / "golden" / "nccl-tests-header.txt").read_text(encoding="utf-8")
+    heads = [*header(per_iteration=True), *header(per_iteration=False)]
+    assert [head.rstrip() for head in heads] == golden.splitlines()
+
+
+def test_a_row_is_that_of_nccl_tests():
+    text = line(row(1 << 20), per_iteration=False)
+    assert text[:52] == "     1048576        262144     float     sum      -1"
+    assert text[52:] == "  1690.00    0.62    0.93       0  1656.87    0.63    0.95       0"
+
+
+def test_rows_read_back_as_the_numbers_that_they_were():
+    report = healthy()
+    rows = parsed(plain(report))
+    assert [int(fields[0]) for fields in rows] == list(SIZES)
+    for fields, row_ in zip(rows, report.bench.rows, strict=True):
+        assert len(fields) == 13
+        assert fields[1:5] == [str(row_.count), "float", "sum", "-1"]
+        for start, name in ((5, "out_of_place"), (9, "in_place")):
+            measured = getattr(row_, name)
+            assert float(fields[start]) == pytest.approx(measured.seconds * 1e6, rel=1e-2)
+            assert float(fields[start + 1]) == pytest.approx(measured.algbw_bytes_per_s / 1e9, abs=0.0051)
+            assert float(fields[start + 2]) == pytest.approx(measured.busbw_bytes_per_s / 1e9, abs=0.0051)
+            assert fields[start + 3] == "0"
+
+
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_in_a_log_only_rows_begin_with_a_number(report, width):
+    text = plain(report, width=width)
+    assert text.isascii()
+    assert "\x1b" not in text
+    table = text[: text.index("\n\n")].splitlines()
+    rows = [found for found in table if not found.startswith("#")]
+    assert len(rows) == len(report.bench.rows)
+    assert all(re.match(r"\s+\d+\s+\d+\s", found) for found in rows)
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_rows_in_a_log_do_not_depend_on_the_width(report):
+    assert parsed(plain(report, width=60)) == parsed(plain(report, width=200))
+
+
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("width", [80, 120, 140, 200])
+def test_a_terminal_is_never_too_narrow(report, width):
+    assert max(map(len, drawn(report, width))) <= width
+
+
+def test_a_narrow_terminal_has_a_table_for_each_mode_with_the_same_figures():
+    report = healthy()
+    rows = [found.split() for found in drawn(report, 80) if re.match(r"\s*\d+\s+\d+\s+\d", found)][: 2 * len(SIZES)]
+    whole = parsed(plain(report))
+    assert [fields[:6] for fields in rows] == [
+        *(fields[:2] + fields[5:9] for fields in whole),
+        *(fields[:2] + fields[9:13] for fields in whole),
+    ]
+
+
+def test_what_differs_between_rows_has_a_column_in_a_narrow_terminal():
+    lines = drawn(healthy(bench(rows=(row(64), row(64, op="max")))), 80)
+    assert "out of place, float" in lines
+    assert [found.split()[2] for found in lines if re.match(r"\s+64 ", found)] == ["sum", "max"] * 2
+
+
+def bars(lines: list[str]) -> list[int]:
+    return [count for found in lines if (count := found.count("\u2588"))]
+
+
+def test_a_bar_ends_at_the_best_or_at_what_is_expected():
+    free = bench("nccl", series=(series_of("nccl", expectation=None),), rows=(row(1 << 30, "nccl"),))
+    lines = drawn(healthy(free), 200)
+    assert bars(lines) == [40]
+    assert any(found.endswith("best") for found in lines)
+    lines = drawn(healthy(), 140)
+    assert 0 < max(bars(lines)) < 20
+    assert any(found.endswith("1.3 GB/s") for found in lines)
+
+
+def test_there_is_no_bar_without_room():
+    assert not bars(drawn(healthy(), 126))
+    assert any(len(found.split()) == 13 for found in drawn(healthy(), 126))
+
+
+def test_out_of_place_is_blank_where_it_was_not_measured():
+    only = structs.replace(row(64), out_of_place=None)
+    text = line(only, per_iteration=False)
+    assert len(text) == len(line(row(64), per_iteration=False))
+    assert len(text.split()) == 9
+    assert text.split()[5:] == line(row(64), per_iteration=False).split()[9:]
+
+
+def test_in_place_is_not_available_where_it_was_not_measured():
+    fields = line(structs.replace(row(64), in_place=None), per_iteration=False).split()
+    assert fields[9:] == ["N/A"] * 4
+
+
+def test_wrong_values_that_were_not_looked_for_are_not_ok():
+    report = healthy(bench(rows=(row(64, wrong=None),)))
+    assert [fields[8] for fields in parsed(plain(report))] == ["N/A"]
+    assert "# Out of bounds values : N/A not checked" in plain(report)
+    assert " OK" not in plain(report)
+
+
+def test_wrong_values_are_counted():
+    text = plain(healthy(bench(rows=(row(64, wrong=3), row(128)))))
+    assert parsed(text)[0][8] == str(3 * RANKS)
+    assert f"# Out of bounds values : {3 * RANKS * 2} FAILED" in text
+
+
+def test_the_footer_is_that_of_nccl_tests():
+    text = plain(healthy(bench("gloo", collectives=("all_reduce", "all_gather"))))
+    found = re.findall(r"^# Out of bounds values : (\d+) OK\n# Avg bus bandwidth    : (\S+)$", text, re.MULTILINE)
+    assert [wrong for wrong, _ in found] == ["0", "0"]
+    assert 0 < float(found[1][1]) < float(found[0][1])
+
+
+@pytest.mark.parametrize(("least", "word"), [(0.5e9, "OK"), (9e9, "FAILED")])
+def test_a_bandwidth_that_was_asked_for_is_held_against_the_best(least, word):
+    report = healthy(bench(asked=Bench(min_busbw_bytes_per_s=least)))
+    assert re.search(rf"^# Avg bus bandwidth    : \S+ {word}$", plain(report), re.MULTILINE)
+
+
+def test_the_calls_of_a_row_are_those_of_the_rank_that_took_longest():
+    report = healthy(bench("nccl", rows=(row(1 << 20, "nccl", calls=20),), asked=Bench(per_iteration=True)))
+    (fields,) = parsed(plain(report))
+    seconds = report.bench.rows[0].in_place.ranks[-1].times
+    assert len(fields) == 21
+    assert [float(field) for field in fields[17:20]] == pytest.approx(
+        [min(seconds) * 1e6, max(seconds) * 1e6, max(seconds) * 1e6], abs=0.01
+    )
+
+
+def test_without_single_times_the_calls_are_those_that_the_ranks_sum_up():
+    row_ = structs.replace(row(1 << 20), in_place=mode(1e-3, 1 << 20))
+    fields = line(row_, per_iteration=True).split()
+    assert fields[17:] == ["950.00", "1500.00", "1400.00", "10.00"]
+
+
+@given(st.floats(min_value=0, max_value=1e20), st.sampled_from([6, 7]))
+def test_a_number_never_leaves_its_column(value, width):
+    text = number(value, width)
+    assert len(text) == width
+    assert float(text) == pytest.approx(value, rel=0.5, abs=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        (1.234, 7, "   1.23"),
+        (12345.678, 7, "12345.7"),
+        (123456.7, 7, " 123457"),
+        (1234567.0, 7, "1234567"),
+        (12345678.0, 7, "1.2e+07"),
+        (999.999, 6, "1000.0"),
+        (1234567.0, 6, " 1e+06"),
+        (float("nan"), 6, "   nan"),
+    ],
+)
+def test_numbers_are_shortened_as_nccl_tests_does(value, width, text):
+    assert number(value, width) == text
+
+
+def test_the_header_says_what_was_asked_for():
+    asked = Bench(min_bytes=1024, max_bytes=4096, step_bytes=1024, warmup=1, checks=0, average=Average.MEAN)
+    text = plain(healthy(bench(asked=structs.replace(asked, blocking=Blocking.BARRIER))))
+    assert (
+        "# nRanks 4 nHosts 2 (n[0-1]) backend gloo minBytes 1024 maxBytes 4096 step: 1024(bytes) warmup iters: 1 "
+        "iters: 20 agg iters: 1 validation: 0\n"
+    ) in text
+    assert "(-a 1)" in text
+    assert "with a barrier behind it that counts (-z 1)" in text
+    assert "powers of 1024; GB/s is 1e9 bytes/s" in text
+
+
+def test_devices_are_listed_as_nccl_tests_does():
+    text = plain(healthy(bench("gloo", "nccl")))
+    pattern = r"#  Rank +(\d+) Group +0 Pid +(\d+) on +(\S+) device +(\d+) \[(\w+:\w+:\w+)\] (.*)"
+    assert re.findall(pattern, text)[3] == ("3", "4714", "n1", "1", "0000:1A:00", "NVIDIA H100 80GB HBM3")
+
+
+def test_of_many_devices_a_few_are_listed():
+    report = healthy(bench(ranks=tuple(map(bench_rank, range(100)))))
+    assert len(re.findall(r"^#  Rank", plain(report), re.MULTILINE)) == 8
+    assert "#  ... 92 more ranks\n" in plain(report)
+    assert len(re.findall(r"^#  Rank", plain(report, details=True), re.MULTILINE)) == 100
+
+
+def test_backends_stand_beside_each_other():
+    text = plain(healthy(bench("nccl", "gloo", rows=(row(1 << 27, "nccl"), row(1 << 27), row(1 << 28)))))
+    assert re.search(
+        r"^#  size \(B\) +nccl  gloo  nccl/gloo\n# 134217728  347.57  1.06        327$", text, re.MULTILINE
+    )
+    assert "nccl/gloo" not in plain(healthy())
+
+
+def test_a_slow_rank_has_a_mark_and_a_reason():
+    text = " ".join(plain(slow()).replace("\n#", "\n").split())
+    assert "warn 3 n1" in text
+    assert "rank 3 on n1: copies at 0.9 GB/s, a quarter of its peers' median (4.0 GB/s); 2 other processes" in text
+    lone = structs.replace(slow(), findings=())
+    assert "warn     3  n1" in plain(lone)
+
+
+def test_a_series_says_fit_expectation_and_bottleneck():
+    text = " ".join(drawn(healthy(), 200))
+    assert "fit: latency 180 us, asymptotic busbw 1.06 GB/s, half of it at 125 KiB, residual +12.3 % at 1 MiB" in text
+    assert "best: 1.04 GB/s busbw at 128 MiB: 80.3 % of 1.3 GB/s expected (copies in memory, measured on all" in text
+    assert series_of().sentence in text
+
+
+def test_what_is_not_expected_is_said():
+    text = plain(healthy(bench(series=(series_of(expectation=None, share=None, fit=None),))), width=200)
+    assert "#     best: 1.04 GB/s busbw at 128 MiB; what this hardware should reach is not known\n" in text
+    assert "fit:" not in text
+
+
+def test_the_end_is_findings_and_verdict():
+    text = plain(slow(notes=("rank-2.jsonl is cut off",)))
+    assert text.index("error COL001.slow") < text.index("note: rank-2.jsonl") < text.index("UNFIT: ")
+    assert plain(healthy()).splitlines()[-2].startswith("FIT: ")
+
+
+@pytest.mark.parametrize("report", [unmeasured(), unmeasured(bench=None)])
+def test_nothing_measured_is_said(report):
+    assert "# nothing was measured\n\nUNKNOWN: The ranks never met" in plain(report)
+    assert "nothing was measured" in drawn(report, 80)
+
+
+def test_what_was_cut_short_is_not_concluded():
+    assert "# Collective test concluded: all_reduce over gloo\n" in plain(healthy())
+    assert "# Collective test cut short: all_reduce over gloo\n" in plain(healthy(bench(complete=False)))
+
+
+def test_no_empty_line_comes_twice():
+    for report in REPORTS:
+        assert "\n\n\n" not in plain(report)
+        assert "\n\n\n" not in "\n".join(drawn(report, 80))
+
+
+def test_texts_of_strangers_are_shown_and_not_obeyed():
+    evil = "n\x1b[2J\n     8  9"
+    ranks = tuple(bench_rank(rank, node=evil, device=evil, pci=evil, slow=evil) for rank in range(2))
+    of = bench(rows=(row(8, dtype=evil, op=evil),), ranks=ranks, remarks=(evil,), torch_version=evil)
+    text = plain(healthy(of))
+    assert "\x1b" not in text
+    assert len(parsed(text)) == 1
