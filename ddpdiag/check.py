@@ -176,8 +176,10 @@ class Seen(Generic[D]):
         return all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial))
 
     def is_beside(self, trial: Trial) -> bool:
-        """Was this trial run over another backend than the one that the job takes?"""
-        return trial.params.get("backend", self.world.backend) != self.world.backend
+        """Was this trial run over another backend than the one that the job takes, and that nobody asked for?"""
+        backend = trial.params.get("backend", self.world.backend)
+        named = self.options.bench.backends if self.options.bench is not None else ()
+        return backend != self.world.backend and backend not in named
 
     def is_excused(self, trial: Trial) -> bool:
         """Does a failure of this trial not concern the job? It went another way, and the job's own one works."""

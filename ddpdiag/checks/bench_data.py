@@ -11,6 +11,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `remarks` say
     what was left out and why, and are the same on all ranks; `unsupported` names what was asked for and is not there.
+    `whole`: neither time nor room was short.
     """
 
     backend: str
@@ -26,3 +27,4 @@ class Data(Struct, frozen=True, kw_only=True):
     copies: tuple[float, ...] = ()
     remarks: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
+    whole: bool = True

@@ -6,7 +6,7 @@ from ddpdiag.bandwidth.baseline import find, missing, slower, worse
 from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text
 from ddpdiag.check import Seen
 from ddpdiag.checks.bench_data import Data
-from ddpdiag.checks.bench_report import bench_of, slow_by_backend
+from ddpdiag.checks.bench_report import bench_of, is_whole, slow_by_backend
 from ddpdiag.checks.bench_view import sweeps
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding, Scalar, Severity
@@ -104,22 +104,36 @@ def _own(report: BenchReport, backend: str, rank: int) -> dict[str, Scalar | lis
 
 
 def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
+    """What does not reach `--min-busbw`; of a sweep that was cut short that is not known."""
     least = report.asked.min_busbw_bytes_per_s
-    for one in report.series if least is not None else ():
-        if least is not None and one.peak_busbw_bytes_per_s < least:
+    if least is None:
+        return
+    whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if is_whole(seen, sweep)}
+    for one in report.series:
+        if one.peak_busbw_bytes_per_s >= least:
+            continue
+        if (one.backend, one.collective) not in whole:
             yield seen.finding(
-                "below",
-                Severity.ERROR,
-                f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
-                f"Its best is {rate_text(one.peak_busbw_bytes_per_s)} busbw, at {size_text(one.best_bytes)}; "
-                f"--min-busbw asks for {rate_text(least)}. {one.sentence}",
-                evidence={
-                    "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
-                    "min_busbw_bytes_per_s": least,
-                    "size_bytes": one.best_bytes,
-                },
-                remedy="Look at the sentence above for the bottleneck, and at the table of ranks for a slow one.",
+                "unmeasured",
+                Severity.WARNING,
+                f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
+                f"It was cut short after {rate_text(one.peak_busbw_bytes_per_s)} busbw at {size_text(one.best_bytes)}.",
+                remedy="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
             )
+            continue
+        yield seen.finding(
+            "below",
+            Severity.ERROR,
+            f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
+            f"Its best is {rate_text(one.peak_busbw_bytes_per_s)} busbw, at {size_text(one.best_bytes)}; "
+            f"--min-busbw asks for {rate_text(least)}. {one.sentence}",
+            evidence={
+                "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
+                "min_busbw_bytes_per_s": least,
+                "size_bytes": one.best_bytes,
+            },
+            remedy="Look at the sentence above for the bottleneck, and at the table of ranks for a slow one.",
+        )
 
 
 def _compared(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:

@@ -66,10 +66,16 @@ def _wrong(found: Sequence[BenchRow]) -> int | None:
 
 
 def _complete(seen: Seen[Data], done: Sequence[Sweep]) -> bool:
-    """Did every sweep go well, on all ranks?"""
+    """Did every sweep go well on all its ranks, and was none cut short?"""
     asked = asked_of(seen)
     wanted = len(asked.collectives) * max(1, len(asked.backends))
-    return len(done) == wanted and all(seen.went_well(sweep.trial) for sweep in done)
+    return len(done) == wanted and all(is_whole(seen, sweep) for sweep in done)
+
+
+def is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
+    """Are all its sizes there, from all its ranks?"""
+    heard = set(sweep.ranks) == set(sweep.trial.ranks)
+    return heard and seen.went_well(sweep.trial) and all(data.whole for data in sweep.ranks.values())
 
 
 def _remarks(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:

@@ -82,6 +82,7 @@ def measure(ctx: Context) -> Data:
                 copies=so_far.copies,
                 remarks=so_far.swept.remarks,
                 unsupported=so_far.swept.unsupported,
+                whole=so_far.swept.whole,
             )
 
         def told(so_far: Benched, line: Line) -> None:

@@ -12,8 +12,9 @@ from typing import Literal, TypeVar
 from ddpdiag.bandwidth import baseline
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
+from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Report, Verdict
+from ddpdiag.model import Report, Severity
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, BenchReport, Blocking
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
@@ -38,6 +39,7 @@ _ALIASES = {
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MOST_SIZES = 1000
+_MOST_DIGITS = 9
 # With -I every call of every rank is kept.
 _MOST_TIMES = 50_000
 
@@ -65,6 +67,7 @@ class Flags:
     backend: tuple[str, ...]
     min_busbw: float | None
     baseline: str | None
+    save_baseline: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +105,20 @@ class BenchOutputs(Outputs):
             return
         if self.csv is not None:
             yield self.csv, lambda: bench_csv.render(report)
-        if (picture := self.plot) is not None:
-            yield picture, lambda: plots.render(bench, _plot_kind(picture))
         if (file := self.save_baseline) is not None:
             yield file, lambda: _with_baseline(file, report, bench)
+        if (picture := self.plot) is not None:
+            yield picture, lambda: plots.render(bench, _plot_kind(picture))
 
 
 def _with_baseline(path: str, report: Report, bench: BenchReport) -> str:
     """The file with this run in it; UsageError for a run that none should be held against."""
-    spoilt = [finding.code for finding in report.findings if finding.code.startswith("COL002.")]
-    if report.verdict is not Verdict.FIT or spoilt or bench.remarks or not bench.complete:
-        why = ", ".join((*spoilt, *bench.remarks)) or f"{report.verdict.value.upper()}"
-        raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others ({why})")
+    # That there is nothing to compare with is what a new baseline is for.
+    own = [f for f in report.findings if f.code.startswith("COL002.") and f.code != "COL002.incomparable"]
+    broken = [f for f in report.findings if f.severity is Severity.ERROR]
+    if own or broken or not bench.complete or not bench.saved:
+        why = ", ".join(dict.fromkeys(f.code for f in (*own, *broken))) or "it was cut short"
+        raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others: {why}")
     return baseline.dumps(baseline.merge(read_baseline("--save-baseline", path, missing=()), bench.saved))
 
 
@@ -133,7 +138,7 @@ def run(asked: Asked, wishes: check.Wishes, flags: Flags, outputs: BenchOutputs)
 
 def _backend(flags: Flags) -> str:
     """The backend of the run: the last one, which a job would take; gloo is there for comparison."""
-    return check.split(flags.backend)[-1].lower()
+    return readable(check.split(flags.backend)[-1]).lower()
 
 
 def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
@@ -172,8 +177,8 @@ def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
             blocking=None if flags.blocking is None else _member("-z", flags.blocking, Blocking),
             per_iteration=bool(flags.per_iter_timing),
             min_busbw_bytes_per_s=_positive("--min-busbw", flags.min_busbw),
-            baseline=_baseline(flags.baseline, launch),
-            args=tuple(sys.argv),
+            baseline=_baseline(flags, launch),
+            args=tuple(map(readable, sys.argv)),
         )
 
     _check_count(bench_sizes(low, high, step, factor), flags)
@@ -192,10 +197,10 @@ def _check_count(sizes: int, flags: Flags) -> None:
         raise UsageError(
             f"-b {flags.minbytes} -e {flags.maxbytes}: that is {sizes:,} sizes; at most {_MOST_SIZES} expected"
         )
-    if flags.per_iter_timing and sizes * flags.iters > _MOST_TIMES:
-        raise UsageError(
-            f"-I 1 keeps every call, and {sizes} sizes x {flags.iters} calls are more than {_MOST_TIMES:,}"
-        )
+    kinds = len(OPS if "all" in flags.op else flags.op) * len(DTYPES if "all" in flags.datatype else flags.datatype)
+    calls = sizes * flags.iters * 2 * kinds * max(1, flags.run_cycles)
+    if flags.per_iter_timing and calls > _MOST_TIMES:
+        raise UsageError(f"-I 1 keeps every call, {calls:,} of each rank; at most {_MOST_TIMES:,} expected")
 
 
 def size(option: str, text: str) -> int:
@@ -212,7 +217,7 @@ def size(option: str, text: str) -> int:
 
 def _names(option: str, values: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:
     """Comma-separated names, each once; UsageError for one that is not known."""
-    names = tuple(dict.fromkeys(name.lower() for name in check.split(values)))
+    names = tuple(dict.fromkeys(readable(name).lower() for name in check.split(values)))
     for name in names:
         if not name or (known is not None and name not in known):
             raise UsageError(f"{option} {name}: expected {', '.join(known or ('a name',))}")
@@ -251,7 +256,7 @@ def _root(text: str, launch: Launch) -> int:
     """A rank, or -1 for "all"."""
     if text == "all":
         return -1
-    if not text.isdecimal() or int(text) >= launch.place.world_size:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) >= launch.place.world_size:
         raise UsageError(f"-r {text}: expected a rank from 0 to {launch.place.world_size - 1}, or all")
     return int(text)
 
@@ -263,9 +268,12 @@ def _check_gpus(backends: Sequence[str]) -> None:
         raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
 
 
-def _baseline(path: str | None, launch: Launch) -> tuple[BaselineSeries, ...] | None:
-    """What rank 0 compares with."""
-    return None if path is None or launch.place.rank != 0 else read_baseline("--baseline", path, missing=None)
+def _baseline(flags: Flags, launch: Launch) -> tuple[BaselineSeries, ...] | None:
+    """What rank 0 compares with. The first run that keeps its own past has none."""
+    if flags.baseline is None or launch.place.rank != 0:
+        return None
+    begins = flags.baseline == flags.save_baseline
+    return read_baseline("--baseline", flags.baseline, missing=() if begins else None) or None
 
 
 def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...] | None) -> tuple[BaselineSeries, ...]:

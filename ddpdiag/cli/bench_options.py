@@ -228,6 +228,7 @@ def allreduce_bench(
         backend=tuple(backend or ("auto",)),
         min_busbw=min_busbw,
         baseline=baseline,
+        save_baseline=save_baseline,
     )
     wishes = Wishes(
         select=command.CODES,

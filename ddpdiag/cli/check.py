@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Depth, Options, Place
@@ -100,7 +102,9 @@ class _Reporter:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
         except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
-            return Published(report, complete=False)
+            # But who waits for the file shall not go on.
+            code = report.exit_code or int(ExitCode.USAGE)
+            return Published(structs.replace(report, exit_code=code), complete=False)
         return Published(report, complete=True)
 
 

@@ -131,6 +131,6 @@ def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> lis
     for path, content in outputs.contents(report, lines):
         try:
             files.write(path, content())
-        except UsageError as error:
+        except (UsageError, OSError, ValueError) as error:
             failed.append(str(error))
     return failed

@@ -77,6 +77,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
 
 def _bench(world: World, recording: Recording, judged: Sequence[Judged]) -> BenchReport | None:
     """The benchmark, if there was one that this version can read."""
+    if recording.header.options.bench is None:
+        return None  # COL002 among other checks
     ran = any(own.check is col002.CHECK and own.readable for own in judged)
     return bench_of(Seen(world, col002.CHECK, recording)) if ran else None
 

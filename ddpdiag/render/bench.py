@@ -43,7 +43,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
         _comment(page, line)
     for part in parts(bench):
         _part(page, bench, part)
-    _commented(page, lambda inner: write_meaning(inner, report, bench, details=details))
+    _commented(page, lambda inner: write_meaning(inner, bench, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     write_verdict(page, report)

@@ -6,11 +6,11 @@ from statistics import fmean
 from rich.table import Table
 from rich.text import Text
 
-from ddpdiag.model import Report, Severity
+from ddpdiag.model import Severity
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Bottleneck, Fit, Series
 from ddpdiag.render.bench_rows import traits
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Ranks, Row, blamed
+from ddpdiag.render.tables import Ranks, Row
 from ddpdiag.render.terminal import LIST_SHOWN
 from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, percent, seconds
 
@@ -22,7 +22,7 @@ _Kind = tuple[str, str, str, int]
 _Sizes = dict[int, dict[str, list[float]]]
 
 
-def write_meaning(page: Page, report: Report, bench: BenchReport, *, details: bool) -> None:
+def write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
     """Everything between the tables of nccl-tests and the findings."""
     if bench.rows:
         page.blank()
@@ -33,7 +33,7 @@ def write_meaning(page: Page, report: Report, bench: BenchReport, *, details: bo
     if bench.remarks or not bench.rows:
         page.blank()
     _beside(page, bench.rows)
-    _ranks(page, report, bench.ranks, details=details)
+    _ranks(page, bench.ranks, details=details)
     _all_series(page, bench, details=details)
 
 
@@ -75,17 +75,15 @@ def _named(collective: str, dtype: str, op: str, root: int) -> str:
     return one_line(", ".join((collective, *traits(dtype, op, root))))
 
 
-def _ranks(page: Page, report: Report, lines: Sequence[BenchRank], *, details: bool) -> None:
+def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
     """A table for each collective and backend, and below it why some ranks are called slow."""
     tables: dict[tuple[str, str, int], list[BenchRank]] = {}
     for line in lines:
         tables.setdefault((line.collective, line.backend, line.size_bytes), []).append(line)
-    # Others, such as a slow import, say nothing of these figures.
-    marks = blamed([finding for finding in report.findings if finding.code.startswith("COL002.")])
     for (collective, backend, size), of in tables.items():
         page.write(one_line(f"ranks of {collective} over {backend} at {byte_count(size)}"), style="bold")
         slow = dict.fromkeys((line.rank for line in of if line.slow), Severity.WARNING)
-        ranks = Ranks(tuple(map(_row, of)), {**slow, **marks}, details)
+        ranks = Ranks(tuple(map(_row, of)), slow, details)
         for table in ranks.tables(color=page.color, width=page.width):
             page.table(table)
         if ranks.remark:

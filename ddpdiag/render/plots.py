@@ -29,6 +29,9 @@ _MARKERS = "osD^vPX"
 _LEGEND_WIDTH = 44
 _MISSING = "--plot needs matplotlib: pip install 'ddpdiag[plot]'"
 _MOST_TICKS = 9
+# Each turn of the colours takes other markers.
+_MOST_CURVES = 21
+_LEGEND_INCHES = 0.3
 
 _Key = tuple[str, str, str, str, int]
 
@@ -50,12 +53,19 @@ def check_available() -> None:
 
 
 def render(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
-    """The picture; UsageError if there is no matplotlib."""
+    """The picture; UsageError if there is no matplotlib, or one that does not work."""
     try:
-        from matplotlib import rc_context
-        from matplotlib.style import context
-    except ImportError as error:
+        return _drawn(report, kind)
+    except ModuleNotFoundError as error:
         raise UsageError(_MISSING) from error
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"--plot: matplotlib cannot draw here: {error}") from error
+
+
+def _drawn(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
+    from matplotlib import rc_context
+    from matplotlib.style import context
+
     target = BytesIO()
     # A date, a version or a random id in the file would make each one different.
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
@@ -68,20 +78,27 @@ def _figure(report: BenchReport) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    curves = _curves(report)
-    figure = Figure(figsize=(12, 5.4), layout="constrained")
-    figure.suptitle(_title(report, curves))
+    every = _curves(report)
+    curves = every[:_MOST_CURVES]
+    entries = len(curves) + len({label for curve in curves for label in curve.levels})
+    figure = Figure(figsize=(12, 4.8 + _LEGEND_INCHES * entries), layout="constrained")
+    shown = "" if len(curves) == len(every) else f" (the first {len(curves)} of {len(every)} series)"
+    figure.suptitle(_title(report, curves) + shown)
     if not curves:
         figure.text(0.5, 0.5, "nothing was measured", ha="center", va="center")
         return figure
     left, right = figure.subplots(1, 2)
+    drawn: set[str] = set()
     for number, curve in enumerate(curves):
-        color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
+        turn, place = divmod(number, len(_COLORS))
+        color, marker = _COLORS[place], _MARKERS[(place + turn) % len(_MARKERS)]
         rates = [busbw / 1e9 for busbw in curve.busbws]
         left.plot(curve.sizes, rates, color=color, marker=marker, markersize=4, label=curve.label)
         right.plot(curve.sizes, curve.seconds, color=color, marker=marker, markersize=4)
         for label, busbw in curve.levels.items():
-            left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=label)
+            again = label in drawn
+            drawn.add(label)
+            left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=None if again else label)
     _finish(left, curves, title="Bus bandwidth (GB/s)")
     left.set_ylim(bottom=0)
     right.set_yscale("log")

@@ -11,9 +11,13 @@ from ddpdiag.model.bench import Bench
 from ddpdiag.workloads.operations import OUT_OF_PLACE_ONLY, REDUCING, ROOTED, Case, Missing, prepare
 from ddpdiag.workloads.values import DTYPES, OPS
 
-# Failures of a connection, as gloo and torch word them. Anything else that is raised, before anything is sent, says in
-# one of many ways that the backend lacks a dtype or an op ("Invalid scalar type", "can't be cast").
-_FAILED = re.compile(r"gloo.transport|connect|(closed|reset) by peer|broken pipe|timed? ?out", re.IGNORECASE)
+# What torch and its backends say of a dtype or an op that they lack. Anything else is a failure: a GPU that dies in its
+# first call must not pass for the user's mistake.
+_LACKS = re.compile(
+    r"not (yet )?(support|implement)|unsupported|only supports|invalid scalar type|cannot use|can(not|'t) be cast|"
+    r"no backend type",
+    re.IGNORECASE,
+)
 
 
 class Kind(NamedTuple):
@@ -24,23 +28,33 @@ class Kind(NamedTuple):
     root: int
 
 
-def kinds(bench: Bench, collective: str, device: torch.device) -> tuple[list[Kind], tuple[str, ...]]:
-    """What is measured; and what was asked for by name, or for lack of anything else, and is not there."""
-    there, missing = [], []
+class Found(NamedTuple):
+    """What is measured; sentences on what was asked for by name and is not there, and on what "all" left out."""
+
+    kinds: tuple[Kind, ...]
+    missing: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def kinds(bench: Bench, collective: str, device: torch.device) -> Found:
+    """Tries every dtype with every op."""
     dtypes = tuple(DTYPES) if "all" in bench.dtypes else bench.dtypes
     ops = (tuple(OPS) if "all" in bench.ops else bench.ops) if collective in REDUCING else ("none",)
     ranks = tuple(range(dist.get_world_size())) if -1 in bench.roots else bench.roots
     roots = ranks if collective in ROOTED else (-1,)
-    for dtype in dtypes:
-        for op in ops:
-            why = _why_not(collective, Kind(dtype, op, roots[0]), device)
-            if why is None:
-                there += [Kind(dtype, op, root) for root in roots]
-            else:
-                what = f"{collective} of {dtype}" + (f" with {op}" if op != "none" else "")
-                missing.append(f"{dist.get_backend()} cannot do {what}: {why}")
-    by_name = not {"all"} & {*bench.dtypes, *bench.ops}
-    return there, tuple(missing) if by_name or not there else ()
+    whys = {(dtype, op): _why_not(collective, Kind(dtype, op, roots[0]), device) for dtype in dtypes for op in ops}
+    there = [pair for pair, why in whys.items() if why is None]
+    missing: list[str] = []
+    left_out: list[str] = []
+    for (dtype, op), why in whys.items():
+        if why is not None:
+            what = f"{collective} of {dtype}" + (f" with {op}" if op != "none" else "")
+            # A name is there if it is there with anything that "all" stands for.
+            excused = any(dtype == other for other, _ in there) if "all" in bench.ops else False
+            excused |= any(op == other for _, other in there) if "all" in bench.dtypes else False
+            (left_out if excused else missing).append(f"{dist.get_backend()} cannot do {what}: {why}")
+    measured = tuple(Kind(dtype, op, root) for dtype, op in there for root in roots)
+    return Found(measured, tuple(missing), tuple(left_out))
 
 
 def case_of(collective: str, kind: Kind, wanted_bytes: int, *, in_place: bool) -> Case:
@@ -62,7 +76,7 @@ def _why_not(collective: str, kind: Kind, device: torch.device) -> str | None:
     except (Missing, NotImplementedError) as error:
         return _first_line(error)
     except (RuntimeError, ValueError, TypeError) as error:
-        if isinstance(error, dist.DistBackendError | torch.OutOfMemoryError) or _FAILED.search(str(error)):
+        if isinstance(error, dist.DistBackendError | torch.OutOfMemoryError) or not _LACKS.search(str(error)):
             raise
         return _first_line(error)
     return None

@@ -45,24 +45,30 @@ class Means(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """The lines, what was left out and why, and combinations that backend or torch do not have."""
+    """The lines, what was left out and why, and combinations that backend or torch do not have. `whole`: the sizes were
+    not cut short by the time, nor by what a report holds."""
 
     lines: tuple[Line, ...]
     remarks: tuple[str, ...]
     unsupported: tuple[str, ...]
+    whole: bool = False
 
 
 def sweep(means: Means) -> Swept:
     """All sizes of all kinds, `cycles` times, as long as there is time."""
     means.step(f"{means.collective}: try every dtype and op")
-    asked, unsupported = kinds(means.bench, means.collective, means.device)
+    found = kinds(means.bench, means.collective, means.device)
     run = _Run(means)
+    run.remarks += found.left_out
+    went_on = True
     for cycle in range(means.bench.cycles) if means.bench.cycles else counting():
         before = len(run.lines)
-        went_on = all(run.kind(cycle, kind, len(asked) - number) for number, kind in enumerate(asked))
+        went_on = all(run.kind(cycle, kind, len(found.kinds) - number) for number, kind in enumerate(found.kinds))
         if not went_on or len(run.lines) == before:
             break
-    return Swept(tuple(run.lines), run.told, unsupported)
+    # Cycles without end are whole once the first of them is.
+    whole = went_on or (not means.bench.cycles and any(line.cycle > 0 for line in run.lines))
+    return Swept(tuple(run.lines), run.told, found.missing, whole)
 
 
 class _Run:

@@ -1,5 +1,7 @@
 """nccl-tests' options, read."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -29,13 +31,13 @@ USUAL = Flags(
     backend=("auto",),
     min_busbw=None,
     baseline=None,
+    save_baseline=None,
 )
+FIRST = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=0, world_size=4, node="n0", launcher="hand"))
 LAUNCH = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=1, world_size=4, node="n0", launcher="hand"))
 
 
 def read(**flags) -> Bench:
-    from dataclasses import replace
-
     return structs.replace(bench_of(replace(USUAL, **flags))(LAUNCH), args=())
 
 
@@ -80,6 +82,8 @@ def test_what_is_no_size_is_refused(text):
         ({"blocking": 4}, "-z 4: expected 0"),
         ({"root": "4"}, "-r 4: expected a rank from 0 to 3"),
         ({"root": "x"}, "-r x"),
+        ({"root": "9" * 5000}, "-r 9"),
+        ({"per_iter_timing": 1, "iters": 2000}, "-I 1 keeps every call"),
         ({"min_busbw": 0.0}, "--min-busbw 0"),
         ({"per_iter_timing": 1, "iters": 100_000}, "-I 1 keeps every call"),
     ],
@@ -105,6 +109,17 @@ def test_lists_and_letters():
     assert found.roots == (-1,)
     assert (found.average, found.blocking) == (Average.RANK_0, Blocking.APART)
     assert found.min_busbw_bytes_per_s == 2.5e9
+
+
+def test_what_is_no_utf8_is_taken_as_it_can_be_read():
+    assert read(backend=("\udcff",)).backends == ("\\udcff",)
+
+
+def test_the_first_run_that_keeps_its_own_past_has_none(tmp_path):
+    file = str(tmp_path / "base.json")
+    with pytest.raises(UsageError, match="no such file"):
+        bench_of(replace(USUAL, baseline=file))(FIRST)
+    assert bench_of(replace(USUAL, baseline=file, save_baseline=file))(FIRST).baseline is None
 
 
 def test_sizes_by_a_step_and_by_a_factor():

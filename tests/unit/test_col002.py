@@ -175,6 +175,29 @@ def test_a_rank_that_gave_nothing_hides_nothing():
     assert len(bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.DIED})).rows) == len(SIZES)
 
 
+def test_a_gate_is_not_judged_by_a_run_that_was_cut_short():
+    cut = alike(2, sizes=SIZES[:3], whole=False)
+    (finding,) = col002.judge(benched(cut, bench=Bench(min_busbw_bytes_per_s=0.5e9)))
+    assert (finding.code, finding.severity) == ("COL002.unmeasured", Severity.WARNING)
+    assert not bench_of(benched(cut)).complete
+
+
+def test_nothing_measured_is_not_healthy():
+    assert codes(benched(alike(2, sizes=(), remarks=("all left out, for want of memory",)))) == ["COL002.unmeasured"]
+
+
+def test_a_part_of_the_ranks_is_not_the_whole():
+    rows = {0: data_of(0, 2, steady())}
+    assert not bench_of(benched(rows, size=2)).complete
+
+
+def test_a_backend_that_was_asked_for_is_not_beside():
+    named = empty(2, Bench(backends=("nccl", "gloo")))
+    (trial,) = col002.plan(named)
+    assert trial.params["backend"] == "nccl"
+    assert not named.is_beside(trial)
+
+
 def test_the_gate_of_a_script():
     assert codes(benched(alike(2), bench=Bench(min_busbw_bytes_per_s=5e9))) == ["COL002.below"]
     assert codes(benched(alike(2), bench=Bench(min_busbw_bytes_per_s=0.5e9))) == []

@@ -214,3 +214,23 @@ def test_without_matplotlib_a_sentence_says_how_to_get_it(monkeypatch):
     with pytest.raises(UsageError) as raised:
         plots.render(bench(), "png")
     assert str(raised.value) == "--plot needs matplotlib: pip install 'ddpdiag[plot]'"
+
+
+def test_many_series_have_lines_that_can_be_told_apart():
+    many = tuple(
+        row(size, collective=name, dtype=dtype)
+        for name in ("all_reduce", "broadcast", "reduce")
+        for dtype in ("float", "half", "double", "int8", "int32", "int64", "uint8", "bfloat16")
+        for size in (8, 1024)
+    )
+    picture = plots.render(bench(rows=many, series=()), "svg").decode()
+    assert "the first 21 of 24 series" in picture
+
+
+def test_a_matplotlib_that_does_not_work_is_a_sentence(monkeypatch):
+    def broken(*_args, **_options):
+        raise RuntimeError("font cache")
+
+    monkeypatch.setattr(plots, "_figure", broken)
+    with pytest.raises(UsageError, match="cannot draw here: font cache"):
+        plots.render(bench(), "svg")
