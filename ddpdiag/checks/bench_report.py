@@ -8,7 +8,6 @@ from ddpdiag.checks import lch002, lch003
 from ddpdiag.checks.bench_data import Data
 from ddpdiag.checks.bench_view import Sweep, asked_of, ranks, rows, series, sweeps
 from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow, Series
-from ddpdiag.stats import quantile
 
 _SAID = 3
 
@@ -127,8 +126,3 @@ def slow_by_backend(report: BenchReport) -> Mapping[str, Mapping[int, str]]:
         if line.slow:
             slow.setdefault(line.backend, {})[line.rank] = line.slow
     return slow
-
-
-def middle(values: Sequence[float]) -> float | None:
-    """The median, None of nothing."""
-    return quantile(sorted(values), 0.5) if values else None

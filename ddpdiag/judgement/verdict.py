@@ -60,8 +60,8 @@ def conclude(
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
     unknown = _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
-        subject = "can train" if bench is None else "communicate as they should"
-        sentence = f"Whether {_who(world)} {subject} is not known: {unknown}."
+        subject = f"Whether {_who(world)} can train" if bench is None else f"How well {_who(world)} can communicate"
+        sentence = f"{subject} is not known: {unknown}."
         sentence += f" {bench.sentence}" if bench is not None and bench.series else ""
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
