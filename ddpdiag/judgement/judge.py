@@ -8,7 +8,7 @@ from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.hosts import sort_hosts
-from ddpdiag.judgement.selection import selected
+from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.verdict import Judged, conclude
 from ddpdiag.model import (
     CheckLine,
@@ -17,6 +17,7 @@ from ddpdiag.model import (
     Report,
     Scalar,
     Severity,
+    Skip,
     StageLine,
     Status,
     WorldLine,
@@ -96,7 +97,7 @@ def world_of(recording: Recording) -> World:
 
 def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
     check = seen.check
-    skip = next((skip for skip in seen.recording.skips if skip.code == check.code), None)
+    skip = _skip_of(seen)
     try:
         findings = tuple(check.judge(seen))
         columns = dict(check.columns(seen)) if check.columns else {}
@@ -105,6 +106,15 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
     return Judged(check=check, findings=findings, columns=columns, figures=figures, skip=skip)
+
+
+def _skip_of(seen: Seen[Any]) -> Skip | None:
+    """Why the check was left out, if it was; of one that runs nothing itself, its ground decides here."""
+    check = seen.check
+    reason = check.ground(seen.world) if check.measure is None else None
+    if reason is not None:
+        return Skip(code=check.code, reason=reason, grounds=not asked_for(check, seen.options))
+    return next((skip for skip in seen.recording.skips if skip.code == check.code), None)
 
 
 def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar], ...]:

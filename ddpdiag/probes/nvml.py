@@ -90,7 +90,7 @@ def _gpu(index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError as error:
         return Gpu(index=index, error=str(error))
-    total, used = supported(lambda: _memory(handle)) or (None, None)
+    total, used = supported(lambda: memory(handle)) or (None, None)
     return Gpu(
         index=index,
         name=supported(lambda: str(pynvml.nvmlDeviceGetName(handle))),
@@ -103,7 +103,7 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _memory(handle: object) -> tuple[int, int]:
+def memory(handle: object) -> tuple[int, int]:
     import pynvml
 
     try:
@@ -118,9 +118,11 @@ def supported(ask: Callable[[], T]) -> T | None:
     """The answer, or None if the device does not say."""
     import pynvml
 
+    # What newer versions raise, and no NVMLError, where a driver before 510 lacks the function behind an old name.
+    mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     try:
         return ask()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, mismatch):
         return None
 
 

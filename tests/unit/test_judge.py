@@ -127,6 +127,13 @@ def test_a_check_without_ground_changes_nothing() -> None:
     assert next(line for line in judged.checks if line.code == "GPU002").skipped_because == "no GPU"
 
 
+def test_a_check_that_runs_nothing_is_left_out_by_its_ground_too() -> None:
+    judged = report(recording())
+    line = next(line for line in judged.checks if line.code == "GPU004")
+    assert line.skipped_because == "no GPU is visible on any host"
+    assert judged.verdict is Verdict.FIT
+
+
 def without_skip(code: str, run: Recording) -> Recording:
     return structs.replace(run, skips=tuple(skip for skip in run.skips if skip.code != code))
 

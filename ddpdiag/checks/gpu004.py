@@ -1,0 +1,93 @@
+"""PCIe link of each GPU.
+
+A link that trained with fewer lanes than card and slot have copies at a fraction of its speed, to the host's memory
+and, without NVLink, to other GPUs. The width does not change with load. The generation does: an idle card lets it fall
+to 1, so it is only shown (`measurements` in the report), beside the best of card and slot. Replays are counted since
+the driver was loaded; only their rate means something (NVIDIA allows 8 a minute), so they are evidence and no finding.
+
+Findings and their causes:
+- narrow: fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane.
+- slot: as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot.
+
+Fix: reboot, since the link trains anew; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import gpu003
+from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.model import Finding, Scalar, Severity
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(gpu003.CHECK)
+    yield from not_looked_at(seen, met)
+    for card in cards_of(met):
+        for fault in _faults(card):
+            yield finding_of(seen, card, fault)
+
+
+def _faults(card: Card) -> Iterator[Fault]:
+    link = card.health.pcie
+    if not link.width:
+        return
+    evidence: dict[str, Scalar | list[Scalar]] = {
+        "width": link.width,
+        "width_of_card_and_slot": link.width_max,
+        "width_of_card": link.width_card,
+        "generation": link.generation,
+        "generation_of_card_and_slot": link.generation_max,
+        "replays": link.replays,
+    }
+    if link.width_max and link.width < link.width_max:
+        yield Fault(
+            "narrow",
+            Severity.WARNING,
+            "the PCIe link of a GPU is narrow",
+            f"PCIe x{link.width}, x{link.width_max} possible{_share(link.width, link.width_max)}",
+            Action.REBOOT,
+            "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
+            evidence,
+        )
+    elif link.width_card and link.width < link.width_card:
+        yield Fault(
+            "slot",
+            Severity.INFO,
+            "the slot of a GPU is narrower than the card",
+            f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}",
+            Action.NONE,
+            "Look into the BIOS whether it splits the slot, or move the card.",
+            evidence,
+        )
+
+
+def _share(width: int, most: int) -> str:
+    return f", so copies reach {width / most:.0%} of their speed"
+
+
+def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:
+    """The narrowest link and the lowest generation of the GPUs, as they run now, and the best that is possible."""
+    links = [card.health.pcie for card in cards_of(seen.of(gpu003.CHECK))]
+    found = {
+        "pcie.min_width": [link.width for link in links],
+        "pcie.min_generation": [link.generation for link in links],
+        "pcie.min_generation_possible": [link.generation_max for link in links],
+    }
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: min(values) for name, values in known.items() if values}
+
+
+CHECK = Check(
+    "GPU004",
+    "pcie-link",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=gpu003.ground,
+    figures=figures,
+)

@@ -1,0 +1,101 @@
+"""NVLinks of each GPU.
+
+How many links are right depends on the board (an H100 SXM has 18, an H100 NVL 12, a card without a bridge none), so a
+link counts as missing only where most other GPUs of the same model have it up. NCCL then takes fewer links or PCIe
+(with NVSwitches it may fail to start), and every ring or tree runs at the speed of that GPU.
+
+Findings and their causes:
+- down: links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition.
+- errors: more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. Whether they
+  still rise, only a second look after a job tells; CRC errors alone are evidence and no finding, since NVIDIA minds
+  them from 100 a second on.
+
+Fix: `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then the field
+diagnostic.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import gpu003
+from ddpdiag.checks.gpu_cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.model import Finding, Severity
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(gpu003.CHECK)
+    yield from not_looked_at(seen, met)
+    cards = cards_of(met)
+    for _, own in by_model(cards):
+        yield from _missing(seen, own)
+    for card in cards:
+        for fault in _flawed(seen, card):
+            yield finding_of(seen, card, fault)
+
+
+def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    # Where not even the links' state is told, nothing is known to be missing.
+    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in cards if card.health.nvlinks}
+    counts = Counter(number for own in up.values() for number in own)
+    common = {number for number, count in counts.items() if 2 * count > len(up)}
+    # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
+    expected = usual([len(own) for own in up.values()]) or 0
+    for card, own in up.items():
+        missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
+        if missing and len(own) < expected:
+            yield finding_of(seen, card, _down(missing, len(own), int(expected)))
+
+
+def _down(missing: Sequence[int], count: int, expected: int) -> Fault:
+    which = ", ".join(map(str, missing))
+    return Fault(
+        "down",
+        Severity.ERROR,
+        "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
+        f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
+        "model have them up",
+        Action.RESET,
+        "If they stay down, isolate the host and have the links looked at.",
+        {"links_down": list(missing), "links_up": count, "links_expected": expected},
+    )
+
+
+def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+    most = seen.number("link_errors")
+    flawed = [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]
+    if not flawed:
+        return
+    shown = [f"link {link.number}: {link.replays or 0} replays, {link.recoveries or 0} recoveries" for link in flawed]
+    yield Fault(
+        "errors",
+        Severity.WARNING,
+        "an NVLink of a GPU had errors",
+        f"{'; '.join(shown)} since the driver was loaded; at most {most:g} expected",
+        Action.MONITOR,
+        f"Isolate {card.host.name} if they rise.",
+        {
+            "links": [link.number for link in flawed],
+            "replays": [link.replays for link in flawed],
+            "recoveries": [link.recoveries for link in flawed],
+            "crc_errors": [link.crc_errors for link in flawed],
+        },
+    )
+
+
+CHECK = Check(
+    "GPU006",
+    "nvlink",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=gpu003.ground,
+    settings={
+        # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
+        "link_errors": 0,
+    },
+)

@@ -1,0 +1,124 @@
+"""NVSwitch fabric, and what the driver itself asks for.
+
+On boards with NVSwitches the fabric manager must have let every GPU join before CUDA starts there (error 802, "system
+not yet initialized"). From driver 570 on, a GPU also says by itself what it needs to recover.
+
+Findings and their causes:
+- fabric: the GPU has not joined, or joining failed: nvidia-fabricmanager does not run, has another version than the
+  driver, or a switch is down.
+- fabric-health: joined, but routes or bandwidth are degraded, or the configuration is wrong.
+- recovery: the driver asks for a reset, a reboot or a drain after an error (Xid 154 says the same in `dmesg`).
+- lost, reset-required: the GPU answered a question with that code.
+
+Fix: `systemctl status nvidia-fabricmanager`, then what the finding says. `nvidia-smi -q` shows both under "Fabric" and
+"GPU Recovery Action".
+"""
+
+from collections.abc import Iterator
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import gpu003
+from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu_device import Broken
+
+# nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
+_JOINING = {1: "not started", 2: "in progress"}
+_JOINED = 3
+_RECOVERY = {
+    1: ("GPU reset", Action.RESET),
+    2: ("node reboot", Action.REBOOT),
+    3: ("drain of peer-to-peer traffic", Action.RESET),
+    4: ("drain and reset", Action.RESET),
+    5: ("recovery of the IMEX domain", Action.REBOOT),
+    6: ("bus reset", Action.RESET),
+    7: ("system reboot", Action.REBOOT),
+}
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: where each pair of bits lies; 1 is yes, 2 is no.
+_DEGRADED = {0: "bandwidth is degraded", 2: "routes recover", 4: "routes are unhealthy", 6: "an access timed out"}
+_CONFIGURATION_SHIFT, _CONFIGURATION_BITS, _CONFIGURATION_RIGHT = 8, 0xF, 1
+_UNHEALTHY, _LIMITED = 2, 3
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(gpu003.CHECK)
+    yield from not_looked_at(seen, met)
+    for card in cards_of(met):
+        for fault in (*_joined(card), *_degraded(card), *_recovery(card)):
+            yield finding_of(seen, card, fault)
+
+
+def _joined(card: Card) -> Iterator[Fault]:
+    fabric = card.health.fabric
+    state = _JOINING.get(fabric.state or 0)
+    if state is not None:
+        said = f"it has not joined the NVSwitch fabric (state: {state}), so CUDA does not start there"
+    elif fabric.state == _JOINED and fabric.status:
+        said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
+    else:
+        return
+    yield Fault(
+        "fabric",
+        Severity.ERROR,
+        "a GPU has not joined the NVSwitch fabric",
+        said,
+        Action.REBOOT,
+        "Try `systemctl restart nvidia-fabricmanager` first; it must have the driver's version.",
+        {"fabric_state": fabric.state, "fabric_status": fabric.status},
+    )
+
+
+def _degraded(card: Card) -> Iterator[Fault]:
+    fabric = card.health.fabric
+    if fabric.state != _JOINED or fabric.status:
+        return
+    mask = fabric.health_mask or 0
+    said = [words for shift, words in _DEGRADED.items() if (mask >> shift) & 0x3 == 1]
+    if (mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_BITS > _CONFIGURATION_RIGHT:
+        said.append("the configuration is wrong")
+    if not said and fabric.health not in (_UNHEALTHY, _LIMITED):
+        return
+    yield Fault(
+        "fabric-health",
+        Severity.ERROR if fabric.health == _UNHEALTHY else Severity.WARNING,
+        "the NVSwitch fabric of a GPU is not healthy",
+        f"{', '.join(said) or 'its capacity is limited'} (health mask {mask:#x})",
+        Action.REBOOT if fabric.health == _UNHEALTHY else Action.MONITOR,
+        "Look at the log of nvidia-fabricmanager, and for SXid lines in `dmesg`.",
+        {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
+    )
+
+
+def _recovery(card: Card) -> Iterator[Fault]:
+    wanted, broken = card.health.recovery_action, card.health.broken
+    if wanted:
+        name, action = _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.ISOLATE))
+        yield Fault(
+            "recovery",
+            Severity.ERROR,
+            "the driver asks to recover a GPU",
+            f"it needs a recovery: {name}; none expected",
+            action,
+            f"Look for Xid lines in `dmesg` on {card.host.name}.",
+            {"recovery_action": wanted},
+        )
+    elif broken is Broken.RESET_REQUIRED:
+        title, said = "a GPU must be reset", f"NVML says {broken.value!r}"
+        yield Fault("reset-required", Severity.ERROR, title, said, Action.RESET)
+    elif broken is Broken.LOST:
+        title, said = "a GPU is lost", f"NVML says {broken.value!r} while it is asked"
+        yield Fault("lost", Severity.ERROR, title, said, Action.REBOOT, "Isolate the host if it happens again.")
+
+
+CHECK = Check(
+    "GPU007",
+    "fabric",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=gpu003.ground,
+)

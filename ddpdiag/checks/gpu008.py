@@ -1,0 +1,118 @@
+"""Who else uses a GPU, and whether the job may.
+
+Another process on a GPU takes memory and time from the job, and its rank becomes the slow one. The GPUs are asked
+before any of our own workers has started CUDA, so whatever is seen there is somebody else's.
+
+Findings and their causes:
+- in-use: more than `used_mib` of memory in use: a process that was left over, another job. In a container the pids are
+  those of the host, or hidden. Silent where GPU001.in-use says it of the same GPU.
+- prohibited: compute mode "prohibited"; no CUDA process can start.
+- exclusive: compute mode "exclusive process": the job's own rank is alone there (info), or another process is first,
+  and CUDA says "all CUDA-capable devices are busy or unavailable" (an error).
+- mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport.
+
+Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
+-mig 0`, when nothing uses the GPU.
+"""
+
+from collections.abc import Iterator, Set
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import gpu001, gpu003
+from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.hosts import MIB
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.model import Finding, Severity
+
+# nvml.h, nvmlComputeMode_t.
+_PROHIBITED = 2
+_EXCLUSIVE = (1, 3)
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(gpu003.CHECK)
+    yield from not_looked_at(seen, met)
+    told = _told(seen)
+    for card in cards_of(met):
+        for fault in (*_in_use(seen, card, told), *_mode(card), *_cut(card)):
+            yield finding_of(seen, card, fault)
+
+
+def _told(seen: Seen[Nothing]) -> Set[str | None]:
+    """UUIDs of GPUs of which GPU001 says that their memory is in use."""
+    met = seen.of(gpu001.CHECK)
+    most = met.number("used_mib") * MIB
+    return {gpu.uuid for row in met.by_rank.values() for gpu in row.nvml.gpus if (gpu.used_bytes or 0) > most}
+
+
+def _in_use(seen: Seen[Nothing], card: Card, told: Set[str | None]) -> Iterator[Fault]:
+    used, most = card.health.memory_used_bytes, seen.number("used_mib")
+    if used is None or used <= most * MIB or card.health.uuid in told:
+        return
+    yield Fault(
+        "in-use",
+        Severity.WARNING,
+        "GPU memory is in use already",
+        f"{used / MIB:.0f} MiB used by {_holders(card)} before this job touched it; at most {most:g} MiB expected",
+        Action.NONE,
+        f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
+        {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
+    )
+
+
+def _holders(card: Card) -> str:
+    shown = [
+        f"pid {process.pid}" + (f" ({process.used_bytes / MIB:.0f} MiB)" if process.used_bytes is not None else "")
+        for process in card.health.processes or ()
+    ]
+    return ", ".join(shown) or "no process that is visible here"
+
+
+def _mode(card: Card) -> Iterator[Fault]:
+    mode, index = card.health.compute_mode, card.health.index
+    hint = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
+    if mode == _PROHIBITED:
+        title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
+        yield Fault("prohibited", Severity.ERROR, title, said, Action.NONE, hint, {"compute_mode": mode})
+    elif mode in _EXCLUSIVE:
+        taken = bool(card.health.processes)
+        yield Fault(
+            "exclusive",
+            Severity.ERROR if taken else Severity.INFO,
+            "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
+            f"compute mode 'exclusive process'{f', and {_holders(card)} has it' if taken else ''}",
+            Action.NONE,
+            hint,
+            {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
+        )
+
+
+def _cut(card: Card) -> Iterator[Fault]:
+    if card.health.mig:
+        yield Fault(
+            "mig",
+            Severity.WARNING,
+            "a GPU is cut into slices",
+            "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
+            Action.NONE,
+            f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
+            "GPUs.",
+            {"mig": True},
+        )
+
+
+CHECK = Check(
+    "GPU008",
+    "gpu-users",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=gpu003.ground,
+    settings={
+        # GCM's limit: an idle driver holds a few MiB.
+        "used_mib": 15,
+    },
+)

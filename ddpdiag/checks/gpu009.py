@@ -1,0 +1,102 @@
+"""GPUs of one model that are set up alike.
+
+Driver, VBIOS, ECC and persistence mode should be the same for all GPUs of one model: another VBIOS may have other
+clocks and power limits, another driver another NCCL path; ECC takes memory and bandwidth on older cards; without
+persistence mode the driver starts the GPU anew for every first process, for about a second. Different models on one
+host, or between hosts, are GPU001's findings; different drivers are LCH003's, where it can read them.
+
+Findings: driver, vbios and ecc are warnings, persistence is good to know. Who differs from more than half of the GPUs
+of that model is named; without a majority, nobody.
+
+Causes: a card that was replaced, a host that missed an update. Fix: bring the named GPU or host to what the others have
+(`nvidia-smi -q`); `nvidia-smi -pm 1`, or let nvidia-persistenced run.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import gpu003, lch003
+from ddpdiag.checks.gpu_cards import Action, Card, by_model, cards_of, not_looked_at
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.model import Finding, Severity
+from ddpdiag.stats import odd_ones_out
+
+
+class Trait(NamedTuple):
+    """What should be alike, how bad it is if not, and what to do."""
+
+    word: str
+    name: str
+    severity: Severity
+    remedy: str
+
+
+_DRIVER = Trait("driver", "driver", Severity.WARNING, "Install one driver version on all hosts, and reboot.")
+_VBIOS = Trait("vbios", "VBIOS", Severity.WARNING, "Ask the vendor for one VBIOS version; compare clocks and limits.")
+_ECC = Trait("ecc", "ECC mode", Severity.WARNING, "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
+_PERSISTENCE = Trait(
+    "persistence", "persistence mode", Severity.INFO, "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run."
+)
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(gpu003.CHECK)
+    yield from not_looked_at(seen, met)
+    told = len({row.driver for row in seen.of(lch003.CHECK).by_rank.values()}) > 1
+    for model, cards in by_model(cards_of(met)):
+        for trait, values in (
+            (_DRIVER, [None if told else card.driver for card in cards]),
+            (_VBIOS, [card.health.vbios for card in cards]),
+            (_ECC, [_on(card.health.memory.ecc) for card in cards]),
+            (_PERSISTENCE, [_on(card.health.persistence) for card in cards]),
+        ):
+            yield from _unlike(seen, model, cards, trait, values)
+
+
+def _on(mode: bool | None) -> str | None:
+    return None if mode is None else "on" if mode else "off"
+
+
+def _unlike(
+    seen: Seen[Nothing], model: str, cards: Sequence[Card], trait: Trait, values: Sequence[str | None]
+) -> Iterator[Finding]:
+    known = {number: value for number, value in enumerate(values) if value is not None}
+    odd = odd_ones_out(known)
+    if odd is None:
+        return
+    counts = Counter(known.values()).most_common()
+    blamed = [cards[number] for number in odd.ranks]
+    shown = ", ".join(f"{value!r} on {count}" for value, count in counts[:4])
+    named = [f"{card.label} has {known[number]!r}" for number, card in zip(odd.ranks, blamed, strict=True)]
+    yield seen.finding(
+        trait.word,
+        trait.severity,
+        f"GPUs of one model differ in their {trait.name}",
+        f"{model}: {trait.name} {shown} GPUs; one is expected. {names_text(named, 4) or 'No majority says which'}.",
+        ranks=tuple(sorted({rank for card in blamed for rank in card.takers})),
+        nodes=tuple(dict.fromkeys(card.host.name for card in blamed)),
+        gpus=tuple(card.health.uuid for card in blamed if card.health.uuid),
+        evidence={
+            "values": [value for value, _ in counts],
+            "counts": [count for _, count in counts],
+            "pci": [card.health.pci for card in blamed[:16]],
+            "action": Action.NONE.value,
+        },
+        remedy=trait.remedy,
+    )
+
+
+CHECK = Check(
+    "GPU009",
+    "gpus-alike",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=gpu003.ground,
+)

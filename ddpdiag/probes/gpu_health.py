@@ -1,0 +1,169 @@
+"""How well each GPU is, as NVML tells: errors of memory and links, clocks, and who uses it.
+
+Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each field
+by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.gpu_device import Broken, Device
+from ddpdiag.probes.gpu_links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
+from ddpdiag.probes.gpu_memory import MemoryErrors, memory_errors
+from ddpdiag.probes.nvml import memory, supported, sysfs_address
+
+# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN.
+_GPU_SENSOR = 0
+_SLOWDOWN = 1
+
+
+class Process(Struct, frozen=True):
+    """A compute process by its pid on the host; None for bytes that are not told."""
+
+    pid: int
+    used_bytes: int | None
+
+
+class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds the clocks down, and what may: temperatures in degrees Celsius, limits in watts.
+
+    `events` holds the bits of nvmlClocksEventReasons that three looks within the measurement all showed;
+    `margin_celsius` is what is left to the slowdown, negative above it.
+    """
+
+    events: int | None = None
+    celsius: int | None = None
+    margin_celsius: int | None = None
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None
+
+
+class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU. `pci` is written as sysfs does; `error` is NVML's text for a GPU that it could not open.
+
+    `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` leaves out what the driver reserves.
+    """
+
+    index: int
+    uuid: str | None = None
+    pci: str | None = None
+    name: str | None = None
+    vbios: str | None = None
+    error: str | None = None
+    broken: Broken | None = None
+    memory: MemoryErrors = MemoryErrors()
+    pcie: PcieLink = PcieLink()
+    clocks: Clocks = Clocks()
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric: Fabric = Fabric()
+    recovery_action: int | None = None
+    mig: bool | None = None
+    compute_mode: int | None = None
+    persistence: bool | None = None
+    memory_used_bytes: int | None = None
+    processes: tuple[Process, ...] | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Was anything told, beside who the GPU is?"""
+        return self != Health(index=self.index, uuid=self.uuid, pci=self.pci, name=self.name, vbios=self.vbios)
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """What was found: the driver's version and the GPUs, or why there are none in `error`."""
+
+    driver: str | None = None
+    gpus: tuple[Health, ...] = ()
+    error: str | None = None
+
+
+def look(sys_root: Path, step: Callable[[str], None]) -> Look:
+    """Ask every GPU that NVML shows; `step` hears which one is asked, for the case that it does not answer."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return Look(error=str(error))
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Look(error=str(error))
+    try:
+        return Look(
+            driver=supported(pynvml.nvmlSystemGetDriverVersion),
+            gpus=tuple(_health(index, sys_root, step) for index in range(pynvml.nvmlDeviceGetCount())),
+        )
+    except pynvml.NVMLError as error:
+        return Look(error=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _health(index: int, sys_root: Path, step: Callable[[str], None]) -> Health:
+    import pynvml
+
+    step(f"GPU {index}")
+    try:
+        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError as error:
+        return Health(index=index, error=str(error))
+    pci = device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId)))
+    step(f"GPU {index} (PCI {pci})")
+    # Three looks with questions between them: a reason that all of them show is no flicker.
+    events = [_events(device)]
+    links = nvlinks(device, int(pynvml.NVML_NVLINK_MAX_LINKS))
+    events.append(_events(device))
+    used = device.of(memory)
+    mig = device.numbers("nvmlDeviceGetMigMode")
+    processes = device.processes()
+    errors = memory_errors(device)
+    events.append(_events(device))
+    return Health(
+        index=index,
+        uuid=device.text("nvmlDeviceGetUUID"),
+        pci=pci,
+        name=device.text("nvmlDeviceGetName"),
+        vbios=device.text("nvmlDeviceGetVbiosVersion"),
+        memory=errors,
+        pcie=pcie_link(device, pci, sys_root),
+        clocks=_clocks(device, events),
+        nvlinks=links,
+        fabric=fabric(device),
+        recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0],
+        mig=None if mig is None else bool(mig[0]),
+        compute_mode=device.number("nvmlDeviceGetComputeMode"),
+        persistence=device.flag("nvmlDeviceGetPersistenceMode"),
+        memory_used_bytes=None if used is None else used[1],
+        processes=None if processes is None else tuple(Process(*process) for process in processes),
+        # Last, because every question may have told.
+        broken=device.broken,
+    )
+
+
+def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
+    celsius = device.number("nvmlDeviceGetTemperature", _GPU_SENSOR)
+    margin = device.number("nvmlDeviceGetMarginTemperature")
+    if margin is None:
+        slowdown = device.number("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
+        margin = slowdown - celsius if slowdown and celsius is not None else None
+    told = [bits for bits in looks if bits is not None]
+    return Clocks(
+        events=reduce(and_, told) if told else None,
+        celsius=celsius,
+        margin_celsius=margin,
+        power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementLimit")),
+        default_power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementDefaultLimit")),
+    )
+
+
+def _events(device: Device) -> int | None:
+    # Renamed with driver 535.54.03.
+    bits = device.number("nvmlDeviceGetCurrentClocksEventReasons")
+    return device.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

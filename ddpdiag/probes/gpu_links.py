@@ -1,0 +1,124 @@
+"""What a GPU tells of its ways out: the PCIe link, each NVLink, the NVSwitch fabric. Only a worker calls this."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.files import read_int
+from ddpdiag.probes.gpu_device import Device
+
+# nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
+_REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
+_MEGABYTE = 1e6
+_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary")
+
+
+class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The link as it runs now, the most that card and slot can do together, the most that the card alone can.
+
+    A card that is idle lets its generation fall, never its width. `replays` counts what was sent again since the driver
+    was loaded. The card's own width comes from sysfs (LnkCap), since NVML does not tell it.
+    """
+
+    width: int | None = None
+    width_max: int | None = None
+    width_card: int | None = None
+    generation: int | None = None
+    generation_max: int | None = None
+    generation_card: int | None = None
+    replays: int | None = None
+
+
+class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
+    """One NVLink: whether it is up, its speed in one direction, and errors since the driver was loaded.
+
+    Replays and recoveries hold up traffic; what CRC found was sent again. Recorded as a list, in this order, since a
+    host has up to 144 of them: new fields come last.
+    """
+
+    number: int
+    up: bool
+    bytes_per_s: float | None = None
+    replays: int | None = None
+    recoveries: int | None = None
+    crc_errors: int | None = None
+
+
+class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the GPU stands with the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
+
+    `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed.
+    """
+
+    state: int | None = None
+    status: int | None = None
+    health_mask: int | None = None
+    health: int | None = None
+
+
+def pcie_link(device: Device, pci: str | None, sys_root: Path) -> PcieLink:
+    """The card's PCIe link; `pci` is its address in sysfs."""
+    card = sys_root / "bus" / "pci" / "devices" / (pci or "?") / "max_link_width"
+    width = read_int(card)
+    return PcieLink(
+        width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
+        width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
+        # A virtual machine's bus may say 0 or 255: not known.
+        width_card=width if width is not None and 0 < width <= 32 else None,
+        generation=device.number("nvmlDeviceGetCurrPcieLinkGeneration"),
+        generation_max=device.number("nvmlDeviceGetMaxPcieLinkGeneration"),
+        generation_card=device.number("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+        replays=device.number("nvmlDeviceGetPcieReplayCounter"),
+    )
+
+
+def nvlinks(device: Device, most: int) -> tuple[NvLink, ...]:
+    """The links that tell their state, of at most so many; none on a card without NVLink."""
+    states = {number: device.number("nvmlDeviceGetNvLinkState", number) for number in range(most)}
+    known = [number for number, state in states.items() if state is not None]
+    speeds = device.fields("DEV_NVLINK_GET_SPEED", known)
+    replays = _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY")
+    recoveries = _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY")
+    crc = _errors(device, known, (_CRC_FLIT, _CRC_DATA), "DEV_NVLINK_ERROR_DL_CRC")
+    return tuple(
+        NvLink(
+            number=number,
+            up=bool(states[number]),
+            bytes_per_s=None if speed is None else speed * _MEGABYTE,
+            replays=replays[number],
+            recoveries=recoveries[number],
+            crc_errors=crc[number],
+        )
+        for number, speed in zip(known, speeds, strict=True)
+    )
+
+
+def _errors(device: Device, links: list[int], counters: tuple[int, ...], field: str) -> Mapping[int, int | None]:
+    """The sum of these counters for each link, or the field where the GPU has no such counters."""
+    sums: dict[int, int | None] = {}
+    for link in links:
+        counts = [device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter) for counter in counters]
+        told = [count for count in counts if count is not None]
+        sums[link] = sum(told) if told else None
+    missing = [link for link, count in sums.items() if count is None]
+    return sums | dict(zip(missing, device.fields(field, missing), strict=True))
+
+
+def fabric(device: Device) -> Fabric:
+    """How the GPU stands with its fabric, by the newest form that library and driver both know."""
+    for function, structure in (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    ):
+        told = device.members(function, structure, _FABRIC_MEMBERS)
+        if told:
+            return Fabric(
+                # 0 says that the GPU is not made for one.
+                state=told["state"] or None,
+                status=told["status"],
+                health_mask=told.get("healthMask"),
+                health=told.get("healthSummary"),
+            )
+    return Fabric()

@@ -1,0 +1,159 @@
+"""Stand-ins for libnvidia-ml.so.1, one for each JSON file in `sick`, compiled with the C compiler of this machine.
+
+The real pynvml loads such a library where LD_LIBRARY_PATH leads to it, and asks it as it asks NVIDIA's.
+
+A file describes GPUs by the keys that fake_nvml.c gives out:
+
+- `base`: another file, of which this one is a variant. Of both, objects are joined key by key; the variant wins.
+- `count`: how many GPUs; `all`: what is true of each of them; `gpus`: what differs, by index.
+- `driver`: the driver's version; `codes` and `sleep_seconds` beside it are for functions that ask no GPU.
+- `missing`: functions that the library does not have, as in an older driver.
+
+Of a GPU: `name`, `vbios`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number), `processes`
+([pid, bytes] each), `codes` (function -> what it returns), `sleep_seconds` (function -> how long it hangs), and
+numbers. A number that is null or not there is not supported; [before, after] is one that changes after it was read.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "fake_nvml.c"
+SICK = HERE / "sick"
+LIBRARY = "libnvidia-ml.so.1"
+# In the order of NVML_NVLINK_ERROR_DL_*.
+LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")
+# Keys of a GPU that are no numbers, or not one number.
+OTHERS = {"name", "vbios", "nvlinks", "processes", "codes", "sleep_seconds"}
+
+
+def compiler() -> str | None:
+    """The C compiler, or None if there is none."""
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def names() -> list[str]:
+    """The JSON files, without their ending."""
+    return sorted(path.stem for path in SICK.glob("*.json"))
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-{index:08x}-0000-4000-8000-00000000000{index:x}"
+
+
+def pci_of(index: int) -> str:
+    """As sysfs writes it."""
+    return f"0000:{0x10 + 0x11 * index:02x}:00.0"
+
+
+def build(name: str, folder: Path) -> Path:
+    """The folder in `folder` where the library of that JSON file lies; it is compiled once for each content."""
+    tables, enums = _tables(_read(name)), _enums()
+    missing = _read(name).get("missing", [])
+    content = "\0".join([SOURCE.read_text(), tables, enums, *missing])
+    home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
+    library = home / LIBRARY
+    if library.exists():
+        return home
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "names.h").write_text(enums)
+    (home / "tables.h").write_text(tables)
+    hidden = " ".join(f"{function};" for function in missing)
+    (home / "exports.map").write_text(f"{{ global: *; {f'local: {hidden}' if hidden else ''} }};\n")
+    command = [str(compiler()), "-shared", "-fPIC", "-O0", "-Wall", "-Werror", f"-I{home}", str(SOURCE)]
+    # Moved to its name when it is whole, for tests that run side by side.
+    part = home / f"{LIBRARY}.part"
+    command += [f"-Wl,--version-script={home}/exports.map", f"-Wl,-soname,{LIBRARY}", "-o", str(part)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    part.rename(library)
+    return home
+
+
+def _read(name: str) -> dict:
+    own = json.loads((SICK / f"{name}.json").read_text())
+    return _joined(_read(own.pop("base")), own) if "base" in own else own
+
+
+def _joined(base: dict, variant: dict) -> dict:
+    joined = dict(base)
+    for key, value in variant.items():
+        old = joined.get(key)
+        joined[key] = _joined(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return joined
+
+
+def _functions() -> list[str]:
+    return sorted(set(re.findall(r"\b(?:ENTER|ENTER_SYSTEM|NUMBER)\((nvml\w+)", SOURCE.read_text())))
+
+
+def _keys() -> list[str]:
+    source = SOURCE.read_text()
+    given = re.findall(r"\bGIVE\([^()]+, (\w+)\)", source) + re.findall(r"\bNUMBER\(\w+, [\w ]+, (\w+)\)", source)
+    return sorted(set(given) - {"key"})
+
+
+def _enums() -> str:
+    functions = ", ".join(f"F_{function}" for function in _functions())
+    keys = ", ".join(f"K_{key}" for key in _keys())
+    return f"enum function {{ {functions}, FUNCTIONS }};\nenum key {{ {keys}, KEYS }};\n"
+
+
+def _tables(host: dict) -> str:
+    others = host.get("gpus", {})
+    gpus = [_gpu(index, _joined(host["all"], others.get(str(index), {}))) for index in range(host["count"])]
+    return "\n".join(
+        [
+            f"#define GPUS {host['count']}",
+            f"static const char DRIVER[] = {json.dumps(host['driver'])};",
+            f"static const struct answer system_answers[FUNCTIONS] = {{ {_answers(host)} }};",
+            f"static const struct gpu gpus[GPUS] = {{ {', '.join(gpus)} }};",
+            "",
+        ]
+    )
+
+
+def _gpu(index: int, gpu: dict) -> str:
+    numbers = {key: value for key, value in gpu.items() if key not in OTHERS}
+    if unknown := numbers.keys() - set(_keys()):
+        raise ValueError(f"fake_nvml.c gives out no {', '.join(sorted(unknown))}")
+    pci = f"0000{pci_of(index)}".upper()
+    values = ", ".join(f"[K_{key}] = {_value(value)}" for key, value in numbers.items() if value is not None)
+    processes = ", ".join(f"{{ {pid}u, {used}ull }}" for pid, used in gpu.get("processes", []))
+    links = gpu.get("nvlinks") or {"count": 0}
+    parts = {
+        "uuid": json.dumps(uuid_of(index)),
+        "name": json.dumps(gpu["name"]),
+        "bus_id": json.dumps(pci),
+        "vbios": json.dumps(gpu["vbios"]) if gpu.get("vbios") else "0",
+        "values": f"{{ {values} }}",
+        "answers": f"{{ {_answers(gpu)} }}",
+        "links": links["count"],
+        "link": f"{{ {', '.join(_link(number, links) for number in range(links['count']))} }}",
+        "processes": len(gpu.get("processes", [])),
+        "process": f"{{ {processes} }}",
+    }
+    return f"{{ {', '.join(f'.{name} = {part}' for name, part in parts.items())} }}"
+
+
+def _link(number: int, links: dict) -> str:
+    errors = links.get("errors", {}).get(str(number), {})
+    counters = ", ".join(_value(errors.get(kind, 0)) for kind in LINK_ERRORS)
+    state = _value(int(number not in links.get("down", [])))
+    return f"{{ {state}, {_value(links['speed_mbps'])}, {{ {counters} }} }}"
+
+
+def _value(value: int | list[int]) -> str:
+    first, later = value if isinstance(value, list) else (value, value)
+    return f"{{ 1, {int(first)}ll, {int(later)}ll }}"
+
+
+def _answers(of: dict) -> str:
+    codes, sleeps = of.get("codes", {}), of.get("sleep_seconds", {})
+    if unknown := (codes.keys() | sleeps.keys()) - set(_functions()):
+        raise ValueError(f"fake_nvml.c has no {', '.join(sorted(unknown))}")
+    named = sorted(codes.keys() | sleeps.keys())
+    return ", ".join(f"[F_{name}] = {{ {codes.get(name, 0)}, {sleeps.get(name, 0)} }}" for name in named)

@@ -1,0 +1,46 @@
+"""GPU004: PCIe links."""
+
+from cards import healthy, host_of, judged, pcie, seen, uuid_of, with_fifth
+
+from ddpdiag.checks.gpu004 import CHECK
+from ddpdiag.model import Options, Severity
+from ddpdiag.probes.gpu_health import Look
+from ddpdiag.probes.gpu_links import PcieLink
+
+
+def test_full_width_is_silent_whatever_the_generation_is():
+    assert judged(CHECK, host_of()) == []
+    assert with_fifth(CHECK, **pcie(generation=1, generation_max=4, replays=9999)) == []
+
+
+def test_a_narrow_link_is_a_warning_with_both_widths():
+    (finding,) = with_fifth(CHECK, **pcie(width=8))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU004.narrow", Severity.WARNING, (uuid_of(5),))
+    assert "PCIe x8, x16 possible, so copies reach 50% of their speed" in finding.message
+    assert finding.evidence["generation"] == 1
+
+
+def test_a_slot_that_is_narrower_than_the_card_is_good_to_know():
+    (finding,) = with_fifth(CHECK, **pcie(width=8, width_max=8))
+    assert (finding.code, finding.severity) == ("GPU004.slot", Severity.INFO)
+    assert "PCIe x8, as the slot allows; the card has x16" in finding.message
+
+
+def test_a_width_that_is_not_told_is_no_finding():
+    assert with_fifth(CHECK, pcie=PcieLink()) == []
+    assert with_fifth(CHECK, **pcie(width_max=None, width_card=None)) == []
+
+
+def test_the_report_shows_the_worst_link():
+    figures = CHECK.figures(seen(host_of({5: pcie(width=8)})).of(CHECK))
+    assert figures == {"pcie.min_width": 8, "pcie.min_generation": 1, "pcie.min_generation_possible": 5}
+    assert CHECK.figures(seen(Look(gpus=(healthy(0, pcie=PcieLink()),))).of(CHECK)) == {}
+
+
+def test_without_gpu003_it_says_that_nothing_was_looked_at():
+    alone = seen(size=8, options=Options(select=("GPU004",)))
+    met = alone.of(CHECK)
+    empty = type(met)(met.world, CHECK, type(met.recording)(header=met.recording.header, arrivals=met.world.arrivals))
+    (finding,) = CHECK.judge(empty)
+    assert finding.code == "GPU004.unreadable"
+    assert "Select GPU003 as well" in finding.remedy

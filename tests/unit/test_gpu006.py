@@ -1,0 +1,69 @@
+"""GPU006: NVLinks."""
+
+import pytest
+from cards import LINKS, healthy, host_of, judged, links, uuid_of, with_fifth
+
+from ddpdiag.checks.gpu006 import CHECK
+from ddpdiag.model import Options, Severity
+from ddpdiag.probes.gpu_health import Look
+from ddpdiag.probes.gpu_links import NvLink
+
+
+def test_all_links_up_are_silent():
+    assert judged(CHECK, host_of(), host_of(host=1)) == []
+
+
+def test_a_link_that_the_siblings_have_up_is_an_error():
+    (finding,) = with_fifth(CHECK, **links(down=[7]))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU006.down", Severity.ERROR, (uuid_of(5),))
+    assert "link 7 down, 17 of 18 links up" in finding.message
+    assert finding.evidence["links_down"] == [7]
+
+
+def test_a_gpu_without_any_link_up_lists_them_all():
+    (finding,) = with_fifth(CHECK, **links(down=range(18)))
+    assert finding.evidence["links_up"] == 0
+
+
+def test_siblings_may_be_on_other_hosts():
+    single = [Look(gpus=(healthy(0, host, **(links(down=[3]) if host == 2 else {})),)) for host in range(4)]
+    (finding,) = judged(CHECK, *single)
+    assert finding.nodes == ("n2",)
+
+
+def test_links_that_all_have_down_are_how_the_board_is_made():
+    assert judged(CHECK, host_of({index: links(down=[12, 13]) for index in range(8)})) == []
+
+
+def test_another_model_has_other_links():
+    changes = {"name": "NVIDIA A100-PCIE-40GB", **links(down=range(18))}
+    assert judged(CHECK, host_of({4: changes, 5: changes})) == []
+
+
+def test_a_bridge_on_other_numbers_is_no_missing_link():
+    def bridged(numbers):
+        return {"nvlinks": tuple(NvLink(number=number, up=number in numbers) for number in range(12))}
+
+    sick = {index: bridged(range(4)) for index in range(3)} | {3: bridged(range(4, 8))}
+    assert judged(CHECK, host_of(sick, count=4)) == []
+
+
+def test_without_a_majority_nobody_is_blamed():
+    assert judged(CHECK, host_of({0: links(down=[1])}, count=2)) == []
+
+
+@pytest.mark.parametrize("told", [(), LINKS[:6]])
+def test_links_that_are_not_told_are_no_finding(told):
+    assert with_fifth(CHECK, nvlinks=told) == []
+
+
+def test_replays_and_recoveries_are_a_warning():
+    (finding,) = with_fifth(CHECK, **links(link3={"replays": 90, "recoveries": 4}))
+    assert (finding.code, finding.severity) == ("GPU006.errors", Severity.WARNING)
+    assert "link 3: 90 replays, 4 recoveries" in finding.message
+    options = Options(settings={"GPU006.link_errors": "100"})
+    assert judged(CHECK, host_of({5: links(link3={"replays": 90, "recoveries": 4})}), options=options) == []
+
+
+def test_crc_errors_alone_are_no_finding():
+    assert with_fifth(CHECK, **links(link3={"crc_errors": 500})) == []

@@ -1,0 +1,62 @@
+"""GPU008: who else uses a GPU."""
+
+from cards import host_of, judged, seen, uuid_of, with_fifth
+from seen import seen_of, together
+
+from ddpdiag.checks import gpu001
+from ddpdiag.checks.gpu008 import CHECK
+from ddpdiag.checks.gpu_view import Data as Enumerated
+from ddpdiag.model import Options, Severity
+from ddpdiag.probes.gpu_health import Process
+from ddpdiag.probes.nvml import Enumeration, Gpu
+
+FOREIGN = {"memory_used_bytes": 20 << 30, "processes": (Process(4711, 19 << 30),)}
+
+
+def test_gpus_that_nobody_uses_are_silent():
+    assert judged(CHECK, host_of()) == []
+
+
+def test_a_foreign_process_is_a_warning_with_its_pid():
+    (finding,) = with_fifth(CHECK, **FOREIGN)
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU008.in-use", Severity.WARNING, (uuid_of(5),))
+    assert "20480 MiB used by pid 4711 (19456 MiB)" in finding.message
+    assert finding.evidence["pids"] == [4711]
+
+
+def test_memory_without_a_visible_process_is_told_too():
+    (finding,) = with_fifth(CHECK, memory_used_bytes=1 << 30)
+    assert "no process that is visible here" in finding.message
+
+
+def test_memory_that_an_idle_driver_holds_is_silent():
+    assert with_fifth(CHECK, memory_used_bytes=15 << 20) == []
+    assert with_fifth(CHECK, memory_used_bytes=None, processes=None) == []
+    options = Options(settings={"GPU008.used_mib": "30000"})
+    assert judged(CHECK, host_of({5: FOREIGN}), options=options) == []
+
+
+def test_what_gpu001_says_is_not_said_twice():
+    before = Enumerated(nvml=Enumeration(gpus=(Gpu(index=5, uuid=uuid_of(5), used_bytes=20 << 30),)))
+    world = {"size": 8, "ranks_per_node": 8, "gpus": 8}
+    met = together(seen(host_of({5: FOREIGN})), seen_of(gpu001.CHECK, {0: before}, **world))
+    assert list(CHECK.judge(met.of(CHECK))) == []
+
+
+def test_a_prohibited_gpu_is_an_error():
+    (finding,) = with_fifth(CHECK, compute_mode=2)
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU008.prohibited", Severity.ERROR, (uuid_of(5),))
+    assert "nvidia-smi -i 5 -c DEFAULT" in finding.remedy
+
+
+def test_an_exclusive_gpu_is_good_to_know_unless_somebody_has_it():
+    (free,) = with_fifth(CHECK, compute_mode=3)
+    (taken,) = with_fifth(CHECK, compute_mode=3, processes=(Process(4711, None),))
+    assert (free.code, free.severity) == ("GPU008.exclusive", Severity.INFO)
+    assert taken.severity is Severity.ERROR
+    assert "pid 4711 has it" in taken.message
+
+
+def test_mig_is_a_warning():
+    (finding,) = with_fifth(CHECK, mig=True)
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU008.mig", Severity.WARNING, (uuid_of(5),))

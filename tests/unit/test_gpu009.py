@@ -1,0 +1,60 @@
+"""GPU009: GPUs of one model that are set up alike."""
+
+import pytest
+from cards import host_of, judged, memory, seen, uuid_of, with_fifth
+from seen import seen_of, together
+
+from ddpdiag.checks import lch003
+from ddpdiag.checks.gpu009 import CHECK
+from ddpdiag.model import Severity
+
+
+def test_gpus_that_are_alike_are_silent():
+    assert judged(CHECK, host_of(), host_of(host=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "severity"),
+    [
+        ({"vbios": "95.9"}, "vbios", Severity.WARNING),
+        (memory(ecc=False), "ecc", Severity.WARNING),
+        ({"persistence": False}, "persistence", Severity.INFO),
+    ],
+)
+def test_the_one_that_differs_is_named(changes, word, severity):
+    (finding,) = with_fifth(CHECK, **changes)
+    assert (finding.code, finding.severity) == (f"GPU009.{word}", severity)
+    assert (finding.gpus, finding.nodes, finding.evidence["pci"]) == ((uuid_of(5),), ("n0",), ["0000:5b:00.0"])
+    assert "GPU 5 on n0" in finding.message
+
+
+def test_without_a_majority_nobody_is_named():
+    (finding,) = judged(CHECK, host_of({index: {"vbios": "95.9"} for index in range(4)}))
+    assert (finding.gpus, finding.nodes) == ((), ())
+    assert "No majority" in finding.message
+
+
+def test_another_driver_names_its_host():
+    (finding,) = judged(CHECK, host_of(), host_of(host=1), host_of(host=2, driver="570.1"))
+    assert (finding.code, finding.nodes) == ("GPU009.driver", ("n2",))
+    assert "'580.1' on 16, '570.1' on 8 GPUs" in finding.message
+
+
+def test_drivers_that_lch003_tells_apart_are_not_told_twice():
+    looks = (host_of(), host_of(host=1), host_of(host=2, driver="570.1"))
+    rows = {
+        rank: lch003.Data(torch="2.13", cuda="12.8", hip=None, nccl=None, python="3.11", driver=driver)
+        for rank, driver in ((0, "580.1"), (8, "580.1"), (16, "570.1"))
+    }
+    world = {"size": 24, "ranks_per_node": 8, "gpus": 8}
+    met = together(seen(*looks), seen_of(lch003.CHECK, rows, **world))
+    assert list(CHECK.judge(met.of(CHECK))) == []
+
+
+def test_other_models_may_differ():
+    changes = {"name": "NVIDIA A100", "vbios": "92.0", "persistence": False}
+    assert judged(CHECK, host_of({4: changes, 5: changes})) == []
+
+
+def test_what_is_not_told_is_no_finding():
+    assert with_fifth(CHECK, vbios=None, persistence=None, **memory(ecc=None)) == []

@@ -1,0 +1,207 @@
+"""The real pynvml on stand-ins for NVIDIA's library: what is read, and what the checks make of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_nvml
+import pytest
+from seen import seen_of
+
+from ddpdiag.checks import all_checks, by_code
+from ddpdiag.codec import decode
+from ddpdiag.model import Severity
+from ddpdiag.probes.gpu_device import Broken
+from ddpdiag.probes.gpu_health import Look
+from ddpdiag.probes.nvml import Enumeration, Trouble
+
+pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+
+CHECKS = [check for check in all_checks() if "GPU003" <= check.code <= "GPU009"]
+SILENT = ("clocks-benign", "healthy", "older-card", "rising", "two-models")
+LOOK = """
+import sys
+from pathlib import Path
+from ddpdiag.codec import encode
+from ddpdiag.probes.gpu_health import look
+for _ in range(int(sys.argv[1])):
+    found = encode(look(Path(sys.argv[2]), lambda step: print(step, file=sys.stderr, flush=True)))
+print(found.decode())
+"""
+ENUMERATE = """
+from ddpdiag.codec import encode
+from ddpdiag.probes.nvml import enumerate_gpus
+print(encode(enumerate_gpus()).decode())
+"""
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nvml")
+
+
+def run(library: Path, code: str, *arguments: object, seconds: float = 30) -> str:
+    """What Python prints with that library; LD_LIBRARY_PATH is read when a process starts."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environ = os.environ | {"LD_LIBRARY_PATH": str(library)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=seconds, check=True).stdout
+
+
+@pytest.fixture
+def looked(libraries, tmp_path):
+    """What the probe sees through the stand-in of that name."""
+
+    def look(name: str, times: int = 1) -> Look:
+        return decode(run(fake_nvml.build(name, libraries), LOOK, times, tmp_path).encode(), Look)
+
+    return look
+
+
+def findings(look: Look) -> list:
+    seen = seen_of(by_code("GPU003"), {0: look}, size=8, ranks_per_node=8, gpus=8)
+    return [finding for check in CHECKS for finding in check.judge(seen.of(check))]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "severity"),
+    [
+        ("clocks-power-brake", "GPU005.slowdown", Severity.ERROR),
+        ("compute-exclusive", "GPU008.exclusive", Severity.INFO),
+        ("compute-prohibited", "GPU008.prohibited", Severity.ERROR),
+        ("ecc-corrected-many", "GPU003.corrected", Severity.WARNING),
+        ("ecc-uncorrected", "GPU003.uncorrected", Severity.ERROR),
+        ("fabric-failed", "GPU007.fabric", Severity.ERROR),
+        ("fabric-in-progress", "GPU007.fabric", Severity.ERROR),
+        ("foreign-process", "GPU008.in-use", Severity.WARNING),
+        ("margin-small", "GPU005.margin", Severity.WARNING),
+        ("margin-small-older-card", "GPU005.margin", Severity.WARNING),
+        ("mig-on", "GPU008.mig", Severity.WARNING),
+        ("nvlink-down", "GPU006.down", Severity.ERROR),
+        ("nvlink-errors", "GPU006.errors", Severity.WARNING),
+        ("pcie-x8", "GPU004.narrow", Severity.WARNING),
+        ("persistence-off", "GPU009.persistence", Severity.INFO),
+        ("power-limit-low", "GPU005.power-limit", Severity.WARNING),
+        ("recovery-reset", "GPU007.recovery", Severity.ERROR),
+        ("reset-required", "GPU007.reset-required", Severity.ERROR),
+        ("retired-pages-pending", "GPU003.retirement-pending", Severity.ERROR),
+        ("retired-pages-used-up", "GPU003.retired-pages", Severity.ERROR),
+        ("row-remap-failed", "GPU003.remap-failed", Severity.ERROR),
+        ("row-remap-pending", "GPU003.remap-pending", Severity.ERROR),
+        ("rows-used-up", "GPU003.remaps", Severity.ERROR),
+        ("sram-aggregate", "GPU003.sram", Severity.ERROR),
+        ("sram-volatile", "GPU003.sram", Severity.ERROR),
+        ("throttle-thermal", "GPU005.slowdown", Severity.ERROR),
+        ("vbios-differs", "GPU009.vbios", Severity.WARNING),
+    ],
+)
+def test_the_sick_gpu_is_named_and_the_other_seven_are_not(looked, name, code, severity):
+    (finding,) = findings(looked(name))
+    assert (finding.code, finding.severity, finding.gpus) == (code, severity, (fake_nvml.uuid_of(5),))
+    said = f"{finding.message} {finding.remedy} {finding.evidence}"
+    assert fake_nvml.pci_of(5) in said
+    for healthy in {*range(8)} - {5}:
+        assert fake_nvml.uuid_of(healthy) not in said
+        assert fake_nvml.pci_of(healthy) not in said
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_healthy_gpus_are_silent(looked, name):
+    look = looked(name)
+    assert len(look.gpus) == 8
+    assert all(gpu.is_told for gpu in look.gpus)
+    assert findings(look) == []
+
+
+@pytest.mark.parametrize("name", ["driver-gone", "nothing-supported"])
+def test_what_cannot_be_read_is_unknown_and_not_healthy(looked, name):
+    (finding,) = findings(looked(name))
+    assert finding.code == "GPU003.unreadable"
+    assert finding.gpus == ()
+
+
+def test_every_field_is_read(looked):
+    gpu = looked("healthy").gpus[5]
+    assert (gpu.uuid, gpu.pci, gpu.vbios) == (fake_nvml.uuid_of(5), fake_nvml.pci_of(5), "96.00.74.00.01")
+    assert (gpu.memory.ecc, gpu.memory.uncorrected, gpu.memory.remap_pending) == (True, 0, False)
+    assert (gpu.pcie.width, gpu.pcie.generation, gpu.pcie.generation_max) == (16, 1, 5)
+    assert (gpu.clocks.margin_celsius, gpu.clocks.power_limit_watts) == (52, 700)
+    assert (len(gpu.nvlinks), gpu.nvlinks[17].bytes_per_s, gpu.nvlinks[17].recoveries) == (18, 26.562e9, 0)
+    assert (gpu.fabric.state, gpu.fabric.health, gpu.recovery_action) == (3, 1, 0)
+    assert (gpu.mig, gpu.compute_mode, gpu.persistence, gpu.processes) == (False, 0, True, ())
+
+
+def test_what_an_older_card_or_driver_lacks_is_none_and_the_rest_is_read(looked):
+    gpu = looked("older-card").gpus[5]
+    assert (gpu.memory.remap_pending, gpu.memory.retired_pages, gpu.memory.sram_uncorrected) == (None, 0, 0)
+    assert (gpu.clocks.events, gpu.clocks.margin_celsius, gpu.fabric.state) == (1, 53, None)
+    assert (gpu.recovery_action, gpu.mig, gpu.processes) == (None, None, None)
+    assert gpu.memory_used_bytes == 1 << 20
+
+
+def test_a_field_with_a_code_of_its_own_is_not_read_past_it(looked):
+    # The stand-in leaves "reboot" in the value of every field that is not supported.
+    assert {gpu.recovery_action for gpu in looked("older-card").gpus} == {None}
+
+
+def test_a_gpu_that_needs_a_reset_says_so_in_its_codes(looked):
+    look = looked("reset-required")
+    assert [gpu.broken for gpu in look.gpus] == [None] * 5 + [Broken.RESET_REQUIRED] + [None] * 2
+
+
+def test_a_lost_gpu_does_not_hide_the_others(looked):
+    look = looked("lost")
+    assert [gpu.error for gpu in look.gpus] == [None] * 5 + ["GPU is lost"] + [None] * 2
+    assert findings(look) == []  # GPU001 names it.
+
+
+def test_the_width_of_the_card_itself_comes_from_sysfs(libraries, tmp_path):
+    card = tmp_path / "bus/pci/devices" / fake_nvml.pci_of(5)
+    card.mkdir(parents=True)
+    (card / "max_link_width").write_text("16\n")
+    look = decode(run(fake_nvml.build("pcie-x8", libraries), LOOK, 1, tmp_path).encode(), Look)
+    assert [gpu.pcie.width_card for gpu in look.gpus] == [None] * 5 + [16] + [None] * 2
+
+
+def test_a_counter_that_rises_is_seen_at_the_second_look(looked):
+    before, after = (looked("rising", times).gpus[5] for times in (1, 2))
+    assert (before.memory.uncorrected, after.memory.uncorrected) == (0, 3)
+    assert (before.pcie.replays, after.pcie.replays) == (10, 450)
+    assert (before.nvlinks[3].recoveries, after.nvlinks[3].recoveries) == (0, 2)
+    assert looked("healthy", 2) == looked("healthy")
+
+
+def test_a_call_that_hangs_leaves_the_gpu_as_the_last_step(libraries, tmp_path):
+    environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build("hanging", libraries))}
+    command = [sys.executable, "-c", LOOK, "1", str(tmp_path)]
+    last = f"GPU 5 (PCI {fake_nvml.pci_of(5)})"
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert last in (line.strip() for line in process.stderr)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.kill()
+        assert process.stderr.read() == ""
+
+
+def test_an_old_driver_does_not_break_the_enumeration(libraries):
+    found = decode(run(fake_nvml.build("older-card", libraries), ENUMERATE).encode(), Enumeration)
+    assert [gpu.pids for gpu in found.gpus] == [None] * 8
+    assert found.driver == "470.256.02"
+
+
+def test_the_enumeration_tells_a_driver_that_is_gone(libraries):
+    found = decode(run(fake_nvml.build("driver-gone", libraries), ENUMERATE).encode(), Enumeration)
+    assert found.trouble is Trouble.NO_DRIVER
+
+
+def test_every_sickness_is_tested():
+    source = Path(__file__).read_text()
+    assert [name for name in fake_nvml.names() if f'"{name}"' not in source] == []
+
+
+def test_a_name_that_the_stand_in_does_not_know_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "wrong.json").write_text('{"driver": "1", "count": 1, "all": {"name": "x", "temprature": 3}}')
+    monkeypatch.setattr(fake_nvml, "SICK", tmp_path)
+    with pytest.raises(ValueError, match="temprature"):
+        fake_nvml.build("wrong", tmp_path)
