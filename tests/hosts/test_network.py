@@ -15,7 +15,7 @@ pytestmark = pytest.mark.hosts
 # Sends so many bytes to a listener on another host, and prints the seconds until the last one was acknowledged.
 _SEND = """
 import socket, sys, time
-link = socket.create_connection((sys.argv[1], 5000), 1)
+link = socket.create_connection((sys.argv[1], 5000), float(sys.argv[3]))
 begin = time.monotonic()
 link.sendall(bytes(int(sys.argv[2])))
 link.shutdown(socket.SHUT_WR)
@@ -39,8 +39,9 @@ def _listen(host):
     host.wait_for_port(5000)
 
 
-def _seconds(host, peer, size=1):
-    return float(host.call(sys.executable, "-c", _SEND, peer.name, size))
+def _seconds(host, peer, size=1, patience=1):
+    """Seconds that it took; the kernel may need more than one to look for a neighbour again that did not answer."""
+    return float(host.call(sys.executable, "-c", _SEND, peer.name, size, patience))
 
 
 def _marks():
@@ -194,7 +195,7 @@ def test_a_cable_can_be_pulled_and_put_back(hosts):
     with pytest.raises(NetworkError, match=r"timed out|No route"):
         _seconds(network[0], network[1])
     network[1].heal()
-    assert _seconds(network[0], network[1]) < 5
+    assert _seconds(network[0], network[1], patience=5) < 5
 
 
 def test_mounts_are_each_hosts_own(hosts, tmp_path):
