@@ -230,6 +230,8 @@ def test_a_process_of_a_host_has_the_hosts_limits_and_ends_with_it(hosts):
     network[0].prefix = ["prlimit", "--nofile=77"]
     done = subprocess.run([*network[0].enter(Path("/")), "sh", "-c", "ulimit -n"], capture_output=True, text=True)
     assert done.stdout == "77\n"
-    with subprocess.Popen([*network[0].enter(Path("/")), "sleep", "1000"]) as sleeper:
+    there = [*network[0].enter(Path("/")), "sh", "-c", "echo there; exec sleep 1000"]
+    with subprocess.Popen(there, stdout=subprocess.PIPE) as sleeper:
+        sleeper.stdout.readline()
         network.close()
         assert sleeper.wait(5) in (-signal.SIGKILL, 128 + signal.SIGKILL)
