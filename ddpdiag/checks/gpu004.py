@@ -6,7 +6,8 @@ to 1, so it is only shown (`measurements` in the report), beside the best of car
 the driver was loaded; only their rate means something (NVIDIA allows 8 a minute), so they are evidence and no finding.
 
 Findings and their causes:
-- narrow: fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane.
+- narrow: fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only good to know
+  where all GPUs of that model are so: boards and virtual machines are made like that.
 - slot: as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot.
 
 Fix: reboot, since the link trains anew; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import gpu003
-from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu_cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
 
@@ -24,12 +25,15 @@ from ddpdiag.model import Finding, Scalar, Severity
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(gpu003.CHECK)
     yield from not_looked_at(seen, met)
-    for card in cards_of(met):
-        for fault in _faults(card):
-            yield finding_of(seen, card, fault)
+    for _, own in by_model(cards_of(met)):
+        # Where all of several are alike it is the board's design (clouds give an L4 8 of its 16 lanes).
+        alike = len(own) > 1 and len({card.health.pcie.width for card in own}) == 1
+        for card in own:
+            for fault in _faults(card, alike=alike):
+                yield finding_of(seen, card, fault)
 
 
-def _faults(card: Card) -> Iterator[Fault]:
+def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
     link = card.health.pcie
     if not link.width:
         return
@@ -44,11 +48,13 @@ def _faults(card: Card) -> Iterator[Fault]:
     if link.width_max and link.width < link.width_max:
         yield Fault(
             "narrow",
-            Severity.WARNING,
+            Severity.INFO if alike else Severity.WARNING,
             "the PCIe link of a GPU is narrow",
             f"PCIe x{link.width}, x{link.width_max} possible{_share(link.width, link.width_max)}",
-            Action.REBOOT,
-            "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
+            Action.NONE if alike else Action.REBOOT,
+            "All GPUs of that model are so; it may be meant."
+            if alike
+            else "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
             evidence,
         )
     elif link.width_card and link.width < link.width_card:

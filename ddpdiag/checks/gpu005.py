@@ -2,7 +2,8 @@
 
 The slowest GPU sets the pace of a DDP job. NVML shows why clocks are not at their highest as a set of bits. Benign are
 idle (0x1), application clocks (0x2), software power cap (0x4), sync boost (0x10) and display clocks (0x100). A bit
-counts when three looks within the measurement all show it; the GPUs are idle then, and heat comes with the load.
+counts when three looks within the measurement all show it; the GPUs are idle then, and heat comes with the load, so
+nothing here is more than a warning.
 
 Findings and their causes:
 - slowdown: hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself
@@ -47,10 +48,11 @@ def _slowed(card: Card) -> Iterator[Fault]:
     if harmful := [name for bit, name in _HARDWARE.items() if events & bit]:
         yield Fault(
             "slowdown",
-            Severity.ERROR,
+            # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
+            Severity.WARNING,
             "hardware holds the clocks of a GPU down",
-            f"{' and '.join(harmful)} (clock events {events:#x}); none expected",
-            Action.ISOLATE,
+            f"{' and '.join(harmful)} (clock events {events:#x}) without load; none expected",
+            Action.MONITOR,
             "Look at the host's power supplies and cables." if events & 0x80 else "Look at fans and coolant.",
             evidence,
         )

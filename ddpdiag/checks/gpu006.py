@@ -5,7 +5,8 @@ link counts as missing only where most other GPUs of the same model have it up. 
 (with NVSwitches it may fail to start), and every ring or tree runs at the speed of that GPU.
 
 Findings and their causes:
-- down: links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition.
+- down: links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition. An error
+  where these GPUs have joined an NVSwitch fabric, else a warning: a card may just have no bridge.
 - errors: more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. Whether they
   still rise, only a second look after a job tells; CRC errors alone are evidence and no finding, since NVIDIA minds
   them from 100 a second on.
@@ -23,6 +24,9 @@ from ddpdiag.checks.gpu_cards import Action, Card, Fault, by_model, cards_of, fi
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import Finding, Severity
 
+# nvml.h, nvmlGpuFabricState_t: the GPU has joined an NVSwitch fabric.
+_JOINED = 3
+
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(gpu003.CHECK)
@@ -37,7 +41,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     # Where not even the links' state is told, nothing is known to be missing.
-    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in cards if card.health.nvlinks}
+    # MIG takes the links down.
+    told = [card for card in cards if card.health.nvlinks and not card.health.mig]
+    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
+    switched = 2 * sum(card.health.fabric.state == _JOINED for card in told) > len(told)
     counts = Counter(number for own in up.values() for number in own)
     common = {number for number, count in counts.items() if 2 * count > len(up)}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
@@ -45,19 +52,22 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card, own in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(own) < expected:
-            yield finding_of(seen, card, _down(missing, len(own), int(expected)))
+            yield finding_of(seen, card, _down(missing, len(own), int(expected), switched=switched))
 
 
-def _down(missing: Sequence[int], count: int, expected: int) -> Fault:
+def _down(missing: Sequence[int], count: int, expected: int, *, switched: bool) -> Fault:
+    """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
     which = ", ".join(map(str, missing))
     return Fault(
         "down",
-        Severity.ERROR,
+        Severity.ERROR if switched else Severity.WARNING,
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
         f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
         "model have them up",
-        Action.RESET,
-        "If they stay down, isolate the host and have the links looked at.",
+        Action.RESET if switched else Action.MONITOR,
+        "If they stay down, isolate the host and have the links looked at."
+        if switched
+        else "A card without a bridge has none; else reset it, and have the bridge looked at.",
         {"links_down": list(missing), "links_up": count, "links_expected": expected},
     )
 

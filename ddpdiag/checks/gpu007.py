@@ -39,6 +39,7 @@ _RECOVERY = {
 _DEGRADED = {0: "bandwidth is degraded", 2: "routes recover", 4: "routes are unhealthy", 6: "an access timed out"}
 _CONFIGURATION_SHIFT, _CONFIGURATION_BITS, _CONFIGURATION_RIGHT = 8, 0xF, 1
 _UNHEALTHY, _LIMITED = 2, 3
+_SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is limited"}
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -53,7 +54,7 @@ def _joined(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
-        said = f"it has not joined the NVSwitch fabric (state: {state}), so CUDA does not start there"
+        said = f"it has not joined the NVSwitch fabric yet (state: {state}), and CUDA does not start before"
     elif fabric.state == _JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
     else:
@@ -64,7 +65,8 @@ def _joined(card: Card) -> Iterator[Fault]:
         "a GPU has not joined the NVSwitch fabric",
         said,
         Action.REBOOT,
-        "Try `systemctl restart nvidia-fabricmanager` first; it must have the driver's version.",
+        "Joining takes a while after a boot; else try `systemctl restart nvidia-fabricmanager` first, of the driver's "
+        "own version.",
         {"fabric_state": fabric.state, "fabric_status": fabric.status},
     )
 
@@ -83,7 +85,7 @@ def _degraded(card: Card) -> Iterator[Fault]:
         "fabric-health",
         Severity.ERROR if fabric.health == _UNHEALTHY else Severity.WARNING,
         "the NVSwitch fabric of a GPU is not healthy",
-        f"{', '.join(said) or 'its capacity is limited'} (health mask {mask:#x})",
+        f"{', '.join(said) or _SUMMARIES.get(fabric.health or 0, 'it is degraded')} (health mask {mask:#x})",
         Action.REBOOT if fabric.health == _UNHEALTHY else Action.MONITOR,
         "Look at the log of nvidia-fabricmanager, and for SXid lines in `dmesg`.",
         {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
@@ -93,10 +95,10 @@ def _degraded(card: Card) -> Iterator[Fault]:
 def _recovery(card: Card) -> Iterator[Fault]:
     wanted, broken = card.health.recovery_action, card.health.broken
     if wanted:
-        name, action = _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.ISOLATE))
+        name, action = _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
         yield Fault(
             "recovery",
-            Severity.ERROR,
+            Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
             "the driver asks to recover a GPU",
             f"it needs a recovery: {name}; none expected",
             action,

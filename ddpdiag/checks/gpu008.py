@@ -8,7 +8,7 @@ Findings and their causes:
   those of the host, or hidden. Silent where GPU001.in-use says it of the same GPU.
 - prohibited: compute mode "prohibited"; no CUDA process can start.
 - exclusive: compute mode "exclusive process": the job's own rank is alone there (info), or another process is first,
-  and CUDA says "all CUDA-capable devices are busy or unavailable" (an error).
+  and CUDA says "all CUDA-capable devices are busy or unavailable" (a warning: it may be the server of MPS).
 - mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport.
 
 Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
@@ -78,7 +78,8 @@ def _mode(card: Card) -> Iterator[Fault]:
         taken = bool(card.health.processes)
         yield Fault(
             "exclusive",
-            Severity.ERROR if taken else Severity.INFO,
+            # The server of MPS, through which others may come, looks the same.
+            Severity.WARNING if taken else Severity.INFO,
             "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
             f"compute mode 'exclusive process'{f', and {_holders(card)} has it' if taken else ''}",
             Action.NONE,

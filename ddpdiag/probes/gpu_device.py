@@ -97,12 +97,14 @@ class Device:
     def _ask(self, function: str, ask: Callable[[], T]) -> T | None:
         return supported(lambda: self._noted(ask)) if hasattr(self._nvml, function) else None
 
-    def _noted(self, ask: Callable[[], T]) -> T:
+    def _noted(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
         except self._nvml.NVMLError as error:
             self.broken = _BROKEN.get(error.value, self.broken)
             raise
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            return None  # an answer of another form than this version knows, such as NaN
 
 
 def _value(code: int, kind: int, value: object) -> int | None:

@@ -6,7 +6,7 @@ from cards import LINKS, healthy, host_of, judged, links, uuid_of, with_fifth
 from ddpdiag.checks.gpu006 import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Look
-from ddpdiag.probes.gpu_links import NvLink
+from ddpdiag.probes.gpu_links import Fabric, NvLink
 
 
 def test_all_links_up_are_silent():
@@ -23,6 +23,18 @@ def test_a_link_that_the_siblings_have_up_is_an_error():
 def test_a_gpu_without_any_link_up_lists_them_all():
     (finding,) = with_fifth(CHECK, **links(down=range(18)))
     assert finding.evidence["links_up"] == 0
+
+
+def test_a_card_without_a_bridge_is_not_condemned():
+    plain = {"fabric": Fabric()}
+    sick = dict.fromkeys(range(2), plain) | {2: {**plain, **links(down=range(18))}}
+    (finding,) = judged(CHECK, host_of(sick, count=3))
+    assert (finding.severity, finding.evidence["action"]) == (Severity.WARNING, "monitor")
+    assert "without a bridge" in finding.remedy
+
+
+def test_slices_have_no_links():
+    assert with_fifth(CHECK, mig=True, **links(down=range(18))) == []
 
 
 def test_siblings_may_be_on_other_hosts():

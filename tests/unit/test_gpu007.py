@@ -39,7 +39,7 @@ def test_an_error_of_the_fabric_manager_does_not_count_before_it_is_done():
 @pytest.mark.parametrize(
     ("changes", "severity", "words"),
     [
-        ({"health": 2}, Severity.ERROR, "limited"),
+        ({"health": 2}, Severity.ERROR, "unhealthy"),
         ({"health": 3, "health_mask": 0x1}, Severity.WARNING, "bandwidth is degraded"),
         ({"health": None, "health_mask": 0x1 << 4}, Severity.WARNING, "routes are unhealthy"),
         ({"health": 2, "health_mask": 0x5 << 8}, Severity.ERROR, "the configuration is wrong"),
@@ -57,13 +57,18 @@ def test_bits_that_say_no_are_healthy():
 
 @pytest.mark.parametrize(
     ("action", "does", "words"),
-    [(1, "reset", "GPU reset"), (2, "reboot", "node reboot"), (4, "reset", "drain and reset"), (99, "isolate", "99")],
+    [(1, "reset", "GPU reset"), (2, "reboot", "node reboot"), (4, "reset", "drain and reset")],
 )
 def test_what_the_driver_asks_for_is_an_error_with_that_remedy(action, does, words):
     (finding,) = with_fifth(CHECK, recovery_action=action)
     assert (finding.code, finding.severity) == ("GPU007.recovery", Severity.ERROR)
     assert finding.evidence["action"] == does
     assert words in finding.message
+
+
+def test_an_action_that_nobody_knows_condemns_no_host():
+    (finding,) = with_fifth(CHECK, recovery_action=99)
+    assert (finding.severity, finding.evidence["action"]) == (Severity.WARNING, "monitor")
 
 
 @pytest.mark.parametrize(("broken", "word"), [(Broken.RESET_REQUIRED, "reset-required"), (Broken.LOST, "lost")])

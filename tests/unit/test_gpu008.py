@@ -53,7 +53,7 @@ def test_an_exclusive_gpu_is_good_to_know_unless_somebody_has_it():
     (free,) = with_fifth(CHECK, compute_mode=3)
     (taken,) = with_fifth(CHECK, compute_mode=3, processes=(Process(4711, None),))
     assert (free.code, free.severity) == ("GPU008.exclusive", Severity.INFO)
-    assert taken.severity is Severity.ERROR
+    assert taken.severity is Severity.WARNING
     assert "pid 4711 has it" in taken.message
 
 
