@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.check import Seen
 from ddpdiag.checks.matrix import Way
 from ddpdiag.checks.mesh import Mesh, Subject, failure, large_seconds, lost_share, median_rate, usual_rate
@@ -143,9 +144,3 @@ def lossy(seen: Seen[D], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
 
 def _remedy(subject: Subject) -> str:
     return _ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes)
-
-
-def rate_text(bytes_per_s: float) -> str:
-    """Such as "1.25 GB/s" or "11.9 MB/s"."""
-    size, unit = (1e9, "GB/s") if bytes_per_s >= 1e9 else (1e6, "MB/s")
-    return f"{bytes_per_s / size:.3g} {unit}"

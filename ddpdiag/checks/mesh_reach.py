@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from ddpdiag.bandwidth.text import size_text
 from ddpdiag.check import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.mesh import Mesh, Subject, failure
@@ -121,11 +122,6 @@ def black_holes(seen: Seen[D], mesh: Mesh, around: Surroundings) -> Iterator[Fin
             "do -s 1472 HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller one; "
             "net.ipv4.tcp_mtu_probing=1 helps until then.",
         )
-
-
-def size_text(count: int) -> str:
-    """Such as "64 KiB"."""
-    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
 def mtus(mesh: Mesh, around: Surroundings) -> list[str | int | float | bool | None]:

@@ -80,6 +80,8 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
     if asked.per_iteration:
         yield "Per-Iteration Report: i_* are those of the rank that took longest"
     yield f"a row shows the {_AVERAGES[asked.average]} (-a {asked.average.value})"
+    if any(name in asked.collectives for name in ("all_reduce", "broadcast", "reduce")):
+        yield "out of place torch has no all_reduce, broadcast or reduce: a copy comes first, and counts"
     yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
     yield ""
     yield from _devices(devices(bench), limit=None if details else ALL_SHOWN)
