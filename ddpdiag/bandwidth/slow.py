@@ -104,7 +104,7 @@ def pair_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
 
 
 def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
-    """For each rank the median of the others over its own; 0 where either was not measured (a rate of 0 is none)."""
+    """For each rank the median of the others over its own; 0 where either was not measured (see _is_rate)."""
     known = sorted(rate for rate in rates.values() if _is_rate(rate))
     if len(known) < 2:
         return dict.fromkeys(rates, 0.0)
@@ -115,7 +115,8 @@ def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
 
 
 def _is_rate(rate: float) -> bool:
-    return 0 < rate < math.inf
+    # Less than a byte in a second is nothing that was measured, and ratios to it may not be finite.
+    return 1 <= rate < math.inf
 
 
 def _median_without(ordered: Sequence[float], left_out: int) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpdiag.bandwidth.slow import MIN_RANKS_FOR_PAIRS, RankEvidence, copy_ratios, pair_ratios, slow_ranks
@@ -84,8 +84,8 @@ many = st.lists(
 
 
 def one_by_one(own: float, others: Iterable[float]) -> float:
-    known = sorted(rate for rate in others if 0 < rate < math.inf)
-    return quantile(known, 0.5) / own if known and 0 < own < math.inf else 0.0
+    known = sorted(rate for rate in others if 1 <= rate < math.inf)
+    return quantile(known, 0.5) / own if known and 1 <= own < math.inf else 0.0
 
 
 def naive_copies(rank: int, evidence: Mapping[int, RankEvidence]) -> float:
@@ -100,6 +100,7 @@ def naive_copies(rank: int, evidence: Mapping[int, RankEvidence]) -> float:
 
 @relaxed
 @given(many)
+@example({rank: RankEvidence((1e9, 1e9, 1e9, 5e-324, 5e-324) if rank else (1e9,) * 5) for rank in range(2)})
 def test_one_sorting_for_all_ranks_gives_what_one_for_each_gives(evidence: dict[int, RankEvidence]) -> None:
     assert copy_ratios(evidence) == {rank: naive_copies(rank, evidence) for rank in evidence}
     best = {rank: own.pair_busbw for rank, own in evidence.items() if own.pair_busbw is not None}
