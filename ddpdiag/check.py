@@ -17,6 +17,7 @@ from ddpdiag.model import (
     Depth,
     Finding,
     Kind,
+    Matrix,
     Options,
     Outcome,
     Place,
@@ -171,9 +172,13 @@ class Seen(Generic[D]):
         )
 
     @property
-    def ready(self) -> bool:
-        """Can a check that needs this one run? What other backends than the job's own did is no hindrance."""
-        return all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial))
+    def hindrance(self) -> str | None:
+        """Why a check that needs this one cannot run, or None. What other backends than the job's own did is none."""
+        if self.check.hindrance is not None:
+            return self.check.hindrance(self)
+        if all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial)):
+            return None
+        return f"{self.check.code} ({self.check.name}) did not go well"
 
     def is_beside(self, trial: Trial) -> bool:
         """Was this trial run over another backend than the one that the job takes, and that nobody asked for?"""
@@ -188,7 +193,9 @@ class Seen(Generic[D]):
     @cached_property
     def own_backend_works(self) -> bool:
         """Was there a trial of any check over the job's own backend, and did all of them go well?"""
-        own = {t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend}
+        own = {
+            t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
+        }
         statuses = {o.status for o in self.recording.outcomes if o.trial in own}
         return statuses == {Status.DONE}
 
@@ -210,7 +217,7 @@ class Seen(Generic[D]):
         links: Sequence[str] = (),
         evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
         remedy: str = "",
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
     ) -> Finding:
         """A finding of this check, `CODE.word`; `nodes` are those of the ranks unless given."""
         return Finding(
@@ -259,6 +266,7 @@ def new_trial(
     env: Mapping[str, str | None] | None = None,
     fresh: bool | None = None,
     attempt: int | None = None,
+    may_fail: bool = False,
 ) -> Trial:
     """A trial of this check, without its number.
 
@@ -277,6 +285,7 @@ def new_trial(
         params=dict(params or {}),
         env=dict(env or {}),
         fresh=check.fresh if fresh is None else fresh,
+        may_fail=may_fail,
     )
 
 
@@ -298,7 +307,10 @@ class Check(Generic[D]):
     asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
     left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
     cannot run. `effect` is the verdict that an error finding leads to.
-    `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names.
+    `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
+    `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
+    where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
+    did not go well. A check that runs `last` looks once more at what the others may have changed.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -315,6 +327,10 @@ class Check(Generic[D]):
     ground: Callable[[World], str | None] = has_ground
     columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
     figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
+    matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
+    moot: Callable[[Seen[D]], str | None] | None = None
+    hindrance: Callable[[Seen[D]], str | None] | None = None
+    last: bool = False
     needs: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0

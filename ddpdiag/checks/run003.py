@@ -75,6 +75,8 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
     known_causes = causes(seen)
     for trial in seen.recording.trials:
+        if trial.may_fail:
+            continue
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
             own = between(known_causes, frozenset(seen.world.nodes_of(group)))

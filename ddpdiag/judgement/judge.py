@@ -73,6 +73,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes=(*notes, *remarks),
         hosts=hosts,
         bench=bench,
+        matrices=tuple(matrix for own in judged for matrix in own.matrices),
     )
 
 
@@ -102,10 +103,11 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         findings = tuple(check.judge(seen))
         columns = dict(check.columns(seen)) if check.columns else {}
         figures = dict(check.figures(seen)) if check.figures else {}
+        matrices = tuple(check.matrices(seen)) if check.matrices else ()
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
-    return Judged(check=check, findings=findings, columns=columns, figures=figures, skip=skip)
+    return Judged(check=check, findings=findings, columns=columns, figures=figures, matrices=matrices, skip=skip)
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
@@ -166,7 +168,8 @@ def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
     if Severity.ERROR in severities:
         return "error"
     codes = {j.check.code for j in judged}
-    statuses = {o.status for o in recording.outcomes if o.code in codes}
+    experiments = {trial.number for trial in recording.trials if trial.may_fail}
+    statuses = {Status.DONE if o.trial in experiments else o.status for o in recording.outcomes if o.code in codes}
     for status in (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED):
         if status in statuses:
             return str(status.value)

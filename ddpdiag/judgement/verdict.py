@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import lacks_named_backend
-from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Skip, Status, Verdict
+from ddpdiag.model import EventKind, Finding, Matrix, Recording, Scalar, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import BenchReport
 from ddpdiag.world import World
 
@@ -29,6 +29,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     columns: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
     figures: Mapping[str, Scalar] = field(default_factory=dict)
+    matrices: tuple[Matrix, ...] = ()
     skip: Skip | None = None
     readable: bool = True
 

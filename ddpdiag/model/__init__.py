@@ -3,7 +3,18 @@
 from ddpdiag.model.options import Depth, Options
 from ddpdiag.model.place import Arrival, Place
 from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip
-from ddpdiag.model.report import CheckLine, Finding, HostsLine, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.model.report import (
+    CheckLine,
+    Finding,
+    HostsLine,
+    Matrix,
+    Report,
+    Scalar,
+    Severity,
+    StageLine,
+    Verdict,
+    WorldLine,
+)
 from ddpdiag.model.trial import IMPORT_STEP, Collective, Kind, Outcome, ProcessState, Status, Trial
 
 __all__ = [
@@ -19,6 +30,7 @@ __all__ = [
     "Header",
     "HostsLine",
     "Kind",
+    "Matrix",
     "Options",
     "Outcome",
     "Place",

@@ -20,7 +20,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
     `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
-    `port_range` is LOW-HIGH, the ports on which stores may listen. `bench` is what a benchmark measures.
+    `port_range` is LOW-HIGH, the ports on which stores may listen. `exports` says that the job will take the variables
+    that were found to help. `bench` is what a benchmark measures.
     """
 
     depth: Depth = Depth.QUICK
@@ -35,6 +36,7 @@ class Options(Struct, frozen=True, kw_only=True):
     shared_dir: str | None = None
     strict: bool = False
     port_range: str | None = None
+    exports: bool = False
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
 

@@ -31,7 +31,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One judgement: who is concerned, the numbers, and what to do.
 
     `code` is "<check code>.<word>". `ranks`, `nodes`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
-    all are empty when the evidence cannot decide. `env` holds variables that help.
+    all are empty when the evidence cannot decide. `env` holds variables that help (None: unset).
     """
 
     code: str
@@ -44,7 +44,22 @@ class Finding(Struct, frozen=True, kw_only=True):
     links: tuple[str, ...] = ()
     evidence: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
     remedy: str = ""
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str | None] = field(default_factory=dict)
+
+
+class Matrix(Struct, frozen=True, kw_only=True):
+    """A measurement or property of every pair: `cells[i][j]` is that of the way from `rows[i]` to `columns[j]`.
+
+    `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty for words; a cell is
+    None where nothing is known.
+    """
+
+    name: str
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Scalar, ...], ...]
+    unit: str = ""
 
 
 class WorldLine(Struct, frozen=True, kw_only=True):
@@ -89,7 +104,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The JSON report: additions allowed, renames not.
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
-    name. `bench` is there where a benchmark was run.
+    name. `bench` is there where a benchmark was run. `exports` are the variables that the job needs, as they were tried
+    (None: unset).
     """
 
     schema: str = SCHEMA
@@ -108,3 +124,5 @@ class Report(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     hosts: HostsLine = HostsLine()
     bench: BenchReport | None = None
+    matrices: tuple[Matrix, ...] = ()
+    exports: dict[str, str | None] = field(default_factory=dict)

@@ -35,7 +35,8 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     `groups` lists the ranks that take part together; a rank is in one group at most. `env` overrides the
     worker's environment (`None` unsets). `number` is unique in the run, `attempt` within the check.
     `deadline_seconds` counts from the moment at which a rank receives the trial; `hurried` says that the budget left
-    less than the check would have given.
+    less than the check would have given. A trial that `may_fail` is an experiment whose failure is an answer: the check
+    itself judges it, and nobody is blamed for it elsewhere.
     """
 
     code: str
@@ -48,6 +49,7 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     env: dict[str, str | None] = field(default_factory=dict)
     fresh: bool = False
     hurried: bool = False
+    may_fail: bool = False
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The group in which `rank` takes part, or an empty one."""

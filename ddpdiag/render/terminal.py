@@ -6,10 +6,10 @@ characters are ASCII and hold no escape codes, so that it can end in a log file.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from shlex import quote
 from typing import TypeGuard
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.render.exports import shell_line
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Ranks, blamed
@@ -180,7 +180,7 @@ def _finding(page: Page, finding: Finding, *, details: bool) -> None:
     if finding.remedy:
         page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")
     for name, value in finding.env.items():
-        page.verbatim(_export(name, value), indent=8)
+        page.verbatim(shell_line(name, value), indent=8)
     page.blank()
 
 
@@ -240,14 +240,6 @@ def _value(name: str, value: Scalar | list[Scalar], limit: int | None = None) ->
     if isinstance(value, list) and value:
         return ", ".join(_value(name, item) for item in value[:limit]) + _left_out(len(value), limit)
     return one_line(quantity(name, value))
-
-
-def _export(name: str, value: str) -> str:
-    """A line for a shell; a value with unseen characters is written so that bash reads it back."""
-    if value.isprintable():
-        return f"export {quote(name)}={quote(value)}"
-    escaped = value.encode("unicode_escape").decode().replace("'", "\\'")
-    return f"export {quote(name)}=$'{escaped}'"
 
 
 def _skipped(page: Page, checks: Sequence[CheckLine]) -> None:

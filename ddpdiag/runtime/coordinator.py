@@ -109,28 +109,37 @@ class Coordinator:
     # Checks ----------------------------------------------------------------------------------------------------------
 
     def _run_checks(self) -> None:
-        chosen = [check for check in self._checks if selected(check, self._header.options)]
+        chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
         # Plain ones first: they run while the nurseries import torch.
         for kind in (Kind.PLAIN, Kind.TORCH):
             for stage in Stage:
-                of_stage = [c for c in chosen if c.stage is stage and c.kind is kind and c.measure is not None]
-                if of_stage:
-                    self._run_stage(stage, of_stage)
+                of_stage = [c for c in chosen if c.stage is stage and c.kind is kind and not c.last]
+                self._run_stage(stage, of_stage)
+        for stage in Stage:
+            self._run_stage(stage, [check for check in chosen if check.stage is stage and check.last])
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> None:
+        if not checks:
+            return
         begin = self._muster.now()
         self._listener.stage_started(stage.value)
         before = len(self._lines)
         for check in checks:
             self._run_check(check)
         new = self._lines[before:]
-        failed = any(isinstance(line, Outcome) and line.status is not Status.DONE for line in new)
+        experiments = {line.number for line in new if isinstance(line, Trial) and line.may_fail}
+        outcomes = [line for line in new if isinstance(line, Outcome) and line.trial not in experiments]
+        failed = any(outcome.status is not Status.DONE for outcome in outcomes)
         self._listener.stage_ended(stage.value, "failed" if failed else "done", self._muster.now() - begin)
 
     def _run_check(self, check: AnyCheck) -> None:
         skip = self._reason_to_skip(check)
         if skip is not None:
             self._lines.append(skip)
+            return
+        seen = self._seen(check)
+        if check.moot is not None and not check.plan(seen) and (reason := check.moot(seen)):
+            self._lines.append(Skip(code=check.code, reason=reason, grounds=True))
             return
         self._listener.check_started(check.code, check.name)
         while trials := check.plan(self._seen(check)):
@@ -152,13 +161,9 @@ class Coordinator:
             reason = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
             return Skip(code=check.code, reason=reason, grounds=False)
         for other in self._checks:
-            if other.code in check.needs and not self._went_well(other):
-                reason = f"{other.code} ({other.name}) did not go well"
+            if other.code in check.needs and (reason := self._seen(other).hindrance):
                 return Skip(code=check.code, reason=reason, grounds=False)
         return None
-
-    def _went_well(self, check: AnyCheck) -> bool:
-        return self._seen(check).ready
 
     def _world(self) -> World:
         header = self._header

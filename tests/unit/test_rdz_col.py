@@ -185,9 +185,9 @@ def test_deadlines_grow_with_the_group_unless_given() -> None:
 
 def test_the_jobs_own_backend_decides_whether_a_check_is_ready() -> None:
     failed = {1: Status.DIED}
-    assert not seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}).ready
-    assert seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}, gpus=2).ready
-    assert not seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "nccl"}, gpus=2).ready
+    assert seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}).hindrance
+    assert not seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}, gpus=2).hindrance
+    assert seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "nccl"}, gpus=2).hindrance
 
 
 def test_every_depth_has_its_size() -> None:
