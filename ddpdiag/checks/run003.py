@@ -30,6 +30,7 @@ from msgspec import structs
 
 from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks import col001, p2p003
 from ddpdiag.checks.bundle import bundle, state_text, waits_text
 from ddpdiag.checks.causes import between, causes
 from ddpdiag.checks.hosts import ranks_text
@@ -51,22 +52,36 @@ _MISMATCH = (
 
 
 class Failure(NamedTuple):
-    """A group that failed in a trial; `causes` are findings of other checks that explain it."""
+    """A group that failed in a trial; `causes` are findings of other checks that explain it.
+
+    `bypassed` says that these found a way around, which shows that no rank is at fault by itself.
+    """
 
     trial: Trial
     outcomes: Sequence[Outcome]
     blame: Blame
     causes: Sequence[Finding]
+    bypassed: bool = False
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the first trial in which they did."""
     told: set[tuple[str, tuple[int, ...], bool]] = set()
-    for trial, outcomes, blame, own in failures(seen):
+    for trial, outcomes, blame, own, bypassed in failures(seen):
         way = (_word(blame), blame.ranks, seen.is_excused(trial))
         if way not in told and not unfinished(trial, blame, outcomes):
             told.add(way)
-            yield _excused(seen, trial, _finding(seen, trial, blame, outcomes, own))
+            explained = bypassed or (bool(own) and not blame.ranks and not blame.sides)
+            tell = _explained if explained else _finding
+            yield _excused(seen, trial, tell(seen, trial, blame, outcomes, own))
+
+
+def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
+    """What P2P003 found to get around the failure of the job's backend, as it was in this trial."""
+    known = seen.of(p2p003.CHECK)
+    if trial.code != col001.CHECK.code or trial.params.get("backend") != seen.world.backend:
+        return ()
+    return tuple(p2p003.judge(known)) if p2p003.works_with_exports(known) else ()
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
@@ -79,11 +94,12 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
             continue
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            own = between(known_causes, frozenset(seen.world.nodes_of(group)))
+            way = _way(seen, trial)
+            own = way or between(known_causes, frozenset(seen.world.nodes_of(group)))
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
                 continue  # RUN002 names the lost
-            yield Failure(trial, outcomes, blame, own)
+            yield Failure(trial, outcomes, blame, own, bool(way))
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
@@ -101,11 +117,9 @@ def _failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def _finding(
     seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
 ) -> Finding:
-    what = f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
-    if not blame.ranks and own and not blame.sides:
-        return _explained(seen, trial, blame, outcomes, own, what)
+    what = _what(trial)
     if not blame.ranks:
-        return _undecided(seen, trial, blame, outcomes, what)
+        return _undecided(seen, trial, blame, outcomes)
     first = next(o for o in outcomes if o.rank in blame.ranks)
     who = f"{_who(seen, blame.ranks)} {_verb(blame)}"
     return seen.finding(
@@ -127,7 +141,12 @@ def _verb(blame: Blame) -> str:
     return "posted another collective than most" if blame.sides else _VERBS[blame.status]
 
 
-def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], what: str) -> Finding:
+def _what(trial: Trial) -> str:
+    return f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
+
+
+def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+    what = _what(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
     told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
@@ -144,14 +163,10 @@ def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequen
 
 
 def _explained(
-    seen: Seen[Nothing],
-    trial: Trial,
-    blame: Blame,
-    outcomes: Sequence[Outcome],
-    own: Sequence[Finding],
-    what: str,
+    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
 ) -> Finding:
-    """The network between the ranks is known to be broken, so who waits where proves nothing."""
+    """The way between the ranks is known to be broken, so who waits where proves nothing."""
+    what = _what(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
     return seen.finding(
@@ -163,7 +178,7 @@ def _explained(
         nodes=tuple(dict.fromkeys(node for cause in own for node in cause.nodes)),
         links=tuple(dict.fromkeys(link for cause in own for link in cause.links)),
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=own[0].remedy,
+        remedy=f"See {own[0].code}." if own[0].env else own[0].remedy,
     )
 
 

@@ -55,7 +55,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each check."""
     told: set[str] = set()
-    for trial, outcomes, blame, _causes in failures(seen):
+    for trial, outcomes, blame, *_ in failures(seen):
         if trial.code in told or not unfinished(trial, blame, outcomes) or seen.is_excused(trial):
             continue
         told.add(trial.code)

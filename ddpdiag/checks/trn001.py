@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.checks import p2p003
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import odd_ones_out
@@ -75,8 +76,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One training of the whole world, over the backend that a job would take."""
-    return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}),)
+    """One training of the whole world, over the backend that a job would take, with the variables that it needs."""
+    env = p2p003.exports(seen.of(p2p003.CHECK))
+    return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
 def measure(ctx: Context) -> Data:
@@ -291,7 +293,7 @@ CHECK = Check(
     figures=figures,
     data=Data,
     kind=Kind.TORCH,
-    needs=("COL001",),
+    needs=("P2P003",),
     ground=without_gpu,
     settings={"loss_share": LOSS_SHARE, "accuracy": ACCURACY[Depth.QUICK]},
     fresh=True,

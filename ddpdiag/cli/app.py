@@ -46,6 +46,7 @@ def ddpdiag(
         "ddpdiag check --nproc-per-node 4",
         "ddpdiag check --stage rendezvous,collective",
         "ddpdiag check --json report.json --record run.jsonl",
+        "ddpdiag check --env-file ways.env   (then `. ./ways.env` in the job)",
         "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
     )
 )
@@ -128,6 +129,7 @@ def check(
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
+    env_file: options.EnvFile = None,
     strict: options.Strict = False,
     details: options.Details = False,
 ) -> None:
@@ -167,9 +169,15 @@ def check(
         board_wait=board_wait,
         board_port=board_port,
         port_range=port_range,
+        exports=env_file is not None,
     )
     outputs = command.Outputs(
-        json=json, record=record, exclude_file=exclude_file, good_hosts=good_hosts, details=details
+        json=json,
+        record=record,
+        exclude_file=exclude_file,
+        good_hosts=good_hosts,
+        env_file=env_file,
+        details=details,
     )
     leave(guarded(lambda: command.run(asked, wishes, outputs)))
 
@@ -192,6 +200,9 @@ def judge(
     good_hosts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.")
     ] = None,
+    env_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the variables that the job needs, for a shell to source.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors in the exit code.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.")] = False,
 ) -> None:
@@ -199,7 +210,14 @@ def judge(
     from ddpdiag.cli import judge as command
     from ddpdiag.cli.outputs import Outputs
 
-    outputs = Outputs(json=json, record=record, exclude_file=exclude_file, good_hosts=good_hosts, details=details)
+    outputs = Outputs(
+        json=json,
+        record=record,
+        exclude_file=exclude_file,
+        good_hosts=good_hosts,
+        env_file=env_file,
+        details=details,
+    )
     raise typer.Exit(command.run(files, outputs, strict=strict))
 
 

@@ -52,6 +52,7 @@ class Wishes:
     board_wait: float = 15.0
     board_port: int | None = None
     port_range: str | None = None
+    exports: bool = False
     bench: Callable[[Launch], Bench] | None = None
 
 
@@ -138,6 +139,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,
         port_range=_port_range(wishes.port_range),
+        exports=wishes.exports,
         settings=_settings(wishes.settings),
         bench=wishes.bench(launch) if wishes.bench is not None else None,
     )

@@ -16,9 +16,11 @@ def run(files: Sequence[str], outputs: Outputs, *, strict: bool) -> int:
     """Judge the recording in `files`; its verdict's exit code."""
     outputs.check(files)
     recording = read_recording([Path(file) for file in files])
-    if strict:
-        options = structs.replace(recording.header.options, strict=True)
-        recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
+    asked = recording.header.options
+    options = structs.replace(
+        asked, strict=asked.strict or strict, exports=asked.exports or outputs.env_file is not None
+    )
+    recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())
     publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
     return report.exit_code

@@ -72,6 +72,15 @@ ExcludeFile = Annotated[
         metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).", rich_help_panel=OUT
     ),
 ]
+EnvFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write the variables that the job needs here, for a shell to source; then errors that they get around "
+        "are warnings.",
+        rich_help_panel=OUT,
+    ),
+]
 GoodHosts = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.", rich_help_panel=OUT),

@@ -20,6 +20,7 @@ class Outputs:
     record: str | None = None
     exclude_file: str | None = None
     good_hosts: str | None = None
+    env_file: str | None = None
     details: bool = False
 
     def check(self, inputs: Sequence[str] = ()) -> None:
@@ -44,6 +45,7 @@ class Outputs:
             "--record": self.record,
             "--exclude-file": self.exclude_file,
             "--good-hosts": self.good_hosts,
+            "--env-file": self.env_file,
         }
         return {option: path for option, path in files.items() if path is not None}
 
@@ -56,13 +58,14 @@ class Outputs:
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""
-        from ddpdiag.render import json
+        from ddpdiag.render import exports, json
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
             "--record": lambda: b"".join(map(encode_line, lines)),
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),
+            "--env-file": lambda: exports.render(report),
         }
         for option, path in self._files.items():
             if option in makers:

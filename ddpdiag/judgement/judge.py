@@ -7,6 +7,7 @@ from typing import Any
 from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003
 from ddpdiag.checks.bench_report import bench_of
+from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.verdict import Judged, conclude
@@ -46,9 +47,9 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
-    judged = [_judge_check(Seen(world, check, recording), notes) for check in chosen]
+    judged = with_exports(world, recording, [_judge_check(Seen(world, check, recording), notes) for check in chosen])
     bench = _bench(world, recording, judged)
-    conclusion = conclude(world, recording, judged, bench)
+    conclusion = conclude(world, recording, judged, bench, needed_of(world, recording, judged))
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     return Report(
@@ -74,6 +75,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         hosts=hosts,
         bench=bench,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
+        exports=exports_of(world, recording, judged),
     )
 
 

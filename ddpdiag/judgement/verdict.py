@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ddpdiag.check import Check, Stage
+from ddpdiag.checks.ladder_findings import exports_text
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, Matrix, Recording, Scalar, Severity, Skip, Status, Verdict
@@ -43,11 +44,15 @@ class Conclusion(Struct, frozen=True):
 
 
 def conclude(
-    world: World, recording: Recording, judged: Sequence[Judged], bench: BenchReport | None = None
+    world: World,
+    recording: Recording,
+    judged: Sequence[Judged],
+    bench: BenchReport | None = None,
+    exports: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
     """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
 
-    A benchmark's sentence is its own.
+    A benchmark's sentence is its own. `exports` are variables without which it would be UNFIT.
     """
     errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
     mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
@@ -67,7 +72,7 @@ def conclude(
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = _fit(world, recording, judged, warnings) if bench is None else bench.sentence
+    sentence = _fit(world, recording, judged, warnings, exports or {}) if bench is None else bench.sentence
     return Conclusion(Verdict.FIT, code, sentence)
 
 
@@ -132,7 +137,13 @@ def _trained(judged: Sequence[Judged]) -> Scalar:
     return next((own.figures[_SPEED] for own in judged if _SPEED in own.figures), None)
 
 
-def _fit(world: World, recording: Recording, judged: Sequence[Judged], warnings: int) -> str:
+def _fit(
+    world: World,
+    recording: Recording,
+    judged: Sequence[Judged],
+    warnings: int,
+    exports: Mapping[str, str | None],
+) -> str:
     figures = {name: value for own in judged for name, value in own.figures.items()}
     trained = _trained(judged)
     options = recording.header.options
@@ -142,11 +153,13 @@ def _fit(world: World, recording: Recording, judged: Sequence[Judged], warnings:
         text = f"{_who(world)}: nothing speaks against training, as far as it was tested ({tested})"
     else:
         speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
-        busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s")
+        busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))
         bus = f", all-reduce {busbw / 1e9:.2f} GB/s" if isinstance(busbw, int | float) else ""
         text = f"{_who(world)} can train with DDP over {world.backend}{speed}{bus}"
         if limited:
             text += ", as far as it was tested"
+    if exports:
+        text += f"; {exports_text(exports)} only"
     if world.size == 1:
         text += "; one rank alone, so nothing is known about communication"
     if warnings:

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from ddpdiag.bandwidth.lines import Line
 from ddpdiag.check import Context
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.probes.cgroup import cgroup
 from ddpdiag.probes.limits import affinity
-from ddpdiag.probes.nvlink import connections
 from ddpdiag.probes.own_rates import Copier, loopback_bytes_per_s
 from ddpdiag.probes.procfs import memory, proc_root
-from ddpdiag.probes.route import route_out
 from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.workloads.devices import ways_out
 from ddpdiag.workloads.kinds import finish
 from ddpdiag.workloads.sweep import Means, Swept, sweep
 
@@ -34,15 +34,6 @@ _FAREWELL_SECONDS = 2.0
 # Not more often. Each time all lines of all ranks go out again, some 800 bytes each, and rank 0 measures, too.
 _REPORT_SECONDS = 0.5
 _REPORT_SECONDS_PER_LINE = 800 / 5e6
-
-
-class Device(NamedTuple):
-    """What a rank runs on; `number`, `uuid` and `pci` are None on a CPU."""
-
-    name: str
-    number: int | None
-    uuid: str | None
-    pci: str | None
 
 
 class Benched(NamedTuple):
@@ -138,37 +129,8 @@ def _limits(ctx: Context, device: torch.device, copies: _Copies) -> Limits:
     copy = copies.take(_COPY_SECONDS)
     dist.barrier()
     loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
-    nic = route_out("nccl" if device.type == "cuda" else "gloo", os.environ, sys_root(os.environ))
-    limits = Limits(
-        copy_bytes_per_s=copy,
-        loopback_bytes_per_s=loopback,
-        nic=nic.name if nic else None,
-        nic_bytes_per_s=nic.bytes_per_s if nic else None,
-        nic_ports=nic.ports if nic else None,
-        nic_port_bytes_per_s=nic.port_bytes_per_s if nic else None,
-        cores=len(affinity()) or None,
-    )
-    return limits if device.type != "cuda" else _with_connections(limits, device)
-
-
-def _with_connections(limits: Limits, device: torch.device) -> Limits:
-    about = describe(device)
-    if about.uuid is None:
-        return limits
-    own = connections(about.uuid, torch.cuda.get_device_capability(device))
-    return Limits(
-        copy_bytes_per_s=limits.copy_bytes_per_s,
-        nic=limits.nic,
-        nic_bytes_per_s=limits.nic_bytes_per_s,
-        nic_ports=limits.nic_ports,
-        nic_port_bytes_per_s=limits.nic_port_bytes_per_s,
-        cores=limits.cores,
-        nvlinks=own.nvlinks,
-        nvlinks_max=own.nvlinks_max,
-        nvlink_switched=own.nvlink_switched,
-        nvlink_bytes_per_s=own.nvlink_bytes_per_s,
-        pcie_bytes_per_s=own.pcie_bytes_per_s,
-        pcie_now_bytes_per_s=own.pcie_now_bytes_per_s,
+    return structs.replace(
+        ways_out(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
     )
 
 
@@ -181,15 +143,3 @@ def _free_bytes(ctx: Context, device: torch.device) -> int:
     free = [host.available_bytes] if host else []
     free += [group.left] if group else []
     return min(free, default=1 << 30) // max(1, ctx.place.local_world_size or 1)
-
-
-def describe(device: torch.device) -> Device:
-    """The device, as its driver names it."""
-    if device.type != "cuda":
-        return Device("CPU", None, None, None)
-    about = torch.cuda.get_device_properties(device)
-    domain, bus, slot = (getattr(about, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
-    pci = None if domain is None or bus is None or slot is None else f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-    uuid = getattr(about, "uuid", None)  # torch 2.5 and later
-    text = None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
-    return Device(about.name, device.index, text, pci)

@@ -125,8 +125,8 @@ def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:
 
 
 def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device.type).synchronize(device)
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:

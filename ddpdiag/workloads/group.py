@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.check import Context
-from ddpdiag.probes.gpus import device_index
 from ddpdiag.probes.sockets import allowed_ports
+from ddpdiag.workloads.devices import choose_device
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
 _BEYOND_DEADLINE_SECONDS = 60.0
@@ -24,18 +24,6 @@ _BEYOND_DEADLINE_SECONDS = 60.0
 def group_timeout(ctx: Context) -> timedelta:
     """The time-out to give to torch for this trial."""
     return timedelta(seconds=ctx.trial.deadline_seconds + _BEYOND_DEADLINE_SECONDS)
-
-
-def choose_device(backend: str, local_rank: int | None) -> torch.device:
-    """The device that a rank uses with a backend: its GPU for nccl, else the CPU; RuntimeError without a GPU."""
-    if backend != "nccl":
-        return torch.device("cpu")
-    index = device_index(local_rank, torch.cuda.device_count())
-    if index is None:
-        raise RuntimeError(f"{backend} needs a GPU, and torch {torch.__version__} sees none")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
 
 
 def unknown_backend(backend: str) -> str | None:

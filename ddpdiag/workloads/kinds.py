@@ -88,5 +88,5 @@ def _first_line(error: Exception) -> str:
 
 def finish(device: torch.device) -> None:
     """Wait for the GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device.type).synchronize(device)

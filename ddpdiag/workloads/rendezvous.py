@@ -11,7 +11,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.check import Context
 from ddpdiag.probes.sockets import allowed_ports, free_port
-from ddpdiag.workloads.group import choose_device, group_timeout
+from ddpdiag.workloads.devices import choose_device
+from ddpdiag.workloads.group import group_timeout
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 

@@ -23,6 +23,8 @@ In the import of torch:
 Of a whole host, by a variable of their own:
     DDPDIAG_TEST_TORCH        torch says that it has this version
     DDPDIAG_TEST_CLOCK        the clock is so many seconds off
+
+And DDPDIAG_TEST_STANDIN registers another backend: see standin.py.
 """
 
 import ctypes
@@ -121,7 +123,11 @@ class _Changed(MetaPathFinder, Loader):
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
             return None
-        spec = PathFinder.find_spec(name, path, target)
+        # Another change of the same module comes after this one.
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        changes = [finder for finder in later if isinstance(finder, _Changed)]
+        found = (finder.find_spec(name, path, target) for finder in (*changes, PathFinder))
+        spec = next(filter(None, found))
         self.loader, spec.loader = spec.loader, self
         return spec
 
@@ -282,6 +288,10 @@ def _set_clock(seconds):
 
 for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):
     _install(*words.split())
+if "DDPDIAG_TEST_STANDIN" in os.environ:
+    import standin
+
+    sys.meta_path.insert(0, _Changed(_COLLECTIVES, standin.register))
 if "DDPDIAG_TEST_TORCH" in os.environ:
     _set_version(os.environ["DDPDIAG_TEST_TORCH"])
 if "DDPDIAG_TEST_CLOCK" in os.environ:

@@ -154,10 +154,10 @@ def test_only_stages_that_were_done_count_as_tested() -> None:
 
 def test_a_named_backend_without_its_gpus_is_unknown() -> None:
     reason = "nccl needs GPUs, and no rank shows one"
-    skips = (Skip(code="TRN001", reason=reason, grounds=True),)
+    skips = tuple(Skip(code=code, reason=reason, grounds=True) for code in ("P2P003", "TRN001"))
     judged = report(recording(skips=skips, options=Options(backend="nccl")))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    assert f"TRN001 (ddp-mnist) could not run: {reason}" in judged.sentence
+    assert f"P2P003 (fallback) could not run: {reason}" in judged.sentence
     assert report(recording(skips=skips, options=Options(backend="gloo"))).verdict is Verdict.FIT
 
 
@@ -227,7 +227,9 @@ def test_gloos_faults_do_not_condemn_a_job_whose_own_backend_works() -> None:
 
 def test_gloos_faults_are_errors_where_the_jobs_own_backend_fails_too() -> None:
     judged = over_both(gloo=Status.DIED, nccl=Status.DIED)
-    assert (judged.verdict, [f.severity for f in judged.findings]) == (Verdict.UNFIT, [Severity.ERROR])
+    severities = [(finding.code, finding.severity) for finding in judged.findings]
+    assert judged.verdict is Verdict.UNFIT
+    assert severities == [("RUN003.died", Severity.ERROR), ("P2P003.both", Severity.INFO)]
     assert over_both(gloo=Status.DONE, nccl=Status.DIED).verdict is Verdict.UNFIT
 
 

@@ -1,0 +1,59 @@
+"""What is the likely reason that a way does not work, by the override that got around it. Pure."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ddpdiag.check import Check, Seen
+from ddpdiag.checks import gpu006, gpu007, hst003, rdz002, rdz003
+from ddpdiag.checks.ladder import Member
+from ddpdiag.model import Finding, Severity
+
+D = TypeVar("D")
+
+# What other checks may have seen of the same cause, and what it mostly is.
+_WITNESSES: dict[str, tuple[Check[Any], ...]] = {
+    "P2P": (gpu006.CHECK, gpu007.CHECK),
+    "SHM": (hst003.CHECK,),
+    "NVLS": (gpu007.CHECK, gpu006.CHECK),
+    "CUMEM": (hst003.CHECK,),
+    "IFNAME": (rdz003.CHECK, rdz002.CHECK),
+}
+_USUAL = {
+    "P2P": "ACS or an IOMMU between the GPUs keeps direct copies from arriving (a virtual machine needs them); "
+    "look for ACSCtl in `lspci -vvv`, turn ACS and the IOMMU off in the BIOS, or boot with iommu=pt",
+    "SHM": "/dev/shm is too small or not shared by the ranks' containers; docker --shm-size=1g --ipc=host",
+    "NVLS": "the fabric manager does not run, or has another version than the driver; "
+    "`systemctl status nvidia-fabricmanager`, and reset the GPUs after a restart of it",
+    "CUMEM": "a container that may not set memory policies, or uneven NUMA nodes; docker --cap-add SYS_NICE",
+    "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the way",
+    "PLUGIN": "the network plugin that NCCL loads does not work here; look at LD_LIBRARY_PATH",
+    "IB": "InfiniBand or RoCE is there and does not carry data: port state, GID, memlock, partition keys",
+    "IFNAME": "NCCL chooses an interface that does not lead to the other hosts",
+}
+
+
+def kind_of(member: Member) -> str:
+    """The rung that a member belongs to: "IFNAME" for each interface, "no" for what the user has set."""
+    return member.name.partition(" ")[0]
+
+
+def cause(seen: Seen[D], members: Sequence[Member]) -> str:
+    """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
+
+    What was set by the user and is taken away is its own cause.
+    """
+    kind = next((kind for member in members if (kind := kind_of(member)) in _USUAL), None)
+    if kind is None:
+        return ""
+    seen_too = _witnessed(seen, _WITNESSES.get(kind, ()))
+    if seen_too is not None:
+        return f"Probable cause: {seen_too.title} ({seen_too.code}): {seen_too.message}"
+    return f"Mostly, {_USUAL[kind]}."
+
+
+def _witnessed(seen: Seen[D], checks: Sequence[Check[Any]]) -> Finding | None:
+    for check in checks:
+        for finding in check.judge(seen.of(check)):
+            if finding.severity is not Severity.INFO:
+                return finding
+    return None

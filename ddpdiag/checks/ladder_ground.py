@@ -1,0 +1,148 @@
+"""What is known before the climb: what failed, what the user has set, and which rungs may matter here. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import col001, gpu003, hst004, lch002, rdz003
+from ddpdiag.checks.gpu_cards import cards_of
+from ddpdiag.checks.hosts import answers_by_host
+from ddpdiag.checks.ladder import Ground, Member, Members
+from ddpdiag.checks.ladder_rungs import ACROSS, INSIDE, NVLS, holding_back, interface_rungs, own_overrides
+from ddpdiag.model import Trial
+from ddpdiag.probes.sockets import is_loopback
+
+D = TypeVar("D")
+
+
+class Thresholds(NamedTuple):
+    """Ratios of rates: what a gain is, what a rescue from slowness, and how far below gloo is slow."""
+
+    gain: float
+    rescue: float
+    slower_than_gloo: float
+
+
+class Before(NamedTuple):
+    """What the all-reduce of COL001 gave over one backend: None if it was not tried."""
+
+    trial: Trial
+    works: bool
+    busbw: float | None
+
+
+def before(seen: Seen[D], backend: str) -> Before | None:
+    """How COL001 went over this backend, with all ranks together."""
+    known = seen.of(col001.CHECK)
+    for trial in known.trials:
+        if trial.params.get("backend") == backend and "round" not in trial.params:
+            rows = [row.data for row in known.rows if row.trial is trial]
+            works = known.went_well(trial) and not any(data.wrong for data in rows)
+            slowest = max((data.large_seconds.median for data in rows), default=0.0)
+            rate = col001.busbw(rows[0].large_bytes, slowest, rows[0].ranks) if works and slowest > 0 else None
+            return Before(trial, works, rate)
+    return None
+
+
+def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
+    """Why there is nothing to climb for, or None."""
+    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
+    if own is None:
+        return None
+    if not own.works and gloo is not None and not gloo.works:
+        return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
+    known = ground_of(seen, limits)
+    if known.broken or known.slow or known.holding:
+        return None
+    if not seen.of(lch002.CHECK).by_rank:
+        return f"{seen.world.backend} works as it is; what is set was not looked at ({lch002.CHECK.code})"
+    return f"{seen.world.backend} works as it is, and nothing that is set holds it back"
+
+
+def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
+    """Where the climb begins."""
+    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
+    mine = own_overrides(*_settings(seen))
+    rungs, _ = rungs_here(seen)
+    return Ground(
+        broken=own is not None and not own.works,
+        slow=own is not None and gloo is not None and _is_slow(own, gloo, limits),
+        hosts=tuple(seen.world.hosts.values()),
+        own=mine,
+        holding=holding_back(_settings(seen)[0], mine),
+        inside=tuple(rung for rung in INSIDE if rung in rungs),
+        across=tuple(rung for rung in ACROSS if rung in rungs),
+        alternatives=tuple(rung for rung in rungs if rung not in INSIDE and rung not in ACROSS),
+        gain=limits.gain,
+        rescue=limits.rescue,
+    )
+
+
+def _is_slow(own: Before, gloo: Before, limits: Thresholds) -> bool:
+    """gloo goes through every host's processors: what is slower than that is not as it should be."""
+    if own.busbw is None or gloo.busbw is None:
+        return False
+    return own.busbw * limits.slower_than_gloo < gloo.busbw
+
+
+def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """NCCL's variables on any rank, and its configuration files."""
+    variables: dict[str, str] = {}
+    files: dict[str, None] = {}
+    for data in seen.of(lch002.CHECK).by_rank.values():
+        variables |= {name: value for name, value in data.variables.items() if name.startswith("NCCL_")}
+        files |= dict.fromkeys(data.files)
+    return variables, tuple(files)
+
+
+def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
+    """The rungs that may matter here, and for each of the others why it cannot."""
+    hosts = tuple(seen.world.hosts.values())
+    skipped: dict[str, str] = {}
+    if max(map(len, hosts), default=0) < 2:
+        skipped |= dict.fromkeys((rung.name for rung in INSIDE), "each host has one rank")
+    elif reason := _no_nvls(seen):
+        skipped[NVLS.name] = reason
+    if len(hosts) < 2:
+        skipped |= dict.fromkeys((rung.name for rung in ACROSS), "there is one host")
+        skipped["IFNAME"] = "there is one host"
+    elif reason := _no_rdma(seen):
+        # A plugin may bring a network of its own.
+        skipped |= dict.fromkeys(("GDR", "IB"), reason)
+    names = _candidates(seen) if len(hosts) > 1 else ()
+    if len(hosts) > 1 and len(names) < 2:
+        skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
+    rungs: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_rungs(names) if "IFNAME" not in skipped else ()))
+    return tuple(rung for rung in rungs if rung.name not in skipped), skipped
+
+
+def _no_nvls(seen: Seen[D]) -> str:
+    """Without a switch there is no NVLS. GPUs that nobody looked at may have one."""
+    cards = cards_of(seen.of(gpu003.CHECK))
+    told = cards and not any(card.health.fabric.state is not None for card in cards)
+    return "no GPU belongs to an NVSwitch fabric" if told else ""
+
+
+def _no_rdma(seen: Seen[D]) -> str:
+    """A bus that could not be read may have a device."""
+    rows = seen.of(hst004.CHECK).by_rank.values()
+    told = rows and all(row.rdma is not None and not row.rdma for row in rows)
+    return "no host has an InfiniBand or RoCE device" if told else ""
+
+
+def _candidates(seen: Seen[D]) -> tuple[str, ...]:
+    """Interfaces that are up on every host with an address that others may reach, by name."""
+    common: list[set[str]] = []
+    order: dict[str, None] = {}
+    for _, rows in answers_by_host(seen.of(rdz003.CHECK)):
+        data = next(iter(rows.values()))
+        usable = [
+            interface.name
+            for interface in data.interfaces or ()
+            if interface.running and any(not is_loopback(address) for address in interface.addresses)
+        ]
+        common.append(set(usable))
+        order |= dict.fromkeys(usable)
+    if len(common) < len(seen.world.hosts):
+        return ()
+    return tuple(name for name in order if all(name in own for own in common))

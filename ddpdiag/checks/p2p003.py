@@ -1,0 +1,254 @@
+"""Variables that get the job's backend around what hangs, fails or is slow.
+
+The best-known failure of multi-GPU training is that NCCL hangs while gloo works. Where the all-reduce of COL001 works
+over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the way between the GPUs is at
+fault, and this check climbs a ladder. Every rung is an all-reduce with checked values, in fresh processes:
+
+1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; then, one on top of the other, inside
+a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0; between hosts:
+NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1, and each interface that all hosts have in
+NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the first set that works, each member is left out
+once, and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a
+host then show between which GPUs it fails.
+
+Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
+all-reduce without it shows what that costs.
+
+Findings:
+- fallback: the backend fails here, and works with the variables that are shown: an error, since the job fails as it
+  is. With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them.
+- slow: it works, but is faster with them (`rescue` times).
+- held-back: your own variables cost speed (`gain` times), and nothing needs them. needed: it fails without them.
+- transient: it failed in COL001, and not in three runs after that.
+- unreliable: a set of variables worked, and then did not. nothing: none works.
+- unfinished: the budget ended before the ladder did. both: gloo fails as well, so it is not how GPUs are joined.
+
+Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
+without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
+cause.
+
+Fix: `ddpdiag check --env-file ways.env` writes the exports; source them in the job until the cause is mended.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.bandwidth.expectations import expect
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.checks import col001
+from ddpdiag.checks.col001 import affordable
+from ddpdiag.checks.ladder import Ended, Part, Step, Tried, climb, pairs_of
+from ddpdiag.checks.ladder import Kind as Outcomes
+from ddpdiag.checks.ladder_findings import Climbed, both_fail, findings
+from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_here, why_not
+from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
+from ddpdiag.model.bench import Expectation, Limits
+from ddpdiag.stats import Samples, samples
+from ddpdiag.world import World, without_gpu
+
+_SMALL_BYTES = 4
+# Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
+_LARGE_BYTES = {"cpu": 4 << 20}
+_LARGE_ON_GPU_BYTES = 64 << 20
+_WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
+
+
+class Data(Struct, frozen=True):
+    """This rank's seconds for one all-reduce of `bytes` per rank, and the elements that were wrong.
+
+    `limits` are the ways out of its GPU; None on a CPU.
+    """
+
+    backend: str
+    ranks: int
+    bytes: int
+    seconds: Samples
+    wrong: int
+    limits: Limits | None = None
+
+
+def measure(ctx: Context) -> Data:
+    """A small and a large all-reduce with known sums; the large one is timed."""
+    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.devices import ways_out
+    from ddpdiag.workloads.group import process_group
+
+    backend = str(ctx.trial.params["backend"])
+    with process_group(ctx, backend) as device:
+        connect(ctx, device)
+        small = check_all_reduce(ctx, _SMALL_BYTES, device)
+        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, _LARGE_ON_GPU_BYTES), device)
+        seconds = [large.seconds]
+        if not on_any_rank(ctx, small.wrong + large.wrong > 0):
+            calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
+            seconds = time_all_reduce(ctx, large.bytes, device, calls)
+        ctx.step("look at the ways out")
+        limits = ways_out(device) if device.type == "cuda" else None
+    return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong, limits)
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """The next rung."""
+    if why_not(seen, _limits(seen)) is not None:
+        return ()
+    step, _ = climbed(seen)
+    if isinstance(step, Ended):
+        return ()
+    return (_trial(seen, step),)
+
+
+def _limits(seen: Seen[Data]) -> Thresholds:
+    return Thresholds(seen.number("gain"), seen.number("rescue"), seen.number("slower_than_gloo"))
+
+
+def _trial(seen: Seen[Data], step: Step) -> Trial:
+    hosts = tuple(seen.world.hosts.values())
+    groups = {
+        Part.WHOLE: (seen.world.living,),
+        Part.HOSTS: tuple(ranks for ranks in hosts if len(ranks) > 1),
+        Part.PAIRS: pairs_of(hosts, step.round),
+    }[step.part]
+    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
+    return new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
+
+
+def climbed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+    """How far the climb is: the next step or the end, and what was tried."""
+    answers: dict[tuple[str, str, int], list[Tried]] = {}
+    for trial in seen.trials:
+        key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
+        answers.setdefault(key, []).append(_tried(seen, trial))
+    return climb(ground_of(seen, _limits(seen)), answers)
+
+
+def _tried(seen: Seen[Data], trial: Trial) -> Tried:
+    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
+    rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
+    failed = tuple(group for group in trial.groups if _fails(group, rows))
+    rates = {group: _rate(group, rows) for group in trial.groups if group not in failed}
+    worst = _worst([outcomes[rank] for group in failed for rank in group if rank in outcomes])
+    step = Step(Part(trial.params["part"]), (), int(trial.params["round"]))
+    return Tried(
+        step=step,
+        works=not failed,
+        how=_how(worst) if failed else "",
+        busbw=min(rates.values()) if rates and not failed else None,
+        failed=failed,
+        error=worst.error.partition("\n")[0] if worst else "",
+        busbws=rates,
+    )
+
+
+def _fails(group: Sequence[int], rows: Mapping[int, Data]) -> bool:
+    return any(rank not in rows or rows[rank].wrong for rank in group)
+
+
+def _rate(group: Sequence[int], rows: Mapping[int, Data]) -> float:
+    slowest = max((rows[rank] for rank in group), key=lambda data: data.seconds.median)
+    return busbw("all_reduce", slowest.bytes, slowest.seconds.median, slowest.ranks)
+
+
+def _worst(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Of those that were not told to stop, the one whose end says most."""
+    own = [o for o in outcomes if not o.told and o.status in _WORST_FIRST]
+    return min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
+
+
+def _how(worst: Outcome | None) -> str:
+    return worst.status.value if worst is not None else "wrong"
+
+
+def moot(seen: Seen[Data]) -> str | None:
+    """Nothing to climb for."""
+    return why_not(seen, _limits(seen))
+
+
+def ground(world: World) -> str | None:
+    """One rank talks to nobody, gloo has no other way, and nccl needs GPUs."""
+    if world.size == 1:
+        return "one rank alone communicates with nobody"
+    if world.backend == "gloo":
+        return "the job takes gloo, which knows one way only"
+    return without_gpu(world)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What the climb came to."""
+    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
+    if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
+        yield both_fail(seen)
+    if seen.trials:
+        end, tried = climbed(seen)
+        expected = _expected(seen)
+        yield from findings(
+            seen,
+            Climbed(
+                end=end,
+                tried=tried,
+                ground=ground_of(seen, _limits(seen)),
+                skipped=rungs_here(seen)[1],
+                gloo=gloo.busbw if gloo is not None else None,
+                expected=expected.busbw_bytes_per_s if expected else None,
+                source=expected.source if expected else "",
+            ),
+        )
+
+
+def _expected(seen: Seen[Data]) -> Expectation | None:
+    """What the GPUs' links and cards should give, where a set worked on all ranks and told of them."""
+    limits = {row.place.rank: row.data.limits for row in seen.rows if row.data.limits is not None}
+    hosts = {f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
+    return expect("all_reduce", seen.world.backend, hosts, limits) if limits else None
+
+
+def exports(seen: Seen[Data]) -> dict[str, str | None]:
+    """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
+    end = climbed(seen)[0] if seen.trials else None
+    if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
+        return {}
+    return Step(Part.WHOLE, end.members).env
+
+
+def works_with_exports(seen: Seen[Data]) -> bool:
+    """Did the backend fail as it is, and was a set found with which it works?"""
+    end, tried = climbed(seen) if seen.trials else (None, ())
+    return isinstance(end, Ended) and end.kind is Outcomes.FOUND and not tried[0].works
+
+
+def hindrance(seen: Seen[Data]) -> str | None:
+    """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
+    return None if works_with_exports(seen) else seen.of(col001.CHECK).hindrance
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What the backend reaches with the exports: the slowest of the runs that confirmed them."""
+    end = climbed(seen)[0] if seen.trials else None
+    rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
+    return {"fallback.busbw_bytes_per_s": min(rates)} if rates and exports(seen) else {}
+
+
+CHECK = Check(
+    "P2P003",
+    "fallback",
+    Stage.P2P,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    measure=measure,
+    plan=plan,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    moot=moot,
+    hindrance=hindrance,
+    figures=figures,
+    kind=Kind.TORCH,
+    # NCCL needs 1 to 3 s to start, and each set that hangs costs all of this.
+    deadline=10,
+    fresh=True,
+    # gain: below it, noise of a busy host would look like a price. rescue, slower_than_gloo: gloo goes through the
+    # processors, and half as fast as that is no noise.
+    settings={"gain": 1.2, "rescue": 2.0, "slower_than_gloo": 2.0},
+)
