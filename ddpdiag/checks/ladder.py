@@ -83,14 +83,15 @@ class Tried(NamedTuple):
 class Ground(NamedTuple):
     """What is known before: where it makes sense to climb.
 
-    `broken`: the backend failed before, in the environment as it is; `slow`: it works and is slower than it must be.
+    `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
+    bandwidth below which it is.
     `own` are the user's own overrides as members that take them away, `holding` those among them that cost speed.
     `inside` and `across` are the rungs that may matter here; the `alternatives` come last, one at a time. `hosts` are
     the ranks of each host.
     """
 
     broken: bool
-    slow: bool
+    slow_below: float | None
     hosts: tuple[tuple[int, ...], ...]
     own: Members = ()
     holding: Members = ()
@@ -148,14 +149,17 @@ def climb(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, 
 
 def _climb(ground: Ground) -> Climb:
     first = yield Step(Part.WHOLE)
-    if first.works and not ground.slow:
-        runs, steady = yield from _confirm((), first) if ground.broken else _nothing(first)
-        if steady:
-            if ground.holding:
-                return (yield from _price(ground, first))
-            return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
+    runs: tuple[Tried, ...] = (first,)
+    if first.works and (ground.broken or ground.holding or ground.slow_below is not None):
+        runs, _ = yield from _confirm((), first)
         first = runs[-1]
-    least = ground.rescue * (first.busbw or 0.0) if first.works else 0.0
+    best = max((run.busbw or 0.0 for run in runs), default=0.0)
+    # One run of a busy host says little: all of them must be slow.
+    if first.works and (ground.slow_below is None or best >= ground.slow_below):
+        if ground.holding:
+            return (yield from _price(ground, runs, best))
+        return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
+    least = ground.rescue * best if first.works else 0.0
     found, inside_works = yield from _ascend(ground, least)
     if found is None:
         rounds = yield from _pairs(ground, first, inside_works=inside_works)
@@ -166,24 +170,19 @@ def _climb(ground: Ground) -> Climb:
     return Ended(Kind.FOUND if steady else Kind.UNRELIABLE, members, runs, rounds, inside_works)
 
 
-def _nothing(first: Tried) -> Generator[Step, Tried, tuple[tuple[Tried, ...], bool]]:
-    return (first,), True
-    yield  # what makes it a generator
-
-
 def _is_enough(tried: Tried, least: float) -> bool:
     return tried.works and (tried.busbw or 0.0) >= least
 
 
-def _price(ground: Ground, first: Tried) -> Climb:
-    """It works: is it faster without what holds it back?"""
+def _price(ground: Ground, usual: tuple[Tried, ...], best: float) -> Climb:
+    """It works: is it faster without what holds it back? Each run without it than the best one with it."""
     members = ground.holding
     without = yield Step(Part.WHOLE, members)
     if not without.works:
         return Ended(Kind.NEEDED, members, (without,))
-    least = ground.gain * (first.busbw or 0.0)
+    least = ground.gain * best
     if not _is_enough(without, least):
-        return Ended(Kind.WORKS, (), (first, without))
+        return Ended(Kind.WORKS, (), (*usual, without))
     # What is nearly as fast with an override as without it does not blame that one.
     members, last = yield from _minimise((members, without), max(least, (without.busbw or 0.0) / ground.gain))
     runs, steady = yield from _confirm(members, last)

@@ -38,9 +38,15 @@ class Climbed(NamedTuple):
     source: str = ""
 
     @property
+    def as_it_is(self) -> tuple[Tried, ...]:
+        """The runs of all ranks in the environment as it is."""
+        whole = [tried for tried in self.tried if tried.step.part is Part.WHOLE]
+        return tuple(tried for tried in whole if not tried.step.members)
+
+    @property
     def first(self) -> Tried:
-        """The environment as it is."""
-        return self.tried[0]
+        """What the environment as it is does: the run that failed, if one did."""
+        return next((tried for tried in self.as_it_is if not tried.works), self.as_it_is[0])
 
 
 def findings(seen: Seen[D], climbed: Climbed) -> Iterator[Finding]:
@@ -51,6 +57,8 @@ def findings(seen: Seen[D], climbed: Climbed) -> Iterator[Finding]:
         yield _unfinished(seen, climbed)
         return
     match climbed.end.kind:
+        case Kind.FOUND if climbed.first.works and all(member in climbed.ground.own for member in climbed.end.members):
+            yield _held_back(seen, climbed, climbed.end)
         case Kind.FOUND if climbed.first.works:
             yield _slow(seen, climbed, climbed.end)
         case Kind.FOUND:
@@ -106,7 +114,7 @@ def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     where = places(seen, climbed.first, end, climbed.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    times = times_text(_ratio(climbed.first, end.runs))
+    times = times_text(_ratio(climbed, end.runs))
     return seen.finding(
         "slow",
         Severity.WARNING,
@@ -128,7 +136,7 @@ def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
 def _held_back(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
-    times = times_text(_ratio(climbed.first, end.runs))
+    times = times_text(_ratio(climbed, end.runs))
     return seen.finding(
         "held-back",
         Severity.WARNING,
@@ -242,8 +250,10 @@ def _least(runs: Sequence[Tried]) -> float:
     return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
 
 
-def _ratio(first: Tried, runs: Sequence[Tried]) -> float:
-    return _least(runs) / first.busbw if first.busbw else 0.0
+def _ratio(climbed: Climbed, runs: Sequence[Tried]) -> float:
+    """The slowest run over the best as it is."""
+    best = max((tried.busbw or 0.0 for tried in climbed.as_it_is), default=0.0)
+    return _least(runs) / best if best else 0.0
 
 
 def _price(climbed: Climbed, end: Ended) -> str:

@@ -52,7 +52,7 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
     known = ground_of(seen, limits)
-    if known.broken or known.slow or known.holding:
+    if known.broken or known.slow_below is not None or known.holding:
         return None
     if not seen.of(lch002.CHECK).by_rank:
         return f"{seen.world.backend} works as it is; what is set was not looked at ({lch002.CHECK.code})"
@@ -66,7 +66,7 @@ def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
     rungs, _ = rungs_here(seen)
     return Ground(
         broken=own is not None and not own.works,
-        slow=own is not None and gloo is not None and _is_slow(own, gloo, limits),
+        slow_below=_slow_below(own, gloo, limits),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
         holding=holding_back(_settings(seen)[0], mine),
@@ -78,11 +78,12 @@ def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
     )
 
 
-def _is_slow(own: Before, gloo: Before, limits: Thresholds) -> bool:
-    """gloo goes through every host's processors: what is slower than that is not as it should be."""
-    if own.busbw is None or gloo.busbw is None:
-        return False
-    return own.busbw * limits.slower_than_gloo < gloo.busbw
+def _slow_below(own: Before | None, gloo: Before | None, limits: Thresholds) -> float | None:
+    """gloo goes through every host's processors: what is far slower than that is not as it should be."""
+    if own is None or gloo is None or own.busbw is None or gloo.busbw is None:
+        return None
+    least = gloo.busbw / limits.slower_than_gloo
+    return least if own.busbw < least else None
 
 
 def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], tuple[str, ...]]:

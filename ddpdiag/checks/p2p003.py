@@ -215,7 +215,11 @@ def exports(seen: Seen[Data]) -> dict[str, str | None]:
 def works_with_exports(seen: Seen[Data]) -> bool:
     """Did the backend fail as it is, and was a set found with which it works?"""
     end, tried = climbed(seen) if seen.trials else (None, ())
-    return isinstance(end, Ended) and end.kind is Outcomes.FOUND and not tried[0].works
+    return (
+        isinstance(end, Ended)
+        and end.kind is Outcomes.FOUND
+        and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
+    )
 
 
 def hindrance(seen: Seen[Data]) -> str | None:

@@ -1,6 +1,7 @@
 """A place to start runs from, which ends whatever a failed test leaves."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from jobs import Job, Start  # noqa: E402
 @contextmanager
 def _starting(folder: Path) -> Iterator[Start]:
     jobs: list[Job] = []
+    numbers = itertools.count()  # several threads may start jobs
 
-    def start(*arguments: str, stdout: int | None = None, **variables: str) -> Job:
-        jobs.append(Job(folder / f"job-{len(jobs)}", arguments, variables, stdout))
-        return jobs[-1]
+    def start(*arguments: str, stdout: int | None = None, prefix: Sequence[str] = (), **variables: str) -> Job:
+        job = Job(folder / f"job-{next(numbers)}", arguments, variables, stdout, prefix=prefix)
+        jobs.append(job)
+        return job
 
     try:
         yield start
@@ -28,7 +31,7 @@ def _starting(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(arguments for Python, stdout=..., VARIABLE="value"): a running job."""
+    """start(arguments for Python, stdout=..., prefix=(...), VARIABLE="value"): a running job."""
     with _starting(tmp_path) as start:
         yield start
 

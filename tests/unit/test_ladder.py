@@ -1,0 +1,282 @@
+"""The climb, played against worlds in which certain things do not work."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpdiag.checks.ladder import CONFIRMED, Ended, Ground, Kind, Member, Part, Step, Tried, climb, pairs_of
+from ddpdiag.checks.ladder_rungs import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_rungs
+
+ONE_HOST = ((0, 1, 2, 3),)
+TWO_HOSTS = ((0, 1), (2, 3))
+NO_ALGO = Member("no NCCL_ALGO", {"NCCL_ALGO": None}, "NCCL_ALGO=Tree")
+NO_P2P = Member("no NCCL_P2P_DISABLE", {"NCCL_P2P_DISABLE": None}, "NCCL_P2P_DISABLE=1")
+
+# How often the step was tried before, and what came of it.
+Answer = Callable[[Step, int], Tried]
+
+
+def ground(**changes: object) -> Ground:
+    known: dict[str, object] = {"broken": True, "slow_below": None, "hosts": ONE_HOST, "inside": INSIDE, "across": ()}
+    return Ground(**(known | changes))  # type: ignore[arg-type]
+
+
+def groups_of(known: Ground, step: Step) -> tuple[tuple[int, ...], ...]:
+    match step.part:
+        case Part.WHOLE:
+            return (tuple(rank for ranks in known.hosts for rank in ranks),)
+        case Part.HOSTS:
+            return known.hosts
+        case Part.PAIRS:
+            return pairs_of(known.hosts, step.round)
+
+
+def played(known: Ground, answer: Answer, most: int = 60) -> tuple[Ended, tuple[Tried, ...]]:
+    """Climb to the end; every plan is made from scratch, as the coordinator does."""
+    answers: dict[tuple[str, str, int], list[Tried]] = {}
+    for _ in range(most):
+        step, tried = climb(known, answers)
+        if isinstance(step, Ended):
+            return step, tried
+        before = answers.setdefault(step.key, [])
+        before.append(answer(step, len(before)))
+    raise AssertionError("it goes on for ever")
+
+
+def broken_unless(known: Ground, *needed: frozenset[str], pair: tuple[int, ...] = (), how: str = "hung") -> Answer:
+    """It hangs in every group, or those that hold `pair`, unless all members of one of these sets are there."""
+
+    def answer(step: Step, _before: int) -> Tried:
+        names = {member.name for member in step.members}
+        mended = any(names >= own for own in needed)
+        groups = groups_of(known, step)
+        failed = () if mended else tuple(group for group in groups if set(pair) <= set(group))
+        rates = {group: 1e9 for group in groups if group not in failed}
+        return Tried(step, not failed, how if failed else "", None if failed else 1e9, failed, busbws=rates)
+
+    return answer
+
+
+def names(members: Sequence[Member]) -> list[str]:
+    return [member.name for member in members]
+
+
+@pytest.mark.parametrize("rung", INSIDE, ids=lambda rung: rung.name)
+def test_the_one_that_is_needed_is_found_alone(rung: Member) -> None:
+    known = ground()
+    end, tried = played(known, broken_unless(known, frozenset({rung.name})))
+    assert (end.kind, names(end.members)) == (Kind.FOUND, [rung.name])
+    assert len(end.runs) == CONFIRMED
+    assert all(run.works and run.step.members == end.members for run in end.runs)
+    assert tried[0].step == Step(Part.WHOLE)
+
+
+def test_the_users_own_override_is_taken_away_alone() -> None:
+    known = ground(own=(NO_ALGO, NO_P2P))
+    end, tried = played(known, broken_unless(known, frozenset({NO_ALGO.name})))
+    assert (end.kind, names(end.members)) == (Kind.FOUND, [NO_ALGO.name])
+    assert Step(Part.WHOLE, end.members).env == {"NCCL_ALGO": None}
+    assert names(tried[1].step.members) == [NO_ALGO.name, NO_P2P.name]
+
+
+def test_a_later_value_wins() -> None:
+    assert Step(Part.WHOLE, (NO_P2P, P2P)).env == {"NCCL_P2P_DISABLE": "1"}
+
+
+def test_nothing_helps() -> None:
+    known = ground()
+    end, tried = played(known, broken_unless(known))
+    assert (end.kind, end.members) == (Kind.NOTHING, ())
+    assert [one.step.set for one in tried if one.step.part is Part.WHOLE] == [
+        "", "P2P", "P2P + SHM", "P2P + SHM + NVLS", "P2P + SHM + NVLS + CUMEM",
+    ]  # fmt: skip
+
+
+def test_where_all_pairs_fail_two_rounds_tell() -> None:
+    known = ground()
+    end, _ = played(known, broken_unless(known, frozenset({"P2P"})))
+    assert len(end.rounds) == 2
+
+
+def test_a_pair_is_looked_for_in_all_rounds() -> None:
+    known = ground(hosts=(tuple(range(8)),))
+    end, _ = played(known, broken_unless(known, frozenset({"P2P"}), pair=(2, 5)))
+    assert len(end.rounds) == 7
+    assert [group for tried in end.rounds for group in tried.failed] == [(2, 5)]
+
+
+def test_two_ranks_are_one_pair() -> None:
+    known = ground(hosts=((0, 1),))
+    assert played(known, broken_unless(known, frozenset({"P2P"})))[0].rounds == ()
+
+
+def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
+    known = ground(hosts=TWO_HOSTS, across=ACROSS, alternatives=interface_rungs(("eth0", "eth1")))
+
+    def answer(step: Step, before: int) -> Tried:
+        if step.part is Part.HOSTS:
+            return Tried(step, True, busbw=1e9)
+        return broken_unless(known, frozenset({IB.name}))(step, before)
+
+    end, tried = played(known, answer)
+    assert (end.kind, names(end.members), end.inside_works) == (Kind.FOUND, [IB.name], True)
+    assert not any(member in INSIDE for one in tried for member in one.step.members)
+    assert end.rounds == ()
+
+
+def test_inside_and_between_hosts_at_once() -> None:
+    known = ground(hosts=TWO_HOSTS, across=ACROSS)
+
+    def answer(step: Step, before: int) -> Tried:
+        needed = frozenset({"SHM"}) if step.part is Part.HOSTS else frozenset({"SHM", PLUGIN.name})
+        return broken_unless(known, needed)(step, before)
+
+    end, _ = played(known, answer)
+    assert (end.kind, names(end.members)) == (Kind.FOUND, ["SHM", PLUGIN.name])
+
+
+def test_interfaces_are_tried_one_at_a_time() -> None:
+    known = ground(hosts=((0,), (1,)), inside=(), across=(GDR,), alternatives=interface_rungs(("eth0", "eth1", "ib0")))
+    end, tried = played(known, broken_unless(known, frozenset({"IFNAME eth1"})))
+    assert names(end.members) == ["IFNAME eth1"]
+    assert Step(Part.WHOLE, end.members).env == {"NCCL_SOCKET_IFNAME": "=eth1"}
+    assert not any("ib0" in one.step.set for one in tried)
+    assert not any(one.step.part is Part.HOSTS for one in tried)
+
+
+def test_what_fails_once_is_transient() -> None:
+    known = ground()
+    end, tried = played(known, lambda step, _: Tried(step, True, busbw=1e9))
+    assert (end.kind, len(tried)) == (Kind.TRANSIENT, CONFIRMED)
+
+
+def test_what_fails_again_is_not() -> None:
+    known = ground()
+
+    def answer(step: Step, before: int) -> Tried:
+        if not step.members and step.part is Part.WHOLE:
+            return Tried(step, before == 0, "" if before == 0 else "hung", 1e9 if before == 0 else None)
+        return broken_unless(known, frozenset({"P2P"}))(step, before)
+
+    end, _ = played(known, answer)
+    assert (end.kind, names(end.members)) == (Kind.FOUND, ["P2P"])
+
+
+def test_what_worked_and_then_fails_is_not_recommended() -> None:
+    known = ground()
+
+    def answer(step: Step, before: int) -> Tried:
+        if names(step.members) == ["P2P"] and before == CONFIRMED - 1:
+            return Tried(step, False, "wrong", None, ONE_HOST)
+        return broken_unless(known, frozenset({"P2P"}))(step, before)
+
+    end, _ = played(known, answer)
+    assert (end.kind, [run.works for run in end.runs]) == (Kind.UNRELIABLE, [True, True, False])
+
+
+def rates(**of: float) -> Answer:
+    """It always works, as fast as the set of members says, or its longest known part."""
+
+    def answer(step: Step, _before: int) -> Tried:
+        known = [rate for name, rate in of.items() if name in step.set.replace(" ", "_")]
+        return Tried(step, True, busbw=max([1e9, *known]))
+
+    return answer
+
+
+def test_slowness_is_got_around_too() -> None:
+    known = ground(broken=False, slow_below=2e9, hosts=((0, 1),))
+    end, _ = played(known, rates(SHM=3e9))
+    assert (end.kind, names(end.members)) == (Kind.FOUND, ["SHM"])
+    assert played(known, rates(SHM=1.9e9))[0].kind is Kind.NOTHING
+
+
+def test_a_forgotten_override_is_priced() -> None:
+    known = ground(broken=False, own=(NO_ALGO, NO_P2P), holding=(NO_P2P,))
+    end, tried = played(known, rates(no_NCCL_P2P_DISABLE=3e9))
+    assert (end.kind, names(end.members), len(end.runs)) == (Kind.HELD_BACK, [NO_P2P.name], CONFIRMED)
+    assert not any(NO_ALGO in one.step.members for one in tried)
+    assert played(known, rates(no_NCCL_P2P_DISABLE=1.1e9))[0].kind is Kind.WORKS
+
+
+def test_of_several_overrides_the_one_that_costs_is_named() -> None:
+    known = ground(broken=False, holding=(NO_ALGO, NO_P2P))
+    assert names(played(known, rates(no_NCCL_ALGO=3e9))[0].members) == [NO_ALGO.name]
+
+
+def test_an_override_that_is_needed_stays() -> None:
+    known = ground(broken=False, own=(NO_P2P,), holding=(NO_P2P,))
+
+    def answer(step: Step, _before: int) -> Tried:
+        return Tried(step, not step.members, "hung" if step.members else "", 1e9)
+
+    assert played(known, answer)[0].kind is Kind.NEEDED
+
+
+def test_what_is_slow_once_is_not_slow() -> None:
+    known = ground(broken=False, slow_below=2e9)
+    end, tried = played(known, lambda step, before: Tried(step, True, busbw=1e9 if before == 0 else 3e9))
+    assert (end.kind, len(tried)) == (Kind.WORKS, CONFIRMED)
+
+
+def test_a_gain_over_one_bad_run_is_none() -> None:
+    known = ground(broken=False, holding=(NO_P2P,))
+
+    def answer(step: Step, before: int) -> Tried:
+        return Tried(step, True, busbw=1e9 if not step.members and before == 0 else 3e9)
+
+    assert played(known, answer)[0].kind is Kind.WORKS
+
+
+def test_a_gain_that_does_not_last_is_none() -> None:
+    known = ground(broken=False, holding=(NO_P2P,))
+
+    def answer(step: Step, before: int) -> Tried:
+        return Tried(step, True, busbw=3e9 if step.members and before == 0 else 1e9)
+
+    assert played(known, answer)[0].kind is Kind.WORKS
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from([ONE_HOST, TWO_HOSTS, ((0,), (1,)), ((0, 1, 2),)]))
+def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts: tuple[tuple[int, ...], ...]) -> None:
+    inside = INSIDE if max(map(len, hosts)) > 1 else ()
+    across = ACROSS if len(hosts) > 1 else ()
+    own = data.draw(st.sampled_from([(), (NO_ALGO,), (NO_ALGO, NO_P2P)]))
+    known = ground(hosts=hosts, inside=inside, across=across, own=own)
+    everything = [*own, *inside, *across]
+    needed = [frozenset(data.draw(st.sets(st.sampled_from(names(everything)), min_size=1)))] if everything else []
+    # Overrides of one host's inside are of no use to others, and never do harm here: monotone.
+    end, tried = played(known, broken_unless(known, *needed))
+    assert end.kind is (Kind.FOUND if needed else Kind.NOTHING)
+    if needed:
+        assert frozenset(names(end.members)) == needed[0]
+    assert len(tried) <= 2 * len(everything) + 2 * CONFIRMED + 8
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_whatever_the_answers_it_ends_and_recommends_only_what_it_saw_work(data: st.DataObject) -> None:
+    hosts = data.draw(st.sampled_from([ONE_HOST, TWO_HOSTS]))
+    broken = data.draw(st.booleans())
+    known = ground(
+        broken=broken,
+        slow_below=data.draw(st.none() | st.just(2e9)),
+        hosts=hosts,
+        across=ACROSS,
+        own=(NO_P2P,),
+        holding=(NO_P2P,),
+    )
+
+    def answer(step: Step, _before: int) -> Tried:
+        works = data.draw(st.booleans())
+        failed = () if works else groups_of(known, step)[:1]
+        rate = data.draw(st.sampled_from([0.5e9, 1e9, 3e9])) if works else None
+        return Tried(step, works, "" if works else "hung", rate, failed)
+
+    end, tried = played(known, answer)
+    if end.kind in (Kind.FOUND, Kind.HELD_BACK):
+        runs = [one for one in tried if one.step == Step(Part.WHOLE, end.members)]
+        assert len([run for run in runs if run.works]) >= CONFIRMED
