@@ -9,12 +9,13 @@ A file describes GPUs by the keys that fake_nvml.c gives out:
 - `driver`: the driver's version; `codes` and `sleep_seconds` beside it are for functions that ask no GPU.
 - `missing`: functions that the library does not have, as in an older driver.
 - `topology`: one row for each GPU, as `nvidia-smi topo -m` has it ("X PIX SYS SYS"), but without NVLinks.
-- `p2p`: of "read", "write", "nvlink" and "atomics" such rows, as `nvidia-smi topo -p2p` has them ("X OK CNS DR"), or one
-  word for all pairs. "-" is not supported.
+- `p2p`: of "read", "write", "nvlink" and "atomics" such rows, as `nvidia-smi topo -p2p` has them ("X OK CNS DR"), or
+  one word for all pairs. "-" is not supported.
 
 Of a GPU: `name`, `vbios`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number, `remotes`: the
 index of the GPU at the end of each link, else it is a switch), `processes` ([pid, bytes] each), `codes` (function ->
-what it returns), `sleep_seconds` (function -> how long it hangs), and numbers. A number that is null or not there is not supported; [before, after] is one that changes after it was read.
+what it returns), `sleep_seconds` (function -> how long it hangs), and numbers. A number that is null or not there is
+not supported; [before, after] is one that changes after it was read.
 """
 
 import hashlib
@@ -130,7 +131,7 @@ def _gpu(index: int, gpu: dict, host: dict) -> str:
         raise ValueError(f"fake_nvml.c gives out no {', '.join(sorted(unknown))}")
     values = ", ".join(f"[K_{key}] = {_value(value)}" for key, value in numbers.items() if value is not None)
     processes = ", ".join(f"{{ {pid}u, {used}ull }}" for pid, used in gpu.get("processes", []))
-    links = gpu.get("nvlinks") or {"count": 0}
+    links, allowed = gpu.get("nvlinks") or {"count": 0}, host.get("p2p", {})
     parts = {
         "uuid": json.dumps(uuid_of(index)),
         "name": json.dumps(gpu["name"]),
@@ -143,7 +144,7 @@ def _gpu(index: int, gpu: dict, host: dict) -> str:
         "processes": len(gpu.get("processes", [])),
         "process": f"{{ {processes} }}",
         "levels": _row(host.get("topology"), index, host["count"], LEVELS),
-        "p2p": f"{{ {', '.join(_row(host.get('p2p', {}).get(of), index, host['count'], STATUSES) for of in CAPABILITIES)} }}",
+        "p2p": f"{{ {', '.join(_row(allowed.get(of), index, host['count'], STATUSES) for of in CAPABILITIES)} }}",
     }
     return f"{{ {', '.join(f'.{name} = {part}' for name, part in parts.items())} }}"
 
