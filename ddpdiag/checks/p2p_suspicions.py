@@ -13,7 +13,7 @@ from ddpdiag.checks.p2p_obstacles import addresses, hides_acs, redirecting, tran
 from ddpdiag.checks.p2p_pairs import said_of_pairs
 from ddpdiag.checks.path_view import Data, Pair, PathView, gpus_of, pairs_text, path_views
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu_paths import Level
+from ddpdiag.probes.gpu_paths import Level, PathGpu
 
 
 def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
@@ -70,9 +70,13 @@ def _board(view: PathView) -> Iterator[str]:
     if translated(view, pairs):
         hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(view, pairs) else ""
         yield f"the IOMMU translates what the GPUs of {view.host.name} send (boot with iommu=pt){hidden}"
-    elif any(view.around.translates(gpu.pci) is None for gpu in gpus_of(pairs)):
+    elif any(_may_translate(view, gpu) for gpu in gpus_of(pairs)):
         yield f"an IOMMU is on at {view.host.name}, and the kernel does not say whether it translates"
     yield from _sockets(pairs)
+
+
+def _may_translate(view: PathView, gpu: PathGpu) -> bool:
+    return bool(view.around.slot(gpu.pci).grouped) and view.around.translates(gpu.pci) is None
 
 
 def _sockets(pairs: Sequence[Pair]) -> Iterator[str]:

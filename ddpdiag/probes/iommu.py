@@ -43,12 +43,13 @@ class Slot(Struct, frozen=True, kw_only=True):
     """Where a GPU sits: the bridges above it, from the root port down.
 
     `domain` is the kernel's word for how the IOMMU treats it: "DMA" or "DMA-FQ" where it translates, "identity" where
-    it does not, None where the GPU is in no group or the kernel does not say (see `grouped`).
+    it does not, None where the GPU is in no group or the kernel does not say. `grouped` is None where sysfs does not
+    show the GPU at all.
     """
 
     pci: str
     bridges: tuple[str, ...] = ()
-    grouped: bool = False
+    grouped: bool | None = None
     domain: str | None = None
 
 
@@ -88,7 +89,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         slot = self.slot(pci)
         if slot.domain is not None:
             return slot.domain.upper().startswith("DMA")
-        if not slot.grouped:
+        if slot.grouped is False:
             return False
         passed = {"iommu=pt", "iommu.passthrough=1", "iommu.passthrough=on", "iommu.passthrough=y"}
         return False if passed & {parameter.lower() for parameter in self.parameters} else None
@@ -163,7 +164,7 @@ def _slot(address: str, sys_root: Path) -> Slot:
     return Slot(
         pci=address,
         bridges=tuple(_addresses(parts[:-1])),
-        grouped=group.exists(),
+        grouped=group.exists() if device.exists() else None,
         domain=read_text(group / "type") or None,
     )
 
