@@ -34,7 +34,7 @@ from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks import gpu002, gpu003
 from ddpdiag.checks.p2p_obstacles import acs, iommu
 from ddpdiag.checks.p2p_pairs import asymmetric, disabled, refused
-from ddpdiag.checks.path_view import Data, Pair, PathView, label, path_views, status_of
+from ddpdiag.checks.path_view import Data, Pair, PathView, label, path_views, status_of, words
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.probes.gpu_paths import P2P, Way, gpu_paths
 from ddpdiag.probes.iommu import surroundings
@@ -71,16 +71,9 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    views = path_views(seen)
-    for view in views:
-        yield from _unreadable(seen, view)
-        yield from _isolated(seen, view)
-    yield from disabled(seen, views)
-    for view in views:
-        yield from asymmetric(seen, view)
-        yield from refused(seen, view, views)
-        yield from acs(seen, view)
-        yield from iommu(seen, view)
+    for view in path_views(seen):
+        for look in (_unreadable, _isolated, disabled, asymmetric, refused, acs, iommu):
+            yield from look(seen, view)
 
 
 def _unreadable(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
@@ -118,7 +111,7 @@ def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
         if any(pair.known for pair in view.pairs):
             yield _matrix(view, "topology", "ways between GPUs", _way_cells(view))
             if any(pair.works is False for pair in view.pairs):
-                yield _matrix(view, "status", "P2P between GPUs, as NVML allows it", _status_cells(view))
+                yield _matrix(view, "status", f"P2P allowed by NVML ({_legend(view)})", _status_cells(view))
 
 
 Cells = tuple[tuple[str | None, ...], ...]
@@ -142,6 +135,12 @@ def _status_cells(view: PathView) -> Cells:
         return None if status is None else _CELLS[status]
 
     return _cells(view, word)
+
+
+def _legend(view: PathView) -> str:
+    """The letters that occur, in words: "DR: disabled by regkey"."""
+    found = {status for pair in view.pairs for status in pair.statuses} - {P2P.OK}
+    return ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
 
 
 def _cells(view: PathView, word: Callable[[Way, Pair], str | None]) -> Cells:

@@ -65,7 +65,7 @@ def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
             "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in list(found)[:_LISTED]],
             "gpus": [label(gpu) for gpu in gpus_of(pairs)],
             "pairs": len(pairs),
-            "detours": len(detours),
+            "pairs_at_a_switch": len(detours),
         },
         remedy="Switch ACS off in the BIOS, or until the next boot as root with "
         f"`setpci -s {first} ECAP_ACS+6.w=0000`{' (and so on)' if len(found) > 1 else ''}; boot with iommu=pt; set "

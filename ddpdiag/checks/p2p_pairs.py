@@ -21,12 +21,19 @@ from ddpdiag.probes.gpu_paths import P2P, PathGpu
 _LISTED = 64
 
 
-def odd_pairs(views: Sequence[PathView]) -> frozenset[Pair]:
+def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     """Pairs that are not allowed, although more than half of those of their kind are.
 
     Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
     differ is no vote.
     """
+    held = seen.memo.get("odd pairs")
+    if not isinstance(held, frozenset):
+        held = seen.memo["odd pairs"] = _odd(path_views(seen))
+    return held
+
+
+def _odd(views: Sequence[PathView]) -> frozenset[Pair]:
     kinds: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
     for view in views:
         for pair in view.pairs:
@@ -41,13 +48,12 @@ def odd_pairs(views: Sequence[PathView]) -> frozenset[Pair]:
     )
 
 
-def disabled(seen: Seen[Data], views: Sequence[PathView]) -> Iterator[Finding]:
+def disabled(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     """Pairs that could do P2P and may not: switched off in the driver, or unlike the others."""
-    odd = odd_pairs(views)
-    for view in views:
-        pairs = [pair for pair in view.pairs if not pair.is_asymmetric and (pair in odd or _is_switched_off(pair))]
-        if pairs:
-            yield _disabled(seen, view, pairs)
+    odd = odd_pairs(seen)
+    pairs = [pair for pair in view.pairs if not pair.is_asymmetric and (pair in odd or _is_switched_off(pair))]
+    if pairs:
+        yield _disabled(seen, view, pairs)
 
 
 def _is_switched_off(pair: Pair) -> bool:
@@ -126,9 +132,9 @@ def _closed(pair: Pair) -> tuple[PathGpu, PathGpu]:
     return (pair.one, pair.other) if there is not P2P.OK else (pair.other, pair.one)
 
 
-def refused(seen: Seen[Data], view: PathView, views: Sequence[PathView]) -> Iterator[Finding]:
+def refused(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     """Pairs without NVLinks that are not made for P2P."""
-    odd = odd_pairs(views)
+    odd = odd_pairs(seen)
     pairs = [
         pair
         for pair in view.unlinked
@@ -160,7 +166,7 @@ def _link(view: PathView, pair: Pair, mark: str) -> str:
 
 def said_of_pairs(seen: Seen[Data], view: PathView) -> Iterator[str]:
     """What of this speaks for P2P to fail on that host, as sentences."""
-    odd = odd_pairs(path_views(seen))
+    odd = odd_pairs(seen)
     for pairs, why in (
         ([pair for pair in view.pairs if _is_switched_off(pair)], "is switched off in the driver (registry key)"),
         ([pair for pair in view.pairs if pair.is_asymmetric], "is allowed by NVML in one direction only"),

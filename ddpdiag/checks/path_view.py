@@ -114,23 +114,33 @@ def status_of(way: Way) -> P2P | None:
 
 
 def path_views(seen: Seen[Data]) -> tuple[PathView, ...]:
-    """The hosts that answered, in order. GPUs that no rank may use are somebody else's, and left out."""
-    found = seen.memo.get("path views")
-    if not isinstance(found, tuple):
-        ours: dict[tuple[int, ...], set[str]] = {}
-        for card in cards_of(seen.of(gpu003.CHECK)):
-            ours.setdefault(card.host.ranks, set()).add(card.health.uuid or "")
-        found = tuple(
-            _view(host, tuple(rows.values()), ours.get(host.ranks, set())) for host, rows in answers_by_host(seen)
-        )
-        seen.memo["path views"] = found
-    return found
+    """The hosts that answered, in order.
+
+    GPUs that no rank may use are somebody else's, and left out; so are those that are cut into slices (MIG), between
+    which there is no P2P.
+    """
+    held = seen.memo.get("path views")
+    if not isinstance(held, tuple):
+        ours = _ours(seen)
+        held = tuple(_view(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
+        seen.memo["path views"] = held
+    return held
 
 
-def _view(host: Host, answers: Sequence[Data], ours: set[str]) -> PathView:
+def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:
+    """UUIDs of each host's GPUs that count, by its ranks; hosts of which GPU003 knows nothing are left out."""
+    ours: dict[tuple[int, ...], set[str]] = {}
+    for card in cards_of(seen.of(gpu003.CHECK)):
+        own = ours.setdefault(card.host.ranks, set())
+        if card.health.uuid is not None and not card.health.mig:
+            own.add(card.health.uuid)
+    return ours
+
+
+def _view(host: Host, answers: Sequence[Data], ours: set[str] | None) -> PathView:
     asked = [row.paths for row in answers]
     gpus = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
-    gpus = tuple(gpu for gpu in gpus if not ours or gpu.uuid is None or gpu.uuid in ours)
+    gpus = tuple(gpu for gpu in gpus if ours is None or gpu.uuid is None or gpu.uuid in ours)
     ways = {key: way for paths in asked for key, way in _ways(paths)}
     return PathView(
         host=host,

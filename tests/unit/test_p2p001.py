@@ -168,6 +168,12 @@ def test_gpus_of_others_are_left_out():
     assert matrix.rows == ("GPU 0", "GPU 1")
 
 
+def test_slices_have_no_p2p():
+    look = seen_of(gpu003.CHECK, {0: cards_on({3: {"mig": True}}, count=4)}, size=8, ranks_per_node=8, gpus=4)
+    changes = both(3, 0, **NO) | both(3, 1, **NO) | both(3, 2, **NO)
+    assert judged(host_of(changes), others=(look,)) == []
+
+
 def test_matrices_are_as_nvidia_smi_shows_them():
     own = seen(host_of(both(0, 1, nvlinks=12)), host_of(both(1, 2, **OFF), host=1))
     linked, plain, status = CHECK.matrices(own)
@@ -175,6 +181,7 @@ def test_matrices_are_as_nvidia_smi_shows_them():
     assert linked.cells[0] == ("X", "NV12", "SYS", "SYS")
     assert plain.cells[0] == ("X", "PIX", "SYS", "SYS")
     assert status.cells[1] == ("OK", "X", "DR", "OK")
+    assert status.title == "P2P allowed by NVML (DR: disabled by regkey)"
 
 
 def test_what_nvml_does_not_say_is_absent_in_the_matrix():
