@@ -26,23 +26,22 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two GPUs of a host, and the ways between them (None: not asked, since no rank is shown both)."""
+    """Two GPUs of a host, and the ways between them (None: not asked, since no rank is shown both).
+
+    `level` is where their PCIe ways meet; `statuses` is what NVML says of the two directions, as far as it does.
+    """
 
     one: PathGpu
     other: PathGpu
     there: Way | None
     back: Way | None
+    level: Level | None
+    statuses: tuple[P2P, ...]
 
     @property
     def known(self) -> tuple[Way, ...]:
         """The ways that were asked."""
         return tuple(way for way in (self.there, self.back) if way is not None)
-
-    @property
-    def level(self) -> Level | None:
-        """Where their PCIe ways meet."""
-        told = {way.level for way in self.known}
-        return next((level for level in Level if level in told), None)
 
     @property
     def is_linked(self) -> bool:
@@ -53,11 +52,6 @@ class Pair(NamedTuple):
     def is_unlinked(self) -> bool:
         """Are there certainly no NVLinks between them?"""
         return bool(self.known) and all(way.nvlinks == 0 for way in self.known)
-
-    @property
-    def statuses(self) -> tuple[P2P, ...]:
-        """What NVML says of the two directions, as far as it does."""
-        return tuple(status for way in self.known if (status := status_of(way)) is not None)
 
     @property
     def works(self) -> bool | None:
@@ -104,6 +98,21 @@ class PathView(Struct, frozen=True, kw_only=True):
         return len(self.views) > 1 and any(not pair.known for pair in self.pairs)
 
 
+def pair_of(one: PathGpu, other: PathGpu, there: Way | None, back: Way | None) -> Pair:
+    """A pair, with what its ways say."""
+    known = [way for way in (there, back) if way is not None]
+    levels = {way.level for way in known}
+    told = [status_of(way) for way in known]
+    return Pair(
+        one,
+        other,
+        there,
+        back,
+        level=next((level for level in Level if level in levels), None),
+        statuses=tuple(status for status in told if status is not None),
+    )
+
+
 def status_of(way: Way) -> P2P | None:
     """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
     told = [P2P(status) for status in (way.read, way.write) if status is not None]
@@ -146,7 +155,7 @@ def _view(host: Host, answers: Sequence[Data], ours: set[str] | None) -> PathVie
         host=host,
         gpus=gpus,
         pairs=tuple(
-            Pair(one, other, ways.get((_key(one), _key(other))), ways.get((_key(other), _key(one))))
+            pair_of(one, other, ways.get((_key(one), _key(other))), ways.get((_key(other), _key(one))))
             for one, other in combinations(gpus, 2)
         ),
         around=answers[0].around,
