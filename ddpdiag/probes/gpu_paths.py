@@ -11,10 +11,10 @@ from enum import IntEnum
 from msgspec import Struct
 
 from ddpdiag.probes.gpu_device import Device
+from ddpdiag.probes.gpu_links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
 from ddpdiag.probes.nvml import sysfs_address
 
-# nvml.h, nvmlIntNvLinkDeviceType_t and nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
-_TO_GPU, _TO_SWITCH, _TO_UNKNOWN = 0, 2, 255
+# nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
 _READ, _WRITE, _NVLINK, _ATOMICS = 0, 1, 2, 3
 # What a virtual machine shows of a device that it may not see; NCCL takes it for an NVSwitch (src/graph/xml.cc).
 _HIDDEN = "fffffff"
@@ -164,24 +164,16 @@ def _way(source: PathGpu, target: PathGpu, device: Device, other: Device, nvlink
 def _links(device: Device, peers: Set[str]) -> _Links:
     direct: Counter[str] = Counter()
     switched = untold = 0
-    for link in _links_up(device):
-        kind = device.number("nvmlDeviceGetNvLinkRemoteDeviceType", link)
+    for link in (number for number, is_up in link_states(device).items() if is_up):
+        kind = link_end(device, link)
         remote = _remote(device, link)
-        if kind == _TO_SWITCH or (remote or "").startswith(_HIDDEN):
+        if kind == TO_SWITCH or (remote or "").startswith(_HIDDEN):
             switched += 1
-        elif remote is not None and (remote in peers or kind == _TO_GPU):
+        elif remote is not None and (remote in peers or kind == TO_GPU):
             direct[remote] += 1
-        elif kind in (_TO_GPU, _TO_UNKNOWN, None):
+        elif kind in (TO_GPU, TO_UNKNOWN, None):
             untold += 1
     return _Links(direct=direct, switched=switched, untold=untold)
-
-
-def _links_up(device: Device) -> Iterator[int]:
-    import pynvml
-
-    for link in range(int(pynvml.NVML_NVLINK_MAX_LINKS)):
-        if device.number("nvmlDeviceGetNvLinkState", link):
-            yield link
 
 
 def _remote(device: Device, link: int) -> str | None:

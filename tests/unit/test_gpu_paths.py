@@ -25,9 +25,13 @@ print(encode(gpu_paths(lambda step: print(step, file=sys.stderr, flush=True))).d
 
 
 @pytest.fixture(scope="session")
-def asked(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("nvml")
+
+
+@pytest.fixture(scope="session")
+def asked(folder):
     """asked("healthy"): what the probe sees through that stand-in, and the steps that it announced."""
-    folder = tmp_path_factory.mktemp("nvml")
 
     def ask(name: str) -> tuple[Paths, list[str]]:
         environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build(name, folder))}
@@ -127,3 +131,14 @@ def test_the_steps_tell_which_gpu_is_asked(asked):
     steps = asked("pcie")[1]
     assert steps[:4] == [f"GPU {index}" for index in range(4)]
     assert steps[-1] == f"ways from GPU 3 (PCI {fake_nvml.pci_of(3)})"
+
+
+def test_a_call_that_hangs_leaves_the_gpu_as_the_last_step(folder):
+    environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build("p2p-hanging", folder))}
+    last = f"ways from GPU 2 (PCI {fake_nvml.pci_of(2)})"
+    with subprocess.Popen([sys.executable, "-c", PATHS], env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert last in (line.strip() for line in process.stderr)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.kill()
+        assert process.stderr.read() == ""
