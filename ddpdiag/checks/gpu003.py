@@ -20,6 +20,7 @@ Fix: reset or reboot as the finding says; a GPU whose errors come back is replac
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import gpu001, gpu002
@@ -29,6 +30,8 @@ from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.probes.gpu_health import Look, look
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.world import World
+
+D = TypeVar("D")
 
 
 def measure(ctx: Context) -> Look:
@@ -41,7 +44,7 @@ def ground(world: World) -> str | None:
     return gpu002.ground(world)
 
 
-def plan(seen: Seen[Look]) -> Sequence[Trial]:
+def plan(seen: Seen[D]) -> Sequence[Trial]:
     """One rank of each host asks; of ranks that are bound to GPUs of their own, as many as see them all."""
     if seen.trials:
         return ()
@@ -49,7 +52,7 @@ def plan(seen: Seen[Look]) -> Sequence[Trial]:
     return (new_trial(seen, groups=groups),) if groups else ()
 
 
-def _lookers(seen: Seen[Look], host: Host) -> Iterator[int]:
+def _lookers(seen: Seen[D], host: Host) -> Iterator[int]:
     views = {rank: row.nvml.gpus for rank, row in seen.of(gpu001.CHECK).by_rank.items() if rank in host.ranks}
     living = [rank for rank in host.ranks if rank in seen.world.living]
     known: set[str] = set()

@@ -46,11 +46,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(gpu003.CHECK)
     yield from not_looked_at(seen, met)
     for card in cards_of(met):
-        for fault in (*_joined(card), *_degraded(card), *_recovery(card)):
+        for fault in (*joined(card), *_degraded(card), *_recovery(card)):
             yield finding_of(seen, card, fault)
 
 
-def _joined(card: Card) -> Iterator[Fault]:
+def joined(card: Card) -> Iterator[Fault]:
+    """What keeps this GPU from its NVSwitch fabric, if it has one."""
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:

@@ -41,6 +41,10 @@ class Device:
         """The one number that the function gives."""
         return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, *arguments)))
 
+    def towards(self, function: str, other: "Device", *arguments: int) -> int | None:
+        """The one number that the function gives of this GPU and another one."""
+        return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, other._handle, *arguments)))
+
     def numbers(self, function: str, *arguments: int) -> tuple[int, ...] | None:
         """The numbers that the function gives (its out parameters, or a list)."""
         return self._ask(function, lambda: tuple(map(int, getattr(self._nvml, function)(self._handle, *arguments))))

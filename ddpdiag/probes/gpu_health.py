@@ -114,7 +114,7 @@ def _health(index: int, sys_root: Path, step: Callable[[str], None]) -> Health:
     step(f"GPU {index} (PCI {pci})")
     # Three looks with questions between them: a reason that all of them show is no flicker.
     events = [_events(device)]
-    links = nvlinks(device, int(pynvml.NVML_NVLINK_MAX_LINKS))
+    links = nvlinks(device)
     events.append(_events(device))
     used = device.of(memory)
     mig = device.numbers("nvmlDeviceGetMigMode")

@@ -11,6 +11,8 @@ from ddpdiag.probes.gpu_device import Device
 # nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
 _REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
 _MEGABYTE = 1e6
+# nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
+TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
 _FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary")
 
 
@@ -73,10 +75,25 @@ def pcie_link(device: Device, pci: str | None, sys_root: Path) -> PcieLink:
     )
 
 
-def nvlinks(device: Device, most: int) -> tuple[NvLink, ...]:
-    """The links that tell their state, of at most so many; none on a card without NVLink."""
-    states = {number: device.number("nvmlDeviceGetNvLinkState", number) for number in range(most)}
-    known = [number for number, state in states.items() if state is not None]
+def link_states(device: Device) -> dict[int, bool]:
+    """Whether each NVLink is up, of those that tell; none on a card without NVLink."""
+    import pynvml
+
+    states = {
+        number: device.number("nvmlDeviceGetNvLinkState", number) for number in range(int(pynvml.NVML_NVLINK_MAX_LINKS))
+    }
+    return {number: bool(state) for number, state in states.items() if state is not None}
+
+
+def link_end(device: Device, number: int) -> int | None:
+    """What a link leads to: TO_GPU, TO_SWITCH, or another number of nvml.h."""
+    return device.number("nvmlDeviceGetNvLinkRemoteDeviceType", number)
+
+
+def nvlinks(device: Device) -> tuple[NvLink, ...]:
+    """The links that tell their state; none on a card without NVLink."""
+    states = link_states(device)
+    known = list(states)
     speeds = device.fields("DEV_NVLINK_GET_SPEED", known)
     replays = _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY")
     recoveries = _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY")
@@ -84,7 +101,7 @@ def nvlinks(device: Device, most: int) -> tuple[NvLink, ...]:
     return tuple(
         NvLink(
             number=number,
-            up=bool(states[number]),
+            up=states[number],
             bytes_per_s=None if speed is None else speed * _MEGABYTE,
             replays=replays[number],
             recoveries=recoveries[number],

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ddpdiag.probes.nvml import supported
+from ddpdiag.probes.gpu_device import Device
+from ddpdiag.probes.gpu_links import TO_SWITCH, link_end, link_states
 
 # GB/s of one link by compute capability, the highest that is not above the GPU's (NCCL, src/graph/topo.h).
 _NVLINK = ((60, 18e9), (70, 20e9), (80, 20e9), (86, 12e9), (90, 20.6e9), (100, 40.1e9))
@@ -42,15 +43,16 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
     except (OSError, pynvml.NVMLError):
         return Connections()
     try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        up, known = _links(handle)
+        device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        states = link_states(device)
+        up = [number for number, is_up in states.items() if is_up]
         return Connections(
-            nvlinks=len(up) if known else None,
-            nvlinks_max=known or None,
-            nvlink_switched=_switched(handle, up),
+            nvlinks=len(up) if states else None,
+            nvlinks_max=len(states) or None,
+            nvlink_switched=_switched([link_end(device, number) for number in up]),
             nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
-            pcie_bytes_per_s=_pcie(handle, "Max"),
-            pcie_now_bytes_per_s=_pcie(handle, "Curr"),
+            pcie_bytes_per_s=_pcie(device, "Max"),
+            pcie_now_bytes_per_s=_pcie(device, "Curr"),
         )
     except pynvml.NVMLError:
         return Connections()
@@ -69,34 +71,12 @@ def pcie_rate(generation: int, width: int) -> float | None:
     return width * _PCIE[generation] / 80 * 1e9 if generation in _PCIE and width > 0 else None
 
 
-def _links(handle: object) -> tuple[list[int], int]:
-    """The numbers of the links that are up, and how many the GPU has."""
-    import pynvml
-
-    states = [
-        supported(lambda link=link: pynvml.nvmlDeviceGetNvLinkState(handle, link))  # type: ignore[misc]
-        for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
-    ]
-    known = [state for state in states if state is not None]
-    return [link for link, state in enumerate(states) if state], len(known)
-
-
-def _switched(handle: object, up: Sequence[int]) -> bool | None:
+def _switched(ends: Sequence[int | None]) -> bool | None:
     """Do all of these links lead to a switch? None if there is none, or one does not say."""
-    import pynvml
-
-    kinds = [
-        supported(lambda link=link: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))  # type: ignore[misc]
-        for link in up
-    ]
-    if not kinds or None in kinds:
-        return None
-    return all(kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH for kind in kinds)
+    return None if not ends or None in ends else all(end == TO_SWITCH for end in ends)
 
 
-def _pcie(handle: object, which: str) -> float | None:
-    import pynvml
-
-    generation = supported(lambda: int(getattr(pynvml, f"nvmlDeviceGet{which}PcieLinkGeneration")(handle)))
-    width = supported(lambda: int(getattr(pynvml, f"nvmlDeviceGet{which}PcieLinkWidth")(handle)))
+def _pcie(device: Device, which: str) -> float | None:
+    generation = device.number(f"nvmlDeviceGet{which}PcieLinkGeneration")
+    width = device.number(f"nvmlDeviceGet{which}PcieLinkWidth")
     return pcie_rate(generation, width) if generation and width else None

@@ -102,8 +102,8 @@ class Ranks:
         between = len(who) + len(figures) - 1
         # Two spaces read better than one, but one table reads better than two.
         gap = 1 if between <= room < 2 * between else 2
-        for piece in _pieces(who, figures, width=width, gap=gap):
-            yield _draw((*who, *piece), len(self.shown), gap)
+        for piece in pieces(who, figures, width=width, gap=gap):
+            yield draw((*who, *piece), len(self.shown), gap)
 
 
 def _is_number(value: Scalar) -> TypeGuard[int | float]:
@@ -180,9 +180,7 @@ def _figure_column(name: str, rows: Sequence[Row], absent: str) -> Column:
     return Column(header, cells, right=not any(isinstance(value, str) for value in values))
 
 
-def _pieces(
-    names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int
-) -> Iterator[tuple[Column, ...]]:
+def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int) -> Iterator[tuple[Column, ...]]:
     """The figures, in as many parts as are needed to stay within `width` beside the names."""
     start = sum(column.width + gap for column in names)
     piece: list[Column] = []
@@ -196,7 +194,8 @@ def _pieces(
     yield tuple(piece)
 
 
-def _draw(columns: Sequence[Column], height: int, gap: int) -> Table:
+def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
+    """A table of these columns, with `height` rows and `gap` spaces between columns."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(Text(column.header), justify="right" if column.right else "left", overflow="fold")

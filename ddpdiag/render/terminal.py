@@ -11,6 +11,7 @@ from typing import TypeGuard
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Ranks, blamed
 from ddpdiag.render.units import count, label, quantity, seconds
@@ -36,6 +37,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     _stages(page, report, details=details)
     _ranks(page, report, details=details)
     _measurements(page, report.measurements if details else {})
+    write_matrices(page, report.matrices, report.findings, details=details)
     write_findings(page, report.findings, details=details)
     _skipped(page, report.checks)
     write_notes(page, report.notes)

@@ -12,11 +12,11 @@
 #include "names.h"
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, VERSION_MISMATCH = 25 };
-enum { MAX_LINKS = 18, MAX_PROCESSES = 8, MAX_ADDRESSES = 64 };
+enum { MAX_LINKS = 18, MAX_PROCESSES = 8, MAX_ADDRESSES = 64, MAX_GPUS = 16, CAPABILITIES = 4 };
 
 struct value { int given; long long first, later; };
 struct answer { int code; unsigned sleep_seconds; };
-struct link { struct value state, speed, errors[5]; };
+struct link { struct value state, speed, errors[5]; const char *remote; };
 struct process { unsigned pid; unsigned long long used; };
 struct gpu {
     const char *uuid, *name, *bus_id, *vbios;
@@ -25,6 +25,8 @@ struct gpu {
     unsigned links, processes;
     struct link link[MAX_LINKS];
     struct process process[MAX_PROCESSES];
+    /* To each GPU, itself included. */
+    struct value levels[MAX_GPUS], p2p[CAPABILITIES][MAX_GPUS];
 };
 
 #include "tables.h"
@@ -274,6 +276,26 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(const struct gpu *gpu, unsigned link, un
     ENTER(nvmlDeviceGetNvLinkRemoteDeviceType);
     if (link >= gpu->links) return NOT_SUPPORTED;
     GIVE(kind, nvlink_remote);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct gpu *gpu, unsigned link, struct pci *pci) {
+    ENTER(nvmlDeviceGetNvLinkRemotePciInfo_v2);
+    if (link >= gpu->links) return NOT_SUPPORTED;
+    memset(pci, 0, sizeof *pci);
+    return text(pci->bus_id, sizeof pci->bus_id, gpu->link[link].remote);
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(const struct gpu *gpu, const struct gpu *other, unsigned *level) {
+    ENTER(nvmlDeviceGetTopologyCommonAncestor);
+    GIVE_VALUE(level, &gpu->levels[other - gpus]);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetP2PStatus(const struct gpu *gpu, const struct gpu *other, unsigned capability, unsigned *status) {
+    ENTER(nvmlDeviceGetP2PStatus);
+    if (capability >= CAPABILITIES || other == gpu) return INVALID_ARGUMENT;
+    GIVE_VALUE(status, &gpu->p2p[capability][other - gpus]);
     return SUCCESS;
 }
 

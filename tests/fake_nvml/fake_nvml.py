@@ -8,10 +8,14 @@ A file describes GPUs by the keys that fake_nvml.c gives out:
 - `count`: how many GPUs; `all`: what is true of each of them; `gpus`: what differs, by index.
 - `driver`: the driver's version; `codes` and `sleep_seconds` beside it are for functions that ask no GPU.
 - `missing`: functions that the library does not have, as in an older driver.
+- `topology`: one row for each GPU, as `nvidia-smi topo -m` has it ("X PIX SYS SYS"), but without NVLinks.
+- `p2p`: of "read", "write", "nvlink" and "atomics" such rows, as `nvidia-smi topo -p2p` has them ("X OK CNS DR"), or
+  one word for all pairs. "-" is not supported.
 
-Of a GPU: `name`, `vbios`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number), `processes`
-([pid, bytes] each), `codes` (function -> what it returns), `sleep_seconds` (function -> how long it hangs), and
-numbers. A number that is null or not there is not supported; [before, after] is one that changes after it was read.
+Of a GPU: `name`, `vbios`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number, `remotes`: the
+index of the GPU at the end of each link, else it is a switch), `processes` ([pid, bytes] each), `codes` (function ->
+what it returns), `sleep_seconds` (function -> how long it hangs), and numbers. A number that is null or not there is
+not supported; [before, after] is one that changes after it was read.
 """
 
 import hashlib
@@ -27,6 +31,11 @@ SICK = HERE / "sick"
 LIBRARY = "libnvidia-ml.so.1"
 # In the order of NVML_NVLINK_ERROR_DL_*.
 LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")
+# nvml.h: nvmlGpuTopologyLevel_t; nvmlGpuP2PStatus_t, and nvmlGpuP2PCapsIndex_t in its order.
+LEVELS = {"PSB": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
+STATUSES = {"OK": 0, "CNS": 1, "GNS": 2, "TNS": 3, "DR": 4, "NS": 5, "U": 6}
+CAPABILITIES = ("read", "write", "nvlink", "atomics")
+SWITCH = "00000000:05:00.0"
 # Keys of a GPU that are no numbers, or not one number.
 OTHERS = {"name", "vbios", "nvlinks", "processes", "codes", "sleep_seconds"}
 
@@ -104,7 +113,7 @@ def _enums() -> str:
 
 def _tables(host: dict) -> str:
     others = host.get("gpus", {})
-    gpus = [_gpu(index, _joined(host["all"], others.get(str(index), {}))) for index in range(host["count"])]
+    gpus = [_gpu(index, _joined(host["all"], others.get(str(index), {})), host) for index in range(host["count"])]
     return "\n".join(
         [
             f"#define GPUS {host['count']}",
@@ -116,18 +125,17 @@ def _tables(host: dict) -> str:
     )
 
 
-def _gpu(index: int, gpu: dict) -> str:
+def _gpu(index: int, gpu: dict, host: dict) -> str:
     numbers = {key: value for key, value in gpu.items() if key not in OTHERS}
     if unknown := numbers.keys() - set(_keys()):
         raise ValueError(f"fake_nvml.c gives out no {', '.join(sorted(unknown))}")
-    pci = f"0000{pci_of(index)}".upper()
     values = ", ".join(f"[K_{key}] = {_value(value)}" for key, value in numbers.items() if value is not None)
     processes = ", ".join(f"{{ {pid}u, {used}ull }}" for pid, used in gpu.get("processes", []))
-    links = gpu.get("nvlinks") or {"count": 0}
+    links, allowed = gpu.get("nvlinks") or {"count": 0}, host.get("p2p", {})
     parts = {
         "uuid": json.dumps(uuid_of(index)),
         "name": json.dumps(gpu["name"]),
-        "bus_id": json.dumps(pci),
+        "bus_id": json.dumps(_bus_id(index)),
         "vbios": json.dumps(gpu["vbios"]) if gpu.get("vbios") else "0",
         "values": f"{{ {values} }}",
         "answers": f"{{ {_answers(gpu)} }}",
@@ -135,15 +143,31 @@ def _gpu(index: int, gpu: dict) -> str:
         "link": f"{{ {', '.join(_link(number, links) for number in range(links['count']))} }}",
         "processes": len(gpu.get("processes", [])),
         "process": f"{{ {processes} }}",
+        "levels": _row(host.get("topology"), index, host["count"], LEVELS),
+        "p2p": f"{{ {', '.join(_row(allowed.get(of), index, host['count'], STATUSES) for of in CAPABILITIES)} }}",
     }
     return f"{{ {', '.join(f'.{name} = {part}' for name, part in parts.items())} }}"
+
+
+def _bus_id(index: int) -> str:
+    """As NVML writes it."""
+    return f"0000{pci_of(index)}".upper()
+
+
+def _row(rows: list[str] | str | None, index: int, count: int, words: dict[str, int]) -> str:
+    """One GPU's row of a matrix of words; not supported where there is none."""
+    row = rows[index].split() if isinstance(rows, list) else [rows or "-"] * count
+    known = {number: words[word] for number, word in enumerate(row) if word not in ("X", "-") and number != index}
+    return f"{{ {', '.join(f'[{number}] = {_value(value)}' for number, value in known.items())} }}"
 
 
 def _link(number: int, links: dict) -> str:
     errors = links.get("errors", {}).get(str(number), {})
     counters = ", ".join(_value(errors.get(kind, 0)) for kind in LINK_ERRORS)
     state = _value(int(number not in links.get("down", [])))
-    return f"{{ {state}, {_value(links['speed_mbps'])}, {{ {counters} }} }}"
+    remotes = links.get("remotes")
+    remote = _bus_id(remotes[number]) if remotes else SWITCH
+    return f"{{ {state}, {_value(links['speed_mbps'])}, {{ {counters} }}, {json.dumps(remote)} }}"
 
 
 def _value(value: int | list[int]) -> str:

@@ -63,3 +63,17 @@ def test_a_call_that_hangs_ends_in_a_hung_trial_and_not_in_a_hung_tool(checked):
     assert hung["code"] == "RUN003.hung"
     assert f"GPU 5 (PCI {fake_nvml.pci_of(5)})" in hung["message"]
     job.check_left_nothing()
+
+
+@pytest.mark.parametrize(("name", "codes"), [("pcie", []), ("pcie-pair-disabled", ["P2P001.disabled"])])
+def test_ways_between_gpus_are_shown_and_the_pair_that_is_switched_off_is_named(checked, name, codes):
+    # The last --select counts.
+    job = checked(name, "--select", "P2P001")
+    assert job.process.returncode == 0, job.told()
+    found = [f for f in job.report["findings"] if f["code"].startswith("P2P") and f["severity"] != "info"]
+    assert [f["code"] for f in found] == codes, job.told()
+    assert [f["links"] for f in found] == [[f"{f['nodes'][0]}: GPU 1 <-> GPU 2"] for f in found]
+    topology = job.report["matrices"][0]
+    assert topology["cells"][0] == ["X", "PIX", "SYS", "SYS"]
+    assert ["GPU", "3", "SYS", "SYS", "PIX", "X"] in [line.split() for line in job.told().splitlines()]
+    job.check_left_nothing()

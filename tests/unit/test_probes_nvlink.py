@@ -11,7 +11,9 @@ GPU, SWITCH = 0, 2
 
 
 class NVMLError(Exception):
-    """As pynvml's."""
+    """As pynvml's: not supported."""
+
+    value = 3
 
 
 class Missing(dict):

@@ -1,0 +1,126 @@
+"""Matrices of pairs as tables: one cell for each way, from the row to the column.
+
+Hosts whose matrices are all alike are shown once. A table that is wider than the page drops what its names have in
+common ("GPU 0" becomes "0"), and goes on below itself if that is not enough. Rates are in GB/s, in the title.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddpdiag.model import Finding, Matrix, Scalar, Severity
+from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.tables import ALL_SHOWN, Column, draw, pieces
+from ddpdiag.render.units import ABSENT, count, figure
+
+# So many different tables are always shown; more of them bury the findings.
+FEW = 2
+# Names in one line.
+LIST_SHOWN = 8
+_GB = 1e9
+
+
+class Alike(NamedTuple):
+    """A matrix, and the hosts that have exactly this one; `what` is its name without the host."""
+
+    what: str
+    hosts: tuple[str, ...]
+    matrix: Matrix
+
+    @property
+    def title(self) -> str:
+        """Such as "ways between GPUs on n[0-3]"."""
+        unit = " (GB/s, from row to column)" if self.matrix.unit == "bytes_per_s" else ""
+        hosts = f" on {one_line(fold_hosts(self.hosts, limit=LIST_SHOWN))}" if self.hosts else ""
+        return f"{one_line(self.matrix.title)}{hosts}{unit}"
+
+
+def write_matrices(
+    page: Page, matrices: Sequence[Matrix], findings: Sequence[Finding] = (), *, details: bool = False
+) -> None:
+    """The tables that are worth their room: with `details` all, else those of warned hosts, or all if they are few."""
+    tables = alike(matrices)
+    wanted = [own for own in tables if details or len(tables) <= FEW or _is_concerned(own, findings)]
+    # A few of a thousand hosts show what it looks like, and a matrix of a thousand hosts is for scripts.
+    small = [own for own in wanted if max(len(own.matrix.rows), len(own.matrix.columns)) <= ALL_SHOWN]
+    shown = wanted if details else small[: 2 * FEW]
+    for own in shown:
+        page.write(own.title, style="bold")
+        _table(page, own.matrix)
+        page.blank()
+    if hidden := len(tables) - len(shown):
+        shows = f"{count(hidden, 'more table')} of pairs: with --details, or in the JSON report"
+        page.write(shows, style="dim")
+        page.blank()
+
+
+def alike(matrices: Sequence[Matrix]) -> list[Alike]:
+    """Matrices in order, those that differ in nothing but the host in their name ("p2p.topology.HOST") put together."""
+    groups: dict[tuple[object, ...], list[Matrix]] = defaultdict(list)
+    for matrix in matrices:
+        groups[_what(matrix), matrix.title, matrix.rows, matrix.columns, matrix.cells, matrix.unit].append(matrix)
+    return [
+        Alike(_what(own[0]), tuple(host for matrix in own if (host := _host(matrix))), own[0])
+        for own in groups.values()
+    ]
+
+
+def _what(matrix: Matrix) -> str:
+    return ".".join(matrix.name.split(".")[:2])
+
+
+def _host(matrix: Matrix) -> str:
+    """A host's name may hold dots."""
+    return ".".join(matrix.name.split(".")[2:])
+
+
+def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
+    """Is there a warning or an error of the same family of checks, about one of these hosts or about none?"""
+    family = own.what.partition(".")[0].upper()
+    return any(
+        finding.severity is not Severity.INFO
+        and finding.code.startswith(family)
+        and (not finding.nodes or not own.hosts or not {*finding.nodes}.isdisjoint(own.hosts))
+        for finding in findings
+    )
+
+
+def _table(page: Page, matrix: Matrix) -> None:
+    absent = ABSENT if page.color else "-"
+    names, figures = _columns(matrix, absent, shared=0)
+    if _width(names, figures) > page.width:
+        names, figures = _columns(matrix, absent, shared=_shared(matrix.columns))
+    gap = 2 if _width(names, figures) <= page.width else 1
+    for piece in pieces((names,), figures, width=page.width, gap=gap):
+        page.table(draw((names, *piece), len(matrix.rows), gap))
+
+
+def _columns(matrix: Matrix, absent: str, *, shared: int) -> tuple[Column, list[Column]]:
+    """The names of the rows, and the columns, whose headers lack their first `shared` characters."""
+    names = Column("", tuple(map(one_line, matrix.rows)), right=False)
+    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
+    figures = [
+        Column(one_line(name)[shared:], tuple(_cell(value, matrix.unit, absent) for value in column), right=True)
+        for name, column in zip(matrix.columns, columns, strict=True)
+    ]
+    return names, figures
+
+
+def _shared(names: Sequence[str]) -> int:
+    """The length of the words that all names begin with, and that only one word follows in the first."""
+    words = one_line(names[0]).rpartition(" ")[0] + " " if names else ""
+    return len(words) if all(one_line(name).startswith(words) for name in names) and words != " " else 0
+
+
+def _width(names: Column, figures: Sequence[Column]) -> int:
+    return names.width + sum(2 + column.width for column in figures)
+
+
+def _cell(value: Scalar, unit: str, absent: str) -> str:
+    if value is None:
+        return absent
+    if unit == "bytes_per_s" and isinstance(value, int | float):
+        rate = value / _GB
+        return f"{rate:.3f}" if 0 < rate < 1 else figure(rate)
+    return one_line(figure(value) if isinstance(value, float) else str(value))

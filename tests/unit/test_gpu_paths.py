@@ -1,0 +1,144 @@
+"""Ways between GPUs: the real pynvml on stand-ins for NVIDIA's library, and what P2P001 makes of it."""
+
+import os
+import subprocess
+import sys
+
+import fake_nvml
+import pytest
+from seen import seen_of
+
+from ddpdiag.checks.p2p001 import CHECK, Data
+from ddpdiag.codec import decode
+from ddpdiag.model import Severity
+from ddpdiag.probes.gpu_paths import Level, Paths
+
+pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+
+PATHS = """
+import sys
+from ddpdiag.codec import encode
+from ddpdiag.probes.gpu_paths import gpu_paths
+print(encode(gpu_paths(lambda step: print(step, file=sys.stderr, flush=True))).decode())
+"""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("nvml")
+
+
+@pytest.fixture(scope="session")
+def asked(folder):
+    """asked("healthy"): what the probe sees through that stand-in, and the steps that it announced."""
+
+    def ask(name: str) -> tuple[Paths, list[str]]:
+        environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build(name, folder))}
+        command = [sys.executable, "-c", PATHS]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+        return decode(done.stdout.encode(), Paths), done.stderr.splitlines()
+
+    return ask
+
+
+def ways(paths):
+    return {(way.source, way.target): way for way in paths.ways}
+
+
+def seen(paths):
+    return seen_of(CHECK, {0: Data(paths=paths)}, size=8, ranks_per_node=8, gpus=8)
+
+
+def test_gpus_at_switches_have_all_links_to_each_other(asked):
+    paths, _ = asked("healthy")
+    assert [gpu.pci for gpu in paths.gpus] == [fake_nvml.pci_of(index) for index in range(8)]
+    assert len(paths.ways) == 56
+    assert {way.nvlinks for way in paths.ways} == {18}
+    way = ways(paths)[3, 4]
+    assert (way.level, way.read, way.write, way.nvlink, way.atomics) == (Level.SYS, 0, 0, 0, 0)
+    assert list(CHECK.judge(seen(paths))) == []
+
+
+def test_the_topology_is_shown_as_nvidia_smi_shows_it(asked):
+    (matrix,) = CHECK.matrices(seen(asked("bridged")[0]))
+    assert (matrix.name, matrix.rows) == ("p2p.topology.n0", ("GPU 0", "GPU 1", "GPU 2", "GPU 3"))
+    assert matrix.cells[0] == ("X", "NV12", "SYS", "SYS")
+    assert matrix.cells[3] == ("SYS", "SYS", "NV12", "X")
+    (switched,) = CHECK.matrices(seen(asked("healthy")[0]))
+    assert switched.cells[1] == ("NV18", "X", *["NV18"] * 6)
+
+
+def test_a_link_that_is_down_is_missing_on_both_of_its_ways(asked):
+    paths, _ = asked("nvlink-down")
+    assert ways(paths)[5, 0].nvlinks == ways(paths)[0, 5].nvlinks == 17
+    assert ways(paths)[0, 1].nvlinks == 18
+
+
+def test_a_pair_that_is_switched_off_is_named_and_no_other_one(asked):
+    (finding,) = CHECK.judge(seen(asked("pcie-pair-disabled")[0]))
+    assert (finding.code, finding.severity) == ("P2P001.disabled", Severity.WARNING)
+    assert finding.links == ("n0: GPU 1 <-> GPU 2",)
+    assert "GPU 1 - GPU 2: disabled by regkey" in finding.message
+    for guilty in (1, 2):
+        assert any(fake_nvml.uuid_of(guilty) in gpu for gpu in finding.evidence["gpus"])
+    for innocent in (0, 3):
+        assert fake_nvml.uuid_of(innocent) not in f"{finding}"
+    topology, status = CHECK.matrices(seen(asked("pcie-pair-disabled")[0]))
+    assert status.name == "p2p.status.n0"
+    assert status.cells[1] == ("OK", "X", "DR", "OK")
+    assert topology.cells[1] == ("PIX", "X", "SYS", "SYS")
+
+
+def test_one_direction_is_named_with_its_source_and_target(asked):
+    (finding,) = CHECK.judge(seen(asked("pcie-one-direction")[0]))
+    assert (finding.code, finding.severity) == ("P2P001.asymmetric", Severity.WARNING)
+    assert finding.links == ("n0: GPU 1 -> GPU 2",)
+    assert "topology not supported" in finding.message
+
+
+def test_consumer_cards_are_good_to_know(asked):
+    (finding,) = CHECK.judge(seen(asked("consumer")[0]))
+    assert (finding.code, finding.severity) == ("P2P001.no-p2p", Severity.INFO)
+    assert "6 of 6 pairs" in finding.message
+    assert "chipset not supported" in finding.message
+
+
+@pytest.mark.parametrize("name", ["pcie", "bridged", "two-models"])
+def test_siblings_with_other_ways_are_normal(asked, name):
+    assert list(CHECK.judge(seen(asked(name)[0]))) == []
+
+
+@pytest.mark.parametrize("name", ["older-card", "nothing-supported"])
+def test_what_is_not_told_is_no_finding(asked, name):
+    paths, _ = asked(name)
+    assert {way.level for way in paths.ways} == {None}
+    assert list(CHECK.judge(seen(paths))) == []
+
+
+def test_a_lost_gpu_does_not_hide_the_ways_between_the_others(asked):
+    paths, _ = asked("lost")
+    assert paths.gpus[5].error is not None
+    assert len(paths.ways) == 42
+
+
+def test_a_driver_that_is_gone_is_not_known(asked):
+    (finding,) = CHECK.judge(seen(asked("driver-gone")[0]))
+    assert finding.code == "P2P001.unreadable"
+
+
+def test_the_steps_tell_which_gpu_is_asked(asked):
+    steps = asked("pcie")[1]
+    assert steps[:4] == [f"GPU {index}" for index in range(4)]
+    assert steps[-1] == f"ways from GPU 3 (PCI {fake_nvml.pci_of(3)})"
+
+
+def test_a_call_that_hangs_leaves_the_gpu_as_the_last_step(folder):
+    environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build("p2p-hanging", folder))}
+    last = f"ways from GPU 2 (PCI {fake_nvml.pci_of(2)})"
+    with subprocess.Popen([sys.executable, "-c", PATHS], env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert last in (line.strip() for line in process.stderr)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.kill()
+        assert process.stderr.read() == ""

@@ -1,0 +1,183 @@
+"""What lies around GPUs: ACS in config spaces built by hand, IOMMU groups, kernel parameters, a virtual machine."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpdiag.probes.iommu import Bridge, Surroundings, acs_control, parameters, surroundings
+
+ACS, AER = 0x000D, 0x0001
+RR_CR_UF = 0x001D  # as the kernel sets it, with source validation
+
+
+def config(*capabilities: tuple[int, int, int], size: int = 4096, acs: int = RR_CR_UF) -> bytes:
+    """A config space with these extended capabilities: (offset, identity, offset of the next)."""
+    space = bytearray(4096)
+    space[0:4] = b"\xb5\x10\x47\x87"
+    for offset, identity, following in capabilities:
+        struct.pack_into("<I", space, offset, identity | 1 << 16 | following << 20)
+        if identity == ACS:
+            struct.pack_into("<HH", space, offset + 4, 0x001F, acs)
+    return bytes(space[:size])
+
+
+def test_the_control_register_is_found_in_the_chain():
+    assert acs_control(config((0x100, AER, 0x148), (0x148, 0x0002, 0x2A0), (0x2A0, ACS, 0))) == RR_CR_UF
+    assert acs_control(config((0x100, ACS, 0), acs=0x0001)) == 0x0001
+
+
+@pytest.mark.parametrize("space", [config((0x100, AER, 0)), config(), config()[:0x100], b"\xff" * 4096])
+def test_a_function_without_acs_redirects_nothing(space):
+    assert acs_control(space) == 0
+
+
+@pytest.mark.parametrize("size", [0, 64, 0xFF])
+def test_what_only_root_may_read_is_not_known(size):
+    assert acs_control(config((0x100, ACS, 0), size=size)) is None
+
+
+def test_a_chain_that_leads_beyond_what_was_read_is_not_known():
+    assert acs_control(config((0x100, AER, 0x148), (0x148, ACS, 0), size=0x148)) is None
+    assert acs_control(config((0x100, AER, 0xFFC))) is None
+
+
+def test_a_ring_ends():
+    assert acs_control(config((0x100, AER, 0x148), (0x148, 0x0002, 0x100))) is None
+
+
+def test_a_chain_into_the_conventional_space_is_not_followed():
+    assert acs_control(config((0x100, AER, 0x40))) is None
+
+
+@given(st.binary(max_size=4096))
+def test_any_bytes_end_in_an_answer(space):
+    found = acs_control(space)
+    assert found is None or 0 <= found <= 0xFFFF
+
+
+@given(st.binary(min_size=0x100, max_size=4096), st.data())
+def test_any_chain_ends_in_an_answer(space, data):
+    chained = bytearray(space)
+    for offset in range(0x100, len(chained) - 8, 0x40):
+        following = data.draw(st.integers(0, 0xFFF))
+        struct.pack_into("<I", chained, offset, AER | following << 20)
+    assert acs_control(bytes(chained)) in (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("control", "redirects"),
+    [(None, False), (0, False), (0x0001, False), (0x0010, False), (0x0004, True), (0x0008, True), (RR_CR_UF, True)],
+)
+def test_forwarding_alone_redirects_nothing(control, redirects):
+    # As the kernel has it (drivers/pci/p2pdma.c): request or completion redirect, or egress control.
+    assert Bridge("0000:17:01.0", control).redirects is redirects
+
+
+def test_only_parameters_that_concern_p2p_are_recorded():
+    line = "BOOT_IMAGE=/vmlinuz root=UUID=1 secret=hunter2 iommu=pt intel_iommu=on pci=noaer,noacs,realloc=off quiet"
+    assert list(parameters(line)) == ["iommu=pt", "intel_iommu=on", "pci=noacs", "pci=realloc=off"]
+
+
+# A board: two GPUs at one switch, a third at another root port.
+ROOT, UP, DOWN_A, DOWN_B = "0000:17:01.0", "0000:18:00.0", "0000:19:00.0", "0000:19:04.0"
+GPU_A, GPU_B, GPU_C, OTHER_ROOT = "0000:1a:00.0", "0000:1b:00.0", "0000:65:00.0", "0000:64:01.0"
+PATHS = {
+    GPU_A: f"pci0000:17/{ROOT}/{UP}/{DOWN_A}/{GPU_A}",
+    GPU_B: f"pci0000:17/{ROOT}/{UP}/{DOWN_B}/{GPU_B}",
+    GPU_C: f"pci0000:64/{OTHER_ROOT}/{GPU_C}",
+}
+
+
+def board(folder: Path, *, domain: str | None = "DMA-FQ", cmdline: str = "", flags: str = "fpu vme", **acs: bytes):
+    """Roots of /proc, /sys and /dev; `acs` are config spaces by the name of a bridge (root, up, a, b)."""
+    proc, sys, dev = (folder / name for name in ("proc", "sys", "dev"))
+    for root in (proc, sys / "bus/pci/devices", dev):
+        root.mkdir(parents=True)
+    (proc / "cmdline").write_text(cmdline)
+    (proc / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    for path in PATHS.values():
+        (sys / "devices" / path).mkdir(parents=True)
+        place = sys / "devices"
+        for part in path.split("/"):
+            place /= part
+            link = sys / "bus/pci/devices" / part
+            if not part.startswith("pci") and not link.exists():
+                link.symlink_to(Path("../../../devices") / place.relative_to(sys / "devices"))
+    for name, space in acs.items():
+        bridge = {"root": ROOT, "up": UP, "a": DOWN_A, "b": DOWN_B, "other": OTHER_ROOT}[name]
+        (sys / "bus/pci/devices" / bridge / "config").write_bytes(space)
+    if domain is not None:
+        for number, gpu in enumerate(PATHS):
+            group = sys / "kernel/iommu_groups" / str(number)
+            group.mkdir(parents=True)
+            (group / "type").write_text(f"{domain}\n")
+            (sys / "bus/pci/devices" / gpu / "iommu_group").symlink_to(group)
+    return proc, sys, dev
+
+
+def around(folder: Path, **facts) -> Surroundings:
+    return surroundings(list(PATHS), *board(folder, **facts))
+
+
+def test_bridges_between_two_gpus_are_those_above_one_of_them(tmp_path):
+    on, off = config((0x100, ACS, 0)), config((0x100, ACS, 0), acs=0)
+    found = around(tmp_path, root=on, up=off, a=on, b=off)
+    assert found.slot(GPU_A).bridges == (ROOT, UP, DOWN_A)
+    assert found.between(GPU_A, GPU_B) == (Bridge(DOWN_A, RR_CR_UF), Bridge(DOWN_B, 0))
+    assert [bridge.address for bridge in found.between(GPU_A, GPU_C)] == [ROOT, UP, DOWN_A, OTHER_ROOT]
+    assert (found.share_a_bridge(GPU_A, GPU_B), found.share_a_bridge(GPU_A, GPU_C)) == (True, False)
+    assert found.between("0000:99:00.0", None) == ()
+
+
+def test_a_config_space_that_is_missing_or_short_is_not_known(tmp_path):
+    found = around(tmp_path, root=config((0x100, ACS, 0), size=64))
+    assert {bridge.acs for bridge in found.bridges} == {None}
+
+
+@pytest.mark.parametrize(
+    ("domain", "cmdline", "translates"),
+    [
+        ("DMA", "", True),
+        ("DMA-FQ", "iommu=pt", True),  # the group's own word counts
+        ("identity", "intel_iommu=on", False),
+        ("", "iommu=pt", False),
+        ("", "iommu.passthrough=1", False),
+        ("", "intel_iommu=on", None),
+        (None, "intel_iommu=on", False),
+    ],
+)
+def test_whether_the_iommu_translates_is_told_by_the_group_of_the_gpu(tmp_path, domain, cmdline, translates):
+    found = around(tmp_path, domain=domain, cmdline=cmdline)
+    assert found.translates(GPU_A) is translates
+    assert found.iommu_groups == (0 if domain is None else 3)
+
+
+def test_a_virtual_machine_shows_itself(tmp_path):
+    assert around(tmp_path / "metal").virtual is False
+    assert around(tmp_path / "guest", flags="fpu hypervisor").virtual is True
+    proc, sys, dev = board(tmp_path / "arm")
+    (proc / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
+    assert surroundings([], proc, sys, dev).virtual is None
+    (sys / "hypervisor").mkdir()
+    (sys / "hypervisor/type").write_text("xen\n")
+    assert surroundings([], proc, sys, dev).virtual is True
+
+
+def test_modules_and_device_files_are_seen(tmp_path):
+    proc, sys, dev = board(tmp_path)
+    bare = surroundings([], proc, sys, dev)
+    assert (bare.peermem, bare.imex, bare.uvm) == (False, False, False)
+    (sys / "module/nvidia_peermem").mkdir(parents=True)
+    (dev / "nvidia-caps-imex-channels").mkdir()
+    (dev / "nvidia-uvm").touch()
+    full = surroundings([], proc, sys, dev)
+    assert (full.peermem, full.imex, full.uvm) == (True, True, True)
+
+
+def test_a_host_that_shows_nothing_is_no_error(tmp_path):
+    found = surroundings(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s", tmp_path / "d")
+    assert (found.bridges, found.virtual, found.parameters) == ((), None, ())
+    assert found.translates("0000:1a:00.0") is None

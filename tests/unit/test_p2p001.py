@@ -1,0 +1,230 @@
+"""P2P001: ways between GPUs, and what is found on them."""
+
+import pytest
+from cards import healthy
+from cards import host_of as cards_on
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import (
+    around,
+    both,
+    bound,
+    host_of,
+    judged,
+    pci_of,
+    port_of,
+    root_of,
+    seen,
+    seen_of_rows,
+    translating,
+    uuid_of,
+)
+from seen import seen_of, world_of
+
+from ddpdiag.checks import gpu001, gpu002, gpu003
+from ddpdiag.checks.gpu_view import Data as Enumerated
+from ddpdiag.checks.p2p001 import CHECK, Data, ground
+from ddpdiag.model import Severity
+from ddpdiag.probes.gpu_paths import P2P, Paths
+from ddpdiag.probes.nvml import Enumeration, Gpu
+
+OFF = {"read": int(P2P.DISABLED_BY_REGKEY), "write": int(P2P.DISABLED_BY_REGKEY)}
+NO = {"read": int(P2P.CHIPSET_NOT_SUPPORTED), "write": int(P2P.CHIPSET_NOT_SUPPORTED)}
+
+
+def test_a_host_whose_gpus_reach_each_other_is_silent():
+    assert judged(host_of(), host_of(host=1)) == []
+
+
+def test_a_pair_that_is_switched_off_is_named_and_no_other_one():
+    (finding,) = judged(host_of(), host_of(both(1, 2, **OFF), host=1))
+    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.disabled", Severity.WARNING, ("n1",))
+    assert finding.links == ("n1: GPU 1 <-> GPU 2",)
+    assert finding.gpus == ()
+    said = f"{finding}"
+    assert uuid_of(1, 1) in said
+    assert pci_of(2) in said
+    assert uuid_of(0, 1) not in said
+    assert "NVreg_RegistryDwords" in finding.remedy
+
+
+def test_a_pair_unlike_most_of_its_kind_is_named():
+    hosts = [host_of(both(0, 1, **NO) if number == 2 else None, host=number) for number in range(3)]
+    (finding,) = judged(*hosts)
+    assert (finding.code, finding.links) == ("P2P001.disabled", ("n2: GPU 0 <-> GPU 1",))
+    assert "more than half" in finding.message
+
+
+def test_a_gpu_that_is_in_every_odd_pair_is_named_itself():
+    changes = both(3, 0, **OFF) | both(3, 1, **OFF) | both(3, 2, **OFF)
+    (finding,) = judged(host_of(changes))
+    assert finding.gpus == (uuid_of(3),)
+    assert "all of them are pairs of GPU 3" in finding.message
+
+
+def test_without_a_majority_nobody_is_odd():
+    # Two pairs of a kind, of which one may: the cards may be made for either.
+    (finding,) = judged(host_of(both(0, 1, **NO)))
+    assert (finding.code, finding.severity, finding.links) == ("P2P001.no-p2p", Severity.INFO, ())
+
+
+def test_pairs_of_another_kind_are_not_compared():
+    # Between sockets none may, which the board decides.
+    across = {(source, target): NO for source in range(4) for target in range(4) if source // 2 != target // 2}
+    (finding,) = judged(host_of(across), host_of(across, host=1), host_of(across, host=2))[:1]
+    assert finding.code == "P2P001.no-p2p"
+    assert "4 of 6 pairs" in finding.message
+
+
+def test_nvlinks_that_are_switched_off_count():
+    linked = {"nvlinks": 4, "nvlink": int(P2P.DISABLED_BY_REGKEY)}
+    (finding,) = judged(host_of(both(0, 1, **linked)))
+    assert finding.links == ("n0: GPU 0 <-> GPU 1",)
+
+
+def test_a_direction_that_is_closed_is_named():
+    (finding,) = judged(host_of({(2, 1): {"write": int(P2P.NOT_SUPPORTED)}}))
+    assert (finding.code, finding.severity) == ("P2P001.asymmetric", Severity.WARNING)
+    assert finding.links == ("n0: GPU 2 -> GPU 1",)
+    assert "not supported" in finding.message
+
+
+def test_consumer_cards_are_good_to_know():
+    (finding,) = judged(host_of(everywhere=NO))
+    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.no-p2p", Severity.INFO, ("n0",))
+    assert "6 of 6 pairs" in finding.message
+
+
+def test_pairs_with_nvlinks_are_not_said_to_lack_p2p():
+    assert judged(host_of(everywhere={"nvlinks": 4})) == []
+
+
+@pytest.mark.parametrize("status", [None, int(P2P.UNKNOWN), 77])
+def test_what_is_not_told_is_no_finding(status):
+    untold = dict.fromkeys(("level", "nvlinks", "nvlink", "atomics"))
+    assert judged(host_of(everywhere={**untold, "read": status, "write": status})) == []
+
+
+def test_acs_at_a_switch_is_a_warning_that_names_the_bridges():
+    (finding,) = judged(host_of(surroundings=around(ports=(0, 1))))
+    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.acs", Severity.WARNING, ("n0",))
+    assert f"bridges {port_of(0)}, {port_of(1)}" in finding.message
+    assert "GPU 0 - GPU 1 could" in finding.message
+    assert finding.evidence["bridges"][0] == f"{port_of(0)}: ACSCtl 0x001d"
+    assert f"setpci -s {port_of(0)} ECAP_ACS+6.w=0000" in finding.remedy
+    assert port_of(2) not in f"{finding}"
+
+
+def test_acs_at_root_ports_is_good_to_know():
+    (finding,) = judged(host_of(surroundings=around(roots=(0, 2))))
+    assert (finding.code, finding.severity) == ("P2P001.acs", Severity.INFO)
+    assert root_of(0) in finding.message
+
+
+def test_a_root_port_above_both_gpus_does_not_lie_between_them():
+    assert judged(host_of(count=2, surroundings=around(2, roots=(0,)))) == []
+
+
+def test_a_virtual_machine_needs_acs():
+    assert judged(host_of(surroundings=around(ports=(0, 1), virtual=True))) == []
+
+
+def test_nvlinks_do_not_pass_the_bridges():
+    linked = {"nvlinks": 18, "nvlink": 0}
+    assert judged(host_of(everywhere=linked, surroundings=translating(ports=(0, 1, 2, 3)))) == []
+
+
+def test_an_iommu_that_translates_is_good_to_know():
+    (finding,) = judged(host_of(surroundings=translating(acs=None, parameters=("intel_iommu=on",))))
+    assert (finding.code, finding.severity) == ("P2P001.iommu", Severity.INFO)
+    assert "DMA-FQ" in finding.message
+    assert "known to root only" in finding.message
+    assert finding.evidence["kernel_parameters"] == ["intel_iommu=on"]
+
+
+def test_ranks_that_are_bound_to_gpus_of_their_own_leave_pairs_unknown():
+    rows = dict(enumerate(bound()))
+    (finding,) = CHECK.judge(seen_of_rows(rows, size=4, ranks_per_node=4, gpus=1))
+    assert (finding.code, finding.severity) == ("P2P001.isolated", Severity.INFO)
+    assert "of 4 GPUs no rank is shown more than 1" in finding.message
+    assert list(CHECK.matrices(seen_of_rows(rows, size=4, ranks_per_node=4, gpus=1))) == []
+
+
+def test_nvml_that_cannot_be_asked_is_not_known():
+    (finding,) = judged(Data(paths=Paths(error="Driver Not Loaded")))
+    assert (finding.code, finding.severity) == ("P2P001.unreadable", Severity.WARNING)
+
+
+def test_gpus_of_others_are_left_out():
+    # torch shows GPUs 0 and 1 of four; the pair that is switched off is somebody else's.
+    look = seen_of(gpu003.CHECK, {0: cards_on(count=4)}, size=2, gpus=2)
+    cuda = gpu002.Data(
+        torch="2.9", cuda="12.8", gpus=tuple(gpu002.TorchGpu("NVIDIA H100", healthy(index).uuid) for index in (0, 1))
+    )
+    torch = seen_of(gpu002.CHECK, {0: cuda, 1: cuda}, size=2, gpus=2)
+    own = seen_of_rows({0: host_of(both(2, 3, **OFF))}, others=(look, torch), size=2, ranks_per_node=2, gpus=2)
+    assert list(CHECK.judge(own)) == []
+    (matrix,) = CHECK.matrices(own)
+    assert matrix.rows == ("GPU 0", "GPU 1")
+
+
+def test_slices_have_no_p2p():
+    look = seen_of(gpu003.CHECK, {0: cards_on({3: {"mig": True}}, count=4)}, size=8, ranks_per_node=8, gpus=4)
+    changes = both(3, 0, **NO) | both(3, 1, **NO) | both(3, 2, **NO)
+    assert judged(host_of(changes), others=(look,)) == []
+
+
+def test_matrices_are_as_nvidia_smi_shows_them():
+    own = seen(host_of(both(0, 1, nvlinks=12)), host_of(both(1, 2, **OFF), host=1))
+    linked, plain, status = CHECK.matrices(own)
+    assert (linked.name, plain.name, status.name) == ("p2p.topology.n0", "p2p.topology.n1", "p2p.status.n1")
+    assert linked.cells[0] == ("X", "NV12", "SYS", "SYS")
+    assert plain.cells[0] == ("X", "PIX", "SYS", "SYS")
+    assert status.cells[1] == ("OK", "X", "DR", "OK")
+    assert status.title == "P2P allowed by NVML (DR: disabled by regkey)"
+
+
+def test_what_nvml_does_not_say_is_absent_in_the_matrix():
+    (matrix,) = CHECK.matrices(seen(host_of(both(0, 1, level=None, nvlinks=None))))
+    assert matrix.cells[0] == ("X", None, "SYS", "SYS")
+
+
+def test_one_rank_of_each_host_asks_or_each_that_is_bound():
+    def shown(*indices):
+        return Enumerated(nvml=Enumeration(gpus=tuple(Gpu(index=index, uuid=uuid_of(index)) for index in indices)))
+
+    whole = seen_of(gpu001.CHECK, dict.fromkeys(range(4), shown(0, 1, 2, 3)), ranks_per_node=4, gpus=4).of(CHECK)
+    assert [trial.groups for trial in CHECK.plan(whole)] == [((0,),)]
+    rows = {rank: shown(rank) for rank in range(4)}
+    alone = seen_of(gpu001.CHECK, rows, ranks_per_node=4, gpus=1).of(CHECK)
+    assert [trial.groups for trial in CHECK.plan(alone)] == [((0,), (1,), (2,), (3,))]
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "gpus", "reason"),
+    [(2, 2, 0, "no GPU is visible"), (2, 1, 1, "no host has two GPUs"), (2, 2, 1, None), (1, 1, 2, None)],
+)
+def test_a_pair_takes_two_gpus_on_one_host(size, ranks, gpus, reason):
+    found = ground(world_of(size, ranks_per_node=ranks, gpus=gpus))
+    assert found is None if reason is None else reason in found
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.one_of(st.none(), st.integers(0, 9))).filter(
+            lambda way: way[0] != way[1]
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 3),
+)
+def test_whatever_nvml_says_only_pairs_that_are_not_allowed_are_named(said, hosts):
+    changes = {(source, target): {"read": status, "write": status} for source, target, status in said}
+    rows = [host_of(changes if number == 0 else None, host=number) for number in range(hosts)]
+    findings = judged(*rows)
+    closed = {(source, target) for (source, target), change in changes.items() if change["read"] not in (None, 0)}
+    for finding in findings:
+        assert finding.nodes == ("n0",)
+        for link in finding.links:
+            one, other = (int(part.split()[-1]) for part in link.split(" <-> " if "<->" in link else " -> "))
+            assert closed & {(one, other), (other, one)}

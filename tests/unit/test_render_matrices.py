@@ -1,0 +1,134 @@
+"""Matrices of pairs in the terminal and in JSON."""
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from reports import finding_of, fit
+
+from ddpdiag.model import Matrix, Severity
+from ddpdiag.render import json as render_json
+from ddpdiag.render.matrices import alike
+from ddpdiag.render.terminal import render
+
+RATES = (None, 24.3e9, 335.7e9, 0.0, 5.01e6)
+
+
+def matrix(host="n0", *, size=8, what="p2p.topology", cell="NV18", title="ways between GPUs", unit=""):
+    names = tuple(f"GPU {index}" for index in range(size))
+    cells = tuple(tuple("X" if row == column else cell for column in range(size)) for row in range(size))
+    return Matrix(name=f"{what}.{host}", title=title, rows=names, columns=names, cells=cells, unit=unit)
+
+
+def rates(host="n0", size=8):
+    title = "copies between GPUs"
+    own = matrix(host, size=size, what="p2p.copy", title=title, unit="bytes_per_s")
+    cells = tuple(tuple(RATES[(row + column) % 5] for column in range(size)) for row in range(size))
+    return structs.replace(own, cells=cells)
+
+
+def shown(*matrices, findings=(), details=False, width=80):
+    return render(fit(matrices=matrices, findings=findings), color=False, width=width, details=details)
+
+
+def test_eight_gpus_fit_80_columns_in_one_piece():
+    text = shown(matrix(), rates())
+    assert max(map(len, text.splitlines())) <= 80
+    assert sum("GPU 0" in line and "GPU 7" in line for line in text.splitlines()) == 2
+    assert "ways between GPUs on n0\n" in text
+    assert "copies between GPUs on n0 (GB/s, from row to column)" in text
+    row = next(line for line in text.splitlines() if line.startswith("GPU 0") and "336" in line)
+    assert row.split()[2:7] == ["-", "24.3", "336", "0", "0.005"]
+
+
+def test_sixteen_gpus_lose_the_word_that_all_columns_share():
+    text = shown(matrix(size=16))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "   0    1    2" in text
+    assert "GPU 15" in text
+
+
+def test_a_table_that_is_too_wide_goes_on_below_itself():
+    lines = shown(matrix(size=16, cell="a longer word"), details=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("GPU 15") for line in lines) > 1
+
+
+def test_hosts_that_are_alike_are_shown_once():
+    text = shown(*(matrix(f"n{number}") for number in range(16)))
+    assert text.count("ways between GPUs") == 1
+    assert "ways between GPUs on n[0-15]" in text
+
+
+def test_a_host_that_differs_is_shown_beside_the_others():
+    text = shown(*(matrix(f"n{number}", cell="PIX" if number == 3 else "NV18") for number in range(8)))
+    assert "ways between GPUs on n[0-2,4-7]" in text
+    assert "ways between GPUs on n3" in text
+
+
+def test_a_name_with_dots_is_one_host():
+    (own,) = alike([matrix("gpu1.example.org")])
+    assert (own.what, own.hosts) == ("p2p.topology", ("gpu1.example.org",))
+
+
+def test_many_tables_are_shown_only_where_a_host_is_warned_of():
+    every = [rates(f"n{number}", size=number + 2) for number in range(5)]
+    assert "copies between GPUs" not in shown(*every)
+    assert "5 more tables of pairs: with --details" in shown(*every)
+    warned = finding_of(Severity.WARNING, code="P2P002.slow", nodes=("n3",))
+    text = shown(*every, findings=(warned,))
+    assert "copies between GPUs on n3 (GB/s" in text
+    assert "4 more tables of pairs" in text
+    assert shown(*every, details=True).count("copies between GPUs") == 5
+
+
+def test_other_checks_findings_and_good_to_know_ones_show_none():
+    every = [rates(f"n{number}", size=number + 2) for number in range(5)]
+    other = finding_of(Severity.ERROR, code="GPU003.sram", nodes=("n3",))
+    known = finding_of(Severity.INFO, code="P2P001.iommu", nodes=("n3",))
+    assert "copies between GPUs" not in shown(*every, findings=(other, known))
+
+
+def test_a_thousand_hosts_that_are_all_warned_of_do_not_fill_the_screen():
+    every = [rates(f"n{number}", size=2 + number % 7) for number in range(64)]
+    every = [
+        structs.replace(own, cells=tuple(tuple(float(index) for _ in own.columns) for _ in own.rows))
+        for index, own in enumerate(every)
+    ]
+    warned = finding_of(Severity.WARNING, code="P2P002.slow", nodes=tuple(f"n{number}" for number in range(64)))
+    text = shown(*every, findings=(warned,))
+    assert text.count("copies between GPUs") == 4
+    assert "60 more tables" in text
+
+
+def test_a_report_without_matrices_is_as_it_was():
+    assert "more table" not in shown()
+
+
+def test_json_has_all_of_them_and_no_number_that_json_lacks():
+    own = structs.replace(rates(size=2), cells=((None, float("inf")), (float("nan"), 1e9)))
+    report = json.loads(render_json.render(fit(matrices=(own,))), parse_constant=lambda word: word)
+    (found,) = report["matrices"]
+    assert found["name"] == "p2p.copy.n0"
+    assert found["cells"] == [[None, "inf"], ["nan", 1e9]]
+
+
+@settings(deadline=None, max_examples=50)  # drawing a table takes a while on a busy machine
+@given(
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.one_of(st.none(), st.floats(), st.integers(), st.booleans(), st.text(max_size=40)),
+    st.sampled_from(["", "bytes_per_s"]),
+    st.integers(40, 200),
+)
+def test_any_matrix_can_be_shown(rows, columns, value, unit, width):
+    own = Matrix(
+        name="p2p.x",
+        title="any",
+        rows=tuple(f"r{number}" for number in range(rows)),
+        columns=tuple(f"c{number}" for number in range(columns)),
+        cells=((value,) * columns,) * rows,
+        unit=unit,
+    )
+    assert "any" in shown(own, details=True, width=width)
