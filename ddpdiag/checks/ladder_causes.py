@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ddpdiag.check import Check, Seen
-from ddpdiag.checks import gpu006, gpu007, hst003, rdz002, rdz003
+from ddpdiag.checks import gpu006, gpu007, hst003, p2p001, rdz002, rdz003
 from ddpdiag.checks.ladder import Member
+from ddpdiag.checks.p2p_suspicions import suspicions
 from ddpdiag.model import Finding, Severity
 
 D = TypeVar("D")
 
 # What other checks may have seen of the same cause, and what it mostly is.
 _WITNESSES: dict[str, tuple[Check[Any], ...]] = {
-    "P2P": (gpu006.CHECK, gpu007.CHECK),
     "SHM": (hst003.CHECK,),
     "NVLS": (gpu007.CHECK, gpu006.CHECK),
     "CUMEM": (hst003.CHECK,),
@@ -45,10 +45,19 @@ def cause(seen: Seen[D], members: Sequence[Member]) -> str:
     kind = next((kind for member in members if (kind := kind_of(member)) in _USUAL), None)
     if kind is None:
         return ""
+    if kind == "P2P" and (said := _suspected(seen)):
+        return f"Probable cause: {said}."
     seen_too = _witnessed(seen, _WITNESSES.get(kind, ()))
     if seen_too is not None:
         return f"Probable cause: {seen_too.title} ({seen_too.code}): {seen_too.message}"
     return f"Mostly, {_USUAL[kind]}."
+
+
+def _suspected(seen: Seen[D]) -> str:
+    """What speaks for P2P to fail on the first host where something does."""
+    hosts = seen.world.hosts.values()
+    found = (suspicions(seen.of(p2p001.CHECK), ranks) for ranks in hosts)
+    return next((said[0] for said in found if said), "")
 
 
 def _witnessed(seen: Seen[D], checks: Sequence[Check[Any]]) -> Finding | None:

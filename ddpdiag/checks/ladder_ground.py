@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import col001, gpu003, hst004, lch002, rdz003
+from ddpdiag.checks import col001, gpu003, hst004, lch002, p2p001, rdz003
 from ddpdiag.checks.gpu_cards import cards_of
 from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.ladder import Ground, Member, Members
-from ddpdiag.checks.ladder_rungs import ACROSS, INSIDE, NVLS, holding_back, interface_rungs, own_overrides
+from ddpdiag.checks.ladder_rungs import ACROSS, INSIDE, NVLS, P2P, holding_back, interface_rungs, own_overrides
+from ddpdiag.checks.path_view import path_views
 from ddpdiag.model import Trial
 from ddpdiag.probes.sockets import is_loopback
 
@@ -102,8 +103,8 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
     skipped: dict[str, str] = {}
     if max(map(len, hosts), default=0) < 2:
         skipped |= dict.fromkeys((rung.name for rung in INSIDE), "each host has one rank")
-    elif reason := _no_nvls(seen):
-        skipped[NVLS.name] = reason
+    else:
+        skipped |= {rung.name: why for rung, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
     if len(hosts) < 2:
         skipped |= dict.fromkeys((rung.name for rung in ACROSS), "there is one host")
         skipped["IFNAME"] = "there is one host"
@@ -115,6 +116,14 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
         skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
     rungs: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_rungs(names) if "IFNAME" not in skipped else ()))
     return tuple(rung for rung in rungs if rung.name not in skipped), skipped
+
+
+def _no_p2p(seen: Seen[D]) -> str:
+    """NCCL asks NVML as well, and takes no way that it does not allow."""
+    views = path_views(seen.of(p2p001.CHECK))
+    pairs = [pair for view in views for pair in view.pairs]
+    told = len(views) == len(seen.world.hosts) and pairs and all(pair.works is False for pair in pairs)
+    return "NVML allows no P2P between any two GPUs" if told else ""
 
 
 def _no_nvls(seen: Seen[D]) -> str:

@@ -42,8 +42,9 @@ from ddpdiag.checks import col001
 from ddpdiag.checks.col001 import affordable
 from ddpdiag.checks.ladder import Ended, Part, Step, Tried, climb, pairs_of
 from ddpdiag.checks.ladder import Kind as Outcomes
-from ddpdiag.checks.ladder_findings import Climbed, both_fail, findings
+from ddpdiag.checks.ladder_findings import both_fail, findings
 from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_here, why_not
+from ddpdiag.checks.ladder_text import Climbed
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
 from ddpdiag.stats import Samples, samples

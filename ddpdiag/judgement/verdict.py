@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ddpdiag.check import Check, Stage
-from ddpdiag.checks.ladder_findings import exports_text
+from ddpdiag.checks.ladder_text import exports_text
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, Matrix, Recording, Scalar, Severity, Skip, Status, Verdict
