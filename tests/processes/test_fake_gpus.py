@@ -1,5 +1,6 @@
 """The whole tool on a host whose NVML is a stand-in: eight GPUs, of which one is sick, or does not answer."""
 
+import time
 from pathlib import Path
 
 import fake_nvml
@@ -7,6 +8,9 @@ import pytest
 from jobs import CHECK, Job, Start
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
+# GPU001 asks once on each rank, GPU003 once on each host.
+STARTS_BEFORE_THE_END = 2
+STAGE = ("--nproc-per-node", "1", "--stage", "gpu", "--json", "{json}")
 HEALTH = ("--nproc-per-node", "1", "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008,GPU009", "--json", "{json}")
 
 
@@ -14,13 +18,28 @@ HEALTH = ("--nproc-per-node", "1", "--select", "GPU003,GPU004,GPU005,GPU006,GPU0
 def checked(start: Start, tmp_path: Path):
     """checked("healthy", ...): the check with that stand-in, over."""
 
-    def check(name: str, *options: str) -> Job:
-        variables = {"LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)), "DDPDIAG_PROCFS": str(_procfs(tmp_path))}
-        job = start(*CHECK, *HEALTH, *options, **variables)
+    def check(name: str, *options: str, arguments: tuple[str, ...] = HEALTH, **more: str) -> Job:
+        variables = {
+            "LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)),
+            "DDPDIAG_PROCFS": str(_procfs(tmp_path)),
+            "FAKE_NVML_STARTS": str(tmp_path / "starts"),
+            "FAKE_NVML_LATER": "0" if "later" not in name else str(STARTS_BEFORE_THE_END + 1),
+            "DDPDIAG_KMSG": str(_kmsg(tmp_path)),
+        }
+        job = start(*CHECK, *arguments, *options, **(variables | more))
         job.wait()
         return job
 
     return check
+
+
+def _kmsg(folder: Path, *texts: str) -> Path:
+    """A kernel's log with a harmless record, and these of this moment."""
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    path = folder / "kmsg"
+    lines = [f"6,{100 + number},{now},-;{text}\n" for number, text in enumerate(["usb 1-1: new device", *texts])]
+    path.write_text("".join(lines))
+    return path
 
 
 def _procfs(folder: Path) -> Path:
@@ -63,3 +82,63 @@ def test_a_call_that_hangs_ends_in_a_hung_trial_and_not_in_a_hung_tool(checked):
     assert hung["code"] == "RUN003.hung"
     assert f"GPU 5 (PCI {fake_nvml.pci_of(5)})" in hung["message"]
     job.check_left_nothing()
+
+
+# The second look ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("later-ecc", {"GPU010.uncorrected": "error"}),
+        ("later-gone", {"GPU010.gone": "error"}),
+        ("later-links", {"GPU010.nvlink-errors": "warning", "GPU010.pcie-replays": "warning"}),
+    ],
+)
+def test_a_gpu_that_falls_sick_during_the_run_is_named_and_the_other_seven_are_not(checked, name, codes):
+    job = checked(name, arguments=STAGE)
+    found = [f for f in job.report["findings"] if f["code"] > "GPU003" and f["code"].startswith("GPU")]
+    assert {f["code"]: f["severity"] for f in found} == codes, job.told()
+    for finding in found:
+        assert finding["gpus"] == [fake_nvml.uuid_of(5)]
+        assert fake_nvml.pci_of(5) in finding["message"]
+        assert all(fake_nvml.uuid_of(other) not in str(finding) for other in {*range(8)} - {5})
+    job.check_left_nothing()
+
+
+def test_the_whole_stage_on_healthy_gpus_has_nothing_to_say_of_them(checked):
+    job = checked("healthy", arguments=STAGE)
+    # torch has no CUDA here.
+    assert {f["code"] for f in job.report["findings"]} <= {"GPU002.cpu-build"}, job.told()
+    last = [line["code"] for line in job.report["checks"] if line["statuses"].get("done")][-2:]
+    assert last == ["GPU010", "GPU011"]
+
+
+# The kernel's log -----------------------------------------------------------------------------------------------------
+
+FALLEN = f"NVRM: Xid (PCI:{fake_nvml.pci_of(5)[:-2]}): 79, pid=1234, name=python, GPU has fallen off the bus."
+
+
+def test_an_xid_before_the_run_names_its_gpu(checked, tmp_path):
+    (tmp_path / "before").mkdir()
+    job = checked("healthy", arguments=STAGE, DDPDIAG_KMSG=str(_kmsg(tmp_path / "before", FALLEN)))
+    (finding,) = [f for f in job.report["findings"] if f["code"].startswith("GPU011")]
+    assert (finding["code"], finding["severity"], finding["gpus"]) == ("GPU011.xid", "error", [fake_nvml.uuid_of(5)])
+    assert "during this run" not in finding["message"]
+
+
+@pytest.mark.parametrize(
+    ("select", "word", "verdict"), [("GPU003,GPU004", None, "fit"), ("GPU011", "unreadable", "unknown")]
+)
+def test_a_closed_log_is_unknown_to_whom_asked_for_it_only(checked, tmp_path, select, word, verdict):
+    arguments = ("--nproc-per-node", "1", "--select", select, "--json", "{json}")
+    job = checked("healthy", arguments=arguments, DDPDIAG_KMSG=str(tmp_path / "missing"))
+    words = [f["code"] for f in job.report["findings"] if f["code"].startswith("GPU011")]
+    assert words == ([f"GPU011.{word}"] if word else [])
+    assert job.report["verdict"] == verdict, job.told()
+
+
+def test_a_closed_log_leaves_a_stage_that_is_well_without_a_doubt(checked, tmp_path):
+    job = checked("healthy", "--ignore", "GPU002", arguments=STAGE, DDPDIAG_KMSG=str(tmp_path / "missing"))
+    assert [f["code"] for f in job.report["findings"]] == ["GPU011.unread"], job.told()
+    assert (job.report["verdict"], job.process.returncode) == ("fit", 0)
