@@ -7,8 +7,9 @@ told apart, since our own tests met it.
 
 Findings, one for each device and number:
 - xid, sxid: an error for what asks for a reboot or a repair; a GPU may have been reset meanwhile, so what asks for a
-  reset is a warning before the run and an error during it. Errors of links, and numbers that this version does not
-  know, are warnings. A program's own fault is good to know, and an error during the run. What does no harm is told.
+  reset is a warning before the run and an error during it, and so are errors of links. A program's own fault is good to
+  know before the run, and an error during it. Numbers that this version does not know, and what a NVSwitch calls not
+  fatal, are warnings. What does no harm is good to know.
 - elsewhere: lines of GPUs that are none of this job's.
 - unread: the log is closed to this user, as is usual on clusters (kernel.dmesg_restrict); good to know. `unreadable`,
   and the verdict UNKNOWN, where the check was selected by its code.
@@ -129,7 +130,7 @@ def _severity(meaning: Meaning, *, recent: bool) -> Severity:
     match meaning.kind:
         case Kind.HARMLESS:
             return Severity.INFO
-        case Kind.UNKNOWN:
+        case Kind.OPEN:
             return Severity.WARNING
         case Kind.PROGRAM:
             return Severity.ERROR if recent else Severity.INFO
@@ -171,7 +172,7 @@ def _hint(meaning: Meaning, *, recent: bool) -> str:
             return "Run it under compute-sanitizer; on a GPU where it comes back with every program, the GPU is sick."
         case Kind.DEVICE if meaning.action is Action.RESET and not recent:
             return "No need if it was reset since."
-        case Kind.UNKNOWN:
+        case Kind.OPEN:
             return "Look the number up at docs.nvidia.com/deploy/xid-errors."
         case _:
             return ""

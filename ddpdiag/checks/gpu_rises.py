@@ -271,18 +271,19 @@ def _crc(pair: Pair, pairs: list[tuple[NvLink, NvLink]], most_per_second: float)
 
 def slowed(pair: Pair) -> Iterator[Fault]:
     """Clocks that something held down after the load, and not before it."""
-    new = (pair.after.clocks.events or 0) & ~(pair.before.clocks.events or 0)
+    before, after = pair.before.clocks.events, pair.after.clocks.events
+    new = 0 if before is None or after is None else after & ~before
     if names := [name for bit, name in _HARMFUL.items() if new & bit]:
         celsius = pair.after.clocks.celsius
         yield Fault(
             "slowdown",
             Severity.WARNING,
             "the clocks of a GPU were held down after the run",
-            f"{' and '.join(names)} (clock events {pair.after.clocks.events:#x}) at the end"
+            f"{' and '.join(names)} (clock events {after:#x}) at the end"
             f"{'' if celsius is None else f', at {celsius} C'}; none at the beginning",
             Action.MONITOR,
             "Look at the host's power supplies and cables." if new & 0x80 else "Look at fans and coolant.",
-            {"clock_events": f"{pair.after.clocks.events:#x}", "celsius": celsius, "seconds": pair.seconds},
+            {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
         )
 
 

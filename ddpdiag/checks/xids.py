@@ -14,12 +14,12 @@ from ddpdiag.probes.kernel_log import Xid
 
 
 class Kind(Enum):
-    """Whose fault it is: the GPU's (or its link's), a program's, nobody's, or not known to this version."""
+    """Whose fault it is: the GPU's (or its link's), a program's, nobody's; or it is open what it means for a job."""
 
     DEVICE = "device"
     PROGRAM = "program"
     HARMLESS = "harmless"
-    UNKNOWN = "unknown"
+    OPEN = "open"
 
 
 class Meaning(NamedTuple):
@@ -85,21 +85,33 @@ XIDS = {
         Kind.PROGRAM,
         Action.NONE,
         {
+            8: "a program stopped",
             13: "exception of a program on the GPU",
+            25: "invalid commands of a program",
             31: "page fault of a program on the GPU",
+            32: "corrupted commands of a program",
+            69: "invalid call of a program",
             94: "memory error contained to one program",
-            126: "error of a copy engine",
-        },
+            137: "access of a program over NVLink that is not allowed",
+        }
+        | dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "error of a copy engine"),
     ),
     **_of(
         Kind.HARMLESS,
         Action.NONE,
         {
+            37: "error of the driver's firmware",
+            38: "error of the driver's firmware",
             43: "a program stopped after a fault of its own",
+            44: "fault during a context switch",
             # A SIGKILL is enough, so that a deadline of our own leaves one.
             45: "a program was ended while it used the GPU",
             63: "a bad row or page was marked for replacement",
+            66: "illegal access by the driver",
+            67: "illegal access by the driver",
             92: "many correctable ECC errors",
+            106: "test message",
+            107: "test message",
             121: "corrected errors on the link to the CPU",
         },
     ),
@@ -111,21 +123,23 @@ _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 def meaning_of(xid: Xid, model: str | None) -> Meaning:
     """What a line asks for on a GPU of that model."""
     if xid.switch:
-        fatal = xid.text.startswith("Fatal")
-        return Meaning(Kind.DEVICE, Action.RESET if fatal else Action.MONITOR, "error of an NVSwitch")
+        # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
+        if xid.text.startswith("Fatal"):
+            return Meaning(Kind.DEVICE, Action.RESET, "fatal error of an NVSwitch")
+        return Meaning(Kind.OPEN, Action.MONITOR, "error of an NVSwitch that is not fatal")
     if xid.code == _RECOVERY:
         return _recovery(xid)
     if xid.code == 64 and "A100" in (model or ""):
         # AWS: the row remapper of an A100 needs the reboot.
         return XIDS[64]._replace(action=Action.REBOOT)
-    return XIDS.get(xid.code, Meaning(Kind.UNKNOWN, Action.MONITOR, "a number that this version does not know"))
+    return XIDS.get(xid.code, Meaning(Kind.OPEN, Action.MONITOR, "a number that this version does not know"))
 
 
 def _recovery(xid: Xid) -> Meaning:
     """Xid 154 says by itself what the driver asks for; the number counts, since drivers word it differently."""
     found = _CHANGED.search(xid.text)
     if found is None:
-        return Meaning(Kind.UNKNOWN, Action.MONITOR, "the recovery action changed")
+        return Meaning(Kind.OPEN, Action.MONITOR, "the recovery action changed")
     wanted = int(found[1], 16)
     if wanted == 0:
         return Meaning(Kind.HARMLESS, Action.NONE, "the driver asks for no recovery any more")

@@ -1,11 +1,12 @@
 """The whole tool on a host whose NVML is a stand-in: eight GPUs, of which one is sick, or does not answer."""
 
+import sys
 import time
 from pathlib import Path
 
 import fake_nvml
 import pytest
-from jobs import CHECK, Job, Start
+from jobs import CHECK, Job, Start, torchrun
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 # GPU001 asks once on each rank, GPU003 once on each host.
@@ -18,7 +19,9 @@ HEALTH = ("--nproc-per-node", "1", "--select", "GPU003,GPU004,GPU005,GPU006,GPU0
 def checked(start: Start, tmp_path: Path):
     """checked("healthy", ...): the check with that stand-in, over."""
 
-    def check(name: str, *options: str, arguments: tuple[str, ...] = HEALTH, **more: str) -> Job:
+    def check(
+        name: str, *options: str, launcher: tuple[str, ...] = CHECK, arguments: tuple[str, ...] = HEALTH, **more: str
+    ) -> Job:
         variables = {
             "LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)),
             "DDPDIAG_PROCFS": str(_procfs(tmp_path)),
@@ -26,7 +29,7 @@ def checked(start: Start, tmp_path: Path):
             "FAKE_NVML_LATER": "0" if "later" not in name else str(STARTS_BEFORE_THE_END + 1),
             "DDPDIAG_KMSG": str(_kmsg(tmp_path)),
         }
-        job = start(*CHECK, *arguments, *options, **(variables | more))
+        job = start(*launcher, *arguments, *options, **(variables | more))
         job.wait()
         return job
 
@@ -142,3 +145,61 @@ def test_a_closed_log_leaves_a_stage_that_is_well_without_a_doubt(checked, tmp_p
     job = checked("healthy", "--ignore", "GPU002", arguments=STAGE, DDPDIAG_KMSG=str(tmp_path / "missing"))
     assert [f["code"] for f in job.report["findings"]] == ["GPU011.unread"], job.told()
     assert (job.report["verdict"], job.process.returncode) == ("fit", 0)
+
+
+# Who is who -----------------------------------------------------------------------------------------------------------
+
+UUIDS = [fake_nvml.uuid_of(index) for index in range(8)]
+# torch counts another way than NVML, as CUDA does where the fastest GPU is not the first on the bus.
+AS_TORCH_COUNTS = [UUIDS[index] for index in (3, 5, 0, 1, 2, 4, 6, 7)]
+WHO = ("--select", "GPU001,GPU002,GPU003", "--json", "{json}")
+
+
+def who(job: Job) -> dict[str, tuple[list[str], list[int]]]:
+    return {f["code"]: (f["gpus"], f["ranks"]) for f in job.report["findings"] if f["code"].startswith("GPU")}
+
+
+@pytest.mark.parametrize("value", ["7,5", f"{UUIDS[7]},{UUIDS[5]}", "GPU-00000007,GPU-00000005"])
+def test_a_permuted_variable_leads_to_the_rank_that_takes_the_sick_gpu(checked, value):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    job = checked(
+        "ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES=value, DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS)
+    )
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
+
+
+def test_without_torchs_view_the_variable_leads_to_the_same_rank(checked):
+    arguments = ("--nproc-per-node", "2", "--select", "GPU001,GPU003", "--json", "{json}")
+    job = checked("ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES="7,5")
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
+
+
+def test_the_sick_gpu_of_somebody_else_is_not_judged(checked):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    job = checked(
+        "ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES="7,6", DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS)
+    )
+    assert who(job) == {}, job.told()
+    assert job.report["verdict"] == "fit"
+
+
+def test_torch_may_count_otherwise_than_nvml(checked):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    gpus = ",".join(AS_TORCH_COUNTS)
+    job = checked("ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES="0,1", DDPDIAG_TEST_TORCH_GPUS=gpus)
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
+
+
+def test_ranks_that_are_shown_one_gpu_each_are_told_and_the_sick_one_is_its_ranks(checked):
+    # What Slurm's --gpus-per-task sets, by hand.
+    own = "CUDA_VISIBLE_DEVICES=$((LOCAL_RANK + 4)) exec "
+    command = f'{own} {sys.executable} -m ddpdiag check "$@"'
+    launcher = (*torchrun(2), "--no-python", "bash", "-c", command, "ddpdiag")
+    job = checked("ecc-uncorrected", launcher=launcher, arguments=WHO, DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS))
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1]), "GPU001.isolated": ([], [])}, job.told()
+
+
+def test_two_ranks_on_one_gpu_are_named_before_nccl_is_touched(checked):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    job = checked("healthy", arguments=arguments, CUDA_VISIBLE_DEVICES="5", DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS))
+    assert who(job)["GPU002.shared"] == ([UUIDS[5]], [0, 1]), job.told()

@@ -204,6 +204,11 @@ def test_only_harmful_bits_that_are_new_are_told(before, after):
     assert bool(found) is bool(after & ~before & (0x8 | 0x20 | 0x40 | 0x80))
 
 
+def test_clocks_that_only_one_look_told_are_no_change():
+    assert fifth(before=clocks(events=None), after=clocks(events=0x80)) == []
+    assert fifth(before=clocks(events=0), after=clocks(events=None)) == []
+
+
 def test_counters_have_words_of_their_own():
     assert len({counter.word for counter in COUNTERS}) == len(COUNTERS)
 
