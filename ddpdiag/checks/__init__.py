@@ -24,6 +24,8 @@ _MODULES = (
     "gpu007",
     "gpu008",
     "gpu009",
+    "gpu010",
+    "gpu011",
     "rdz001",
     "rdz002",
     "rdz003",

@@ -4,11 +4,12 @@ The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should ag
 only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
 one; `--expect-gpus 0` says that CPUs are meant.
 A difference that a promise explains (a job that was given 2 of 8 GPUs) is none. GPUs that are there must also be shown
-to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that follow it, an empty one hides all.
+to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that follow it, an empty one hides all. And NCCL needs
+the GPUs of one host to be open to all ranks there, which Slurm's --gpus-per-task may prevent.
 
 Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
 GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
-compare `nvidia-smi -L` with `lspci -d 10de:`. Memory in use before the job starts belongs to somebody else's process.
+compare `nvidia-smi -L` with `lspci -d 10de:`.
 """
 
 import os
@@ -16,8 +17,8 @@ from collections.abc import Iterator
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks.gpu_hidden import hidden
+from ddpdiag.checks.gpu_isolated import isolated
 from ddpdiag.checks.gpu_view import Data, View, views_of
-from ddpdiag.checks.hosts import MIB
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpus import promised_gpus, visible_gpus
 from ddpdiag.probes.nvml import Trouble, enumerate_gpus
@@ -52,7 +53,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if not any(finding.severity is Severity.ERROR for finding in absent):
             yield from hidden(seen, view)
         yield from _mixed(seen, view)
-        yield from _in_use(seen, view)
+    yield from isolated(seen, views)
     yield from _unlike_hosts(seen, views)
 
 
@@ -207,25 +208,6 @@ def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
         )
 
 
-def _in_use(seen: Seen[Data], view: View) -> Iterator[Finding]:
-    # GCM's limit: an idle driver holds a few MiB.
-    most = seen.number("used_mib", 15)
-    for gpu in view.gpus:
-        if gpu.used_bytes is not None and gpu.used_bytes > most * MIB:
-            holders = f"pid {', '.join(map(str, gpu.pids))}" if gpu.pids else "no process that is visible here"
-            yield seen.finding(
-                "in-use",
-                Severity.WARNING,
-                "GPU memory is in use already",
-                f"GPU {gpu.index} on {view.host.name} ({gpu.uuid or gpu.pci}): {gpu.used_bytes / MIB:.0f} MiB used by "
-                f"{holders} before this job touched it; at most {most:g} MiB expected.",
-                ranks=view.host.ranks,
-                gpus=(gpu.uuid,) if gpu.uuid else (),
-                evidence={"used_bytes": gpu.used_bytes, "pids": list(gpu.pids or ())},
-                remedy=f"End the other process on {view.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
-            )
-
-
 def _unlike_hosts(seen: Seen[Data], views: list[View]) -> Iterator[Finding]:
     models = {
         view.host.ranks[0]: ", ".join(sorted({gpu.name for gpu in view.gpus if gpu.name}))
@@ -256,5 +238,4 @@ CHECK = Check(
     data=Data,
     # Without persistence mode the driver starts every GPU for the first NVML client, about a second each.
     deadline=20.0,
-    settings={"used_mib": 15},
 )

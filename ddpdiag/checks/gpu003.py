@@ -1,9 +1,9 @@
 """Memory errors of each GPU: ECC, SRAM, row remapping, retired pages.
 
 An uncorrectable error ends the process that meets it ("uncorrectable ECC error encountered", Xid 48, 94, 95), and until
-the GPU is reset the bad row or page stays in use. This check asks every GPU of a host once, for GPU004 to GPU009 too.
-Counters since the last load of the driver (volatile) and ever (aggregate) are told apart. Without a second look after
-the job, a counter that rises is not seen here: compare `nvidia-smi -q -d ECC` before and after.
+the GPU is reset the bad row or page stays in use. This check asks every GPU of a host once, for GPU004 to GPU011 too.
+Counters since the last load of the driver (volatile) and ever (aggregate) are told apart. GPU010 looks once more at the
+end of the run and names the GPU whose counters rose; compare `nvidia-smi -q -d ECC` before and after a job yourself.
 
 Findings and what to do:
 - uncorrected: uncorrectable errors in DRAM since the driver was loaded. Reset.
@@ -19,8 +19,11 @@ Fix: reset or reboot as the finding says; a GPU whose errors come back is replac
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
+
+from msgspec import structs
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import gpu001, gpu002
@@ -28,6 +31,7 @@ from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.probes.gpu_health import Look, look
+from ddpdiag.probes.kernel_log import kmsg_path, last_line
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.world import World
 
@@ -36,7 +40,9 @@ D = TypeVar("D")
 
 def measure(ctx: Context) -> Look:
     """All GPUs that NVML shows to this rank; the step says which one is asked, should it hang."""
-    return look(sys_root(os.environ), ctx.step)
+    ctx.step("kernel log")
+    line, begin = last_line(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return structs.replace(look(sys_root(os.environ), ctx.step), boot_seconds=begin, kernel_line=line)
 
 
 def ground(world: World) -> str | None:
@@ -147,8 +153,13 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
         yield Fault("retirement-pending", Severity.ERROR, title, said, Action.RESET, evidence={"retired_pages": pages})
 
 
+def most_corrected(seen: Seen[Look]) -> float:
+    """How many correctable errors are no reason to worry."""
+    return seen.number("corrected_errors")
+
+
 def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    count, most = card.health.memory.corrected or 0, seen.number("corrected_errors")
+    count, most = card.health.memory.corrected or 0, most_corrected(seen)
     if count > most:
         yield Fault(
             "corrected",

@@ -9,7 +9,7 @@ Findings and their causes:
 - slowdown: hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself
   from heat, or the host's power supply asked for less.
 - warm: software thermal slowdown (0x20): the driver lowers the clocks for heat.
-- margin: so close to the slowdown, before there is any load: a fan, a coolant pump, hot air from a neighbour.
+- margin: so close to the slowdown temperature, before there is any load: a fan, a pump, hot air from a neighbour.
 - power-limit: a lower limit than most GPUs of that model have (a warning), or all have one below the default (info).
 
 Fix: look at fans, coolant, power supplies and cables; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows each.
@@ -77,11 +77,17 @@ def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         "margin",
         Severity.WARNING,
         "a GPU is hot before the job starts",
-        f"{clocks.celsius} C, {clocks.margin_celsius} C below its slowdown; more than {least:g} expected without load",
+        f"{_distance(clocks.celsius, clocks.margin_celsius)}; more than {least:g} C below it expected without load",
         Action.MONITOR,
         "Look at fans and coolant.",
         {"celsius": clocks.celsius, "margin_celsius": clocks.margin_celsius},
     )
+
+
+def _distance(celsius: int | None, margin: int) -> str:
+    """Such as "84 C, 3 C below its slowdown temperature"."""
+    where = f"{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature"
+    return where if celsius is None else f"{celsius} C, {where}"
 
 
 def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator[Finding]:

@@ -7,8 +7,10 @@ link counts as missing only where most other GPUs of the same model have it up. 
 Findings and their causes:
 - down: links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition. An error
   where these GPUs have joined an NVSwitch fabric, else a warning: a card may just have no bridge.
-- errors: more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. Whether they
-  still rise, only a second look after a job tells; CRC errors alone are evidence and no finding, since NVIDIA minds
+- uneven: links that only half of the GPUs have up, so that no majority says who is wrong; nobody is blamed.
+- untold: a GPU that tells no link's state, while most of its model do.
+- errors: more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010
+  tells whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA minds
   them from 100 a second on.
 
 Fix: `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then the field
@@ -16,11 +18,12 @@ diagnostic.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import gpu003
 from ddpdiag.checks.gpu_cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import Finding, Severity
 
@@ -40,19 +43,59 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
-    # Where not even the links' state is told, nothing is known to be missing.
     # MIG takes the links down.
-    told = [card for card in cards if card.health.nvlinks and not card.health.mig]
+    whole = [card for card in cards if not card.health.mig]
+    told = [card for card in whole if card.health.nvlinks]
+    yield from _silent(seen, [card for card in whole if not card.health.nvlinks], len(told))
     up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
     switched = 2 * sum(card.health.fabric.state == _JOINED for card in told) > len(told)
     counts = Counter(number for own in up.values() for number in own)
     common = {number for number, count in counts.items() if 2 * count > len(up)}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
-    expected = usual([len(own) for own in up.values()]) or 0
+    expected = int(usual([len(own) for own in up.values()]) or 0)
     for card, own in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(own) < expected:
-            yield finding_of(seen, card, _down(missing, len(own), int(expected), switched=switched))
+            yield finding_of(seen, card, _down(missing, len(own), expected, switched=switched))
+    yield from _uneven(seen, up, switched=switched)
+
+
+def _silent(seen: Seen[Nothing], silent: Sequence[Card], told: int) -> Iterator[Finding]:
+    """GPUs that do not even tell the links' state, where most of their model do."""
+    for card in silent if told > len(silent) else ():
+        title, said = (
+            "a GPU tells nothing of its NVLinks",
+            f"no state of any link is told; {told} others of its model do",
+        )
+        yield finding_of(seen, card, Fault("untold", Severity.WARNING, title, said, Action.MONITOR))
+
+
+def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
+    """Links that only half of the GPUs have up (behind switches: or fewer); no majority says who is wrong."""
+    counts = Counter(number for own in up.values() for number in own)
+    known = Counter(link.number for card in up for link in card.health.nvlinks)
+    odd = {n for n, count in counts.items() if 2 * count == known[n] or (switched and 2 * count < known[n])}
+    # As many links on every GPU: bridges on other numbers.
+    if not odd or len({len(own) for own in up.values()}) == 1:
+        return
+    without = [
+        card for card, own in up.items() if any(not link.up and link.number in odd for link in card.health.nvlinks)
+    ]
+    links = ", ".join(map(str, sorted(odd)))
+    yield seen.finding(
+        "uneven",
+        Severity.WARNING,
+        "NVLinks are up on some GPUs and down on others of the same model",
+        f"{without[0].health.name}: {'link' if len(odd) == 1 else 'links'} {links} down on {len(without)} of {len(up)} "
+        f"GPUs ({names_text([card.label for card in without], 4)}); no majority says which is right.",
+        evidence={
+            "links": [*sorted(odd)],
+            "down_on": [card.health.uuid for card in without],
+            "up_on": [card.health.uuid for card in up if card not in without],
+        },
+        remedy="Compare `nvidia-smi nvlink -s` of the GPUs with how the boards are made; where they have a bridge or a "
+        "switch, reset all GPUs of the host.",
+    )
 
 
 def _down(missing: Sequence[int], count: int, expected: int, *, switched: bool) -> Fault:

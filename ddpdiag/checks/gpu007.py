@@ -25,7 +25,7 @@ from ddpdiag.probes.gpu_device import Broken
 
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
 _JOINING = {1: "not started", 2: "in progress"}
-_JOINED = 3
+JOINED = 3
 _RECOVERY = {
     1: ("GPU reset", Action.RESET),
     2: ("node reboot", Action.REBOOT),
@@ -35,10 +35,29 @@ _RECOVERY = {
     6: ("bus reset", Action.RESET),
     7: ("system reboot", Action.REBOOT),
 }
-# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: where each pair of bits lies; 1 is yes, 2 is no.
-_DEGRADED = {0: "bandwidth is degraded", 2: "routes recover", 4: "routes are unhealthy", 6: "an access timed out"}
+# nvml.h (driver 590), NVML_GPU_FABRIC_HEALTH_MASK_*: where each pair of bits lies, the values of it that mean harm, and
+# what they mean. 0 is "not supported"; of the first four 1 is yes and 2 is no.
+_HARM = (
+    (0, 1, "bandwidth is degraded"),
+    (2, 1, "routes are being recovered"),
+    (4, 1, "routes are unhealthy"),
+    # From the driver's own nvlink_inband_msg.h, where these bits are CONNECTION_UNHEALTHY.
+    (4, 3, "routes are unhealthy until a reset"),
+    (6, 1, "it recovers from an access that timed out"),
+)
+# Who has no partition, or lost the manager of the whole fabric, may still do with what it has.
+_NOTES = ((12, 2, "no partition is assigned"), (14, 2, "the global fabric manager is disconnected"))
 _CONFIGURATION_SHIFT, _CONFIGURATION_BITS, _CONFIGURATION_RIGHT = 8, 0xF, 1
-_UNHEALTHY, _LIMITED = 2, 3
+_CONFIGURATIONS = {
+    2: "wrong system GUID",
+    3: "wrong serial number of the chassis",
+    4: "no partition",
+    5: "too few NVLinks",
+    6: "incompatible firmware of the GPU",
+    7: "wrong location",
+    8: "invalid state of the GPU",
+}
+_HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
 _SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is limited"}
 
 
@@ -56,7 +75,7 @@ def joined(card: Card) -> Iterator[Fault]:
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
         said = f"it has not joined the NVSwitch fabric yet (state: {state}), and CUDA does not start before"
-    elif fabric.state == _JOINED and fabric.status:
+    elif fabric.state == JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
     else:
         return
@@ -72,31 +91,47 @@ def joined(card: Card) -> Iterator[Fault]:
     )
 
 
+def health_words(mask: int) -> tuple[list[str], list[str]]:
+    """What a health mask of the fabric says: what does harm, and what is only good to know."""
+    harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
+    configuration = (mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_BITS
+    if configuration > _CONFIGURATION_RIGHT:
+        harm.append(f"the configuration is wrong ({_CONFIGURATIONS.get(configuration, f'reason {configuration}')})")
+    return harm, [words for shift, value, words in _NOTES if (mask >> shift) & 0x3 == value]
+
+
 def _degraded(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
-    if fabric.state != _JOINED or fabric.status:
+    if fabric.state != JOINED or fabric.status:
         return
     mask = fabric.health_mask or 0
-    said = [words for shift, words in _DEGRADED.items() if (mask >> shift) & 0x3 == 1]
-    if (mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_BITS > _CONFIGURATION_RIGHT:
-        said.append("the configuration is wrong")
-    if not said and fabric.health not in (_UNHEALTHY, _LIMITED):
+    harm, notes = health_words(mask)
+    if fabric.health in _SUMMARIES and not harm:
+        harm = [_SUMMARIES[fabric.health]]
+    if not harm and not notes:
         return
+    unhealthy = fabric.health == _UNHEALTHY
+    known = Severity.WARNING if harm or fabric.health != _HEALTHY else Severity.INFO
     yield Fault(
         "fabric-health",
-        Severity.ERROR if fabric.health == _UNHEALTHY else Severity.WARNING,
-        "the NVSwitch fabric of a GPU is not healthy",
-        f"{', '.join(said) or _SUMMARIES.get(fabric.health or 0, 'it is degraded')} (health mask {mask:#x})",
-        Action.REBOOT if fabric.health == _UNHEALTHY else Action.MONITOR,
+        Severity.ERROR if unhealthy else known,
+        "the NVSwitch fabric of a GPU is not healthy" if harm else "the NVSwitch fabric of a GPU is not complete",
+        f"{', '.join(harm + notes)} (health mask {mask:#x})",
+        Action.REBOOT if unhealthy else Action.MONITOR,
         "Look at the log of nvidia-fabricmanager, and for SXid lines in `dmesg`.",
         {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
     )
 
 
+def recovery_of(wanted: int) -> tuple[str, Action]:
+    """What the driver asks for by that number of nvmlDeviceGpuRecoveryAction_t, and what to do."""
+    return _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
+
+
 def _recovery(card: Card) -> Iterator[Fault]:
     wanted, broken = card.health.recovery_action, card.health.broken
     if wanted:
-        name, action = _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
+        name, action = recovery_of(wanted)
         yield Fault(
             "recovery",
             Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,

@@ -5,22 +5,23 @@ before any of our own workers has started CUDA, so whatever is seen there is som
 
 Findings and their causes:
 - in-use: more than `used_mib` of memory in use: a process that was left over, another job. In a container the pids are
-  those of the host, or hidden. Silent where GPU001.in-use says it of the same GPU.
+  those of the host, or hidden.
 - prohibited: compute mode "prohibited"; no CUDA process can start.
-- exclusive: compute mode "exclusive process": the job's own rank is alone there (info), or another process is first,
-  and CUDA says "all CUDA-capable devices are busy or unavailable" (a warning: it may be the server of MPS).
+- exclusive: compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another
+  process has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), or
+  several ranks take it.
 - mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport.
 
 Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
 -mig 0`, when nothing uses the GPU.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
-from ddpdiag.checks import gpu001, gpu003
+from ddpdiag.checks import gpu003
 from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
-from ddpdiag.checks.hosts import MIB
+from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import Finding, Severity
 
@@ -32,22 +33,14 @@ _EXCLUSIVE = (1, 3)
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(gpu003.CHECK)
     yield from not_looked_at(seen, met)
-    told = _told(seen)
     for card in cards_of(met):
-        for fault in (*_in_use(seen, card, told), *_mode(card), *_cut(card)):
+        for fault in (*_in_use(seen, card), *_mode(card), *_cut(card)):
             yield finding_of(seen, card, fault)
 
 
-def _told(seen: Seen[Nothing]) -> Set[str | None]:
-    """UUIDs of GPUs of which GPU001 says that their memory is in use."""
-    met = seen.of(gpu001.CHECK)
-    most = met.number("used_mib") * MIB
-    return {gpu.uuid for row in met.by_rank.values() for gpu in row.nvml.gpus if (gpu.used_bytes or 0) > most}
-
-
-def _in_use(seen: Seen[Nothing], card: Card, told: Set[str | None]) -> Iterator[Fault]:
+def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     used, most = card.health.memory_used_bytes, seen.number("used_mib")
-    if used is None or used <= most * MIB or card.health.uuid in told:
+    if used is None or used <= most * MIB:
         return
     yield Fault(
         "in-use",
@@ -75,17 +68,25 @@ def _mode(card: Card) -> Iterator[Fault]:
         title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
         yield Fault("prohibited", Severity.ERROR, title, said, Action.NONE, hint, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
-        taken = bool(card.health.processes)
+        taken, crowded = bool(card.health.processes), len(card.takers) > 1
         yield Fault(
             "exclusive",
             # The server of MPS, through which others may come, looks the same.
-            Severity.WARNING if taken else Severity.INFO,
+            Severity.WARNING if taken or crowded else Severity.INFO,
             "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
-            f"compute mode 'exclusive process'{f', and {_holders(card)} has it' if taken else ''}",
+            f"compute mode 'exclusive process', {_consequence(card)}",
             Action.NONE,
             hint,
             {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
         )
+
+
+def _consequence(card: Card) -> str:
+    if card.health.processes:
+        return f"and {_holders(card)} has it: a rank comes in only through MPS"
+    if len(card.takers) > 1:
+        return f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
+    return "harmless with one rank for each GPU"
 
 
 def _cut(card: Card) -> Iterator[Fault]:

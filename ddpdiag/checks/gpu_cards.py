@@ -1,7 +1,7 @@
-"""GPUs as GPU003 found them, and how the checks GPU003 to GPU009 speak of them.
+"""GPUs as GPU003 found them, and how the checks GPU003 to GPU011 speak of them.
 
-A GPU is known by its UUID and its PCI address. Where torch showed exactly what it should (GPU002), GPUs of the host
-that no rank may use are somebody else's and left out.
+A GPU is known by its UUID and its PCI address. GPUs of the host that no rank may use (gpu_shown) are somebody else's
+and left out; where that is not certain, one that no rank is known to take is worth a warning at most.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002
+from ddpdiag.checks.gpu_shown import shown_of
 from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu_health import Health, Look
@@ -29,12 +29,21 @@ class Action(Enum):
 
 
 class Card(NamedTuple):
-    """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known)."""
+    """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known).
+
+    `certain` is False where nothing tells which GPUs of the host the job may use: it may be somebody else's.
+    """
 
     host: Host
     health: Health
     driver: str | None
     takers: tuple[int, ...]
+    certain: bool = True
+
+    @property
+    def is_foreign(self) -> bool:
+        """May it be somebody else's?"""
+        return not self.certain and not self.takers
 
     @property
     def label(self) -> str:
@@ -58,39 +67,22 @@ class Fault(NamedTuple):
 
 def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
     """The GPUs of the job that could be opened, each once, by host and index."""
-    rows = {host.ranks: (host, list(answers.values())) for host, answers in answers_by_host(seen)}
-    takers = _takers(seen)
+    knowledge = shown_of(seen)
+    takers = knowledge.takers()
     cards: dict[str, Card] = {}
-    for host, looks in rows.values():
-        found = [(look.driver, health) for look in looks for health in look.gpus if health.error is None]
-        shown = _shown(seen, host, [health for _, health in found])
+    for host, answers in answers_by_host(seen):
+        found = [(look.driver, health) for look in answers.values() for health in look.gpus if health.error is None]
+        shown = knowledge.to(host, [health for _, health in found])
         for driver, health in sorted(found, key=lambda pair: pair[1].index):
-            key = health.uuid or f"{host.name} {health.index}"
-            if shown is None or health.uuid in shown:
-                cards.setdefault(key, Card(host, health, driver, takers.get(key, ())))
+            key = key_of(host.name, health)
+            if shown is None or health.uuid is None or health.uuid in shown:
+                cards.setdefault(key, Card(host, health, driver, takers.get(key, ()), shown is not None))
     return tuple(cards.values())
 
 
-def _takers(seen: Seen[Look]) -> dict[str, tuple[int, ...]]:
-    takers: dict[str, tuple[int, ...]] = defaultdict(tuple)
-    for rank, row in seen.of(gpu002.CHECK).by_rank.items():
-        if row.gpu is not None and row.gpu.uuid:
-            takers[row.gpu.uuid] += (rank,)
-    return takers
-
-
-def _shown(seen: Seen[Look], host: Host, found: Sequence[Health]) -> frozenset[str] | None:
-    """UUIDs of the GPUs that the host's ranks may use; None if that is not certain.
-
-    CUDA may leave out a GPU because it is sick, so torch is believed only where it shows as many as it should.
-    """
-    rows = seen.of(gpu002.CHECK).by_rank
-    arrivals = seen.world.arrivals
-    if not all(rank in rows and len(rows[rank].gpus) == arrivals[rank].gpus for rank in host.ranks):
-        return None
-    shown = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in rows[rank].gpus)
-    # A slice of a GPU has a UUID of its own.
-    return shown if shown and shown <= {health.uuid for health in found} else None
+def key_of(host: str, health: Health) -> str:
+    """What a GPU is known by: its UUID, or its place on the host where it tells none."""
+    return health.uuid or f"{host} {health.pci or health.index}"
 
 
 def by_model(cards: Sequence[Card]) -> Iterator[tuple[str, list[Card]]]:
@@ -113,27 +105,28 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
     who: dict[str, Scalar | list[Scalar]] = {"index": health.index, "pci": health.pci, "action": fault.action.value}
     return seen.finding(
         fault.word,
-        fault.severity,
+        Severity.WARNING if card.is_foreign and fault.severity is Severity.ERROR else fault.severity,
         fault.title,
-        f"{card.label}: {fault.said}.",
+        f"{card.label}: {fault.said}.{' UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
         ranks=card.takers,
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
-        remedy=" ".join(filter(None, [_todo(card, fault.action), fault.hint])),
+        remedy=" ".join(filter(None, [todo(card.host.name, health.index, fault.action), fault.hint])),
     )
 
 
-def _todo(card: Card, action: Action) -> str:
-    host, health = card.host.name, card.health
+def todo(host: str, index: int | None, action: Action) -> str:
+    """What to do with the GPU of that index (None: not known) on `host`, in a sentence."""
+    which = "INDEX" if index is None else str(index)
     match action:
         case Action.NONE:
             return ""
         case Action.MONITOR:
-            return f"Monitor it: look at `nvidia-smi -q -i {health.index}` on {host} again after the job."
+            return f"Monitor it: look at `nvidia-smi -q -i {which}` on {host} again after the job."
         case Action.RESET:
             return (
-                f"Reset it: `nvidia-smi --gpu-reset -i {health.index}` on {host} when nothing uses it "
+                f"Reset it: `nvidia-smi --gpu-reset -i {which}` on {host} when nothing uses it "
                 "(with NVSwitches all GPUs of the host), or reboot."
             )
         case Action.REBOOT:

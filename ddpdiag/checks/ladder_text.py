@@ -90,11 +90,7 @@ def price(climbed: Climbed, end: Ended) -> str:
     text = f", at {rate_text(rate)} busbw"
     if climbed.expected:
         return f"{text}, {100 * rate / climbed.expected:.0f} % of {rate_text(climbed.expected)} ({climbed.source})"
-    return text + (f" ({_beside_gloo(rate, climbed.gloo)})" if climbed.gloo else "")
-
-
-def _beside_gloo(rate: float, gloo: float) -> str:
-    return f"gloo: {rate_text(gloo)}"
+    return text + (f" (gloo: {rate_text(climbed.gloo)})" if climbed.gloo else "")
 
 
 def gloo_text(climbed: Climbed) -> str:

@@ -19,6 +19,8 @@ from ddpdiag.probes.nvml import memory, supported, sysfs_address
 # nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN.
 _GPU_SENSOR = 0
 _SLOWDOWN = 1
+# An older one may give the field's number another meaning.
+_RECOVERY_DRIVER = 570
 
 
 class Process(Struct, frozen=True):
@@ -74,11 +76,17 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """What was found: the driver's version and the GPUs, or why there are none in `error`."""
+    """What was found: the driver's version and the GPUs, or why there are none in `error`.
+
+    `boot_seconds` says when, on a clock that all processes of a host share, and `kernel_line` which record of the
+    kernel's log was the newest then (None: not known).
+    """
 
     driver: str | None = None
     gpus: tuple[Health, ...] = ()
     error: str | None = None
+    boot_seconds: float | None = None
+    kernel_line: int | None = None
 
 
 def look(sys_root: Path, step: Callable[[str], None]) -> Look:
@@ -92,17 +100,16 @@ def look(sys_root: Path, step: Callable[[str], None]) -> Look:
     except pynvml.NVMLError as error:
         return Look(error=str(error))
     try:
-        return Look(
-            driver=supported(pynvml.nvmlSystemGetDriverVersion),
-            gpus=tuple(_health(index, sys_root, step) for index in range(pynvml.nvmlDeviceGetCount())),
-        )
+        driver = supported(pynvml.nvmlSystemGetDriverVersion)
+        count = pynvml.nvmlDeviceGetCount()
+        return Look(driver=driver, gpus=tuple(_health(index, driver, sys_root, step) for index in range(count)))
     except pynvml.NVMLError as error:
         return Look(error=str(error))
     finally:
         pynvml.nvmlShutdown()
 
 
-def _health(index: int, sys_root: Path, step: Callable[[str], None]) -> Health:
+def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str], None]) -> Health:
     import pynvml
 
     step(f"GPU {index}")
@@ -132,7 +139,7 @@ def _health(index: int, sys_root: Path, step: Callable[[str], None]) -> Health:
         clocks=_clocks(device, events),
         nvlinks=links,
         fabric=fabric(device),
-        recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0],
+        recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0] if tells_recovery(driver) else None,
         mig=None if mig is None else bool(mig[0]),
         compute_mode=device.number("nvmlDeviceGetComputeMode"),
         persistence=device.flag("nvmlDeviceGetPersistenceMode"),
@@ -141,6 +148,12 @@ def _health(index: int, sys_root: Path, step: Callable[[str], None]) -> Health:
         # Last, because every question may have told.
         broken=device.broken,
     )
+
+
+def tells_recovery(driver: str | None) -> bool:
+    """Does a driver of this version ("570.86.15") know the field of the recovery action? NVML got it with 570."""
+    major = (driver or "").partition(".")[0]
+    return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
 
 
 def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:

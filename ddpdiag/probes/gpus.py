@@ -23,13 +23,14 @@ def visible_gpus(env: Mapping[str, str], proc_root: Path) -> int:
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return len(present or ())
-    return len(_named(named, present))
+    return len(gpus_named(named, present))
 
 
-def _named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
+def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
     """The GPUs in a CUDA_VISIBLE_DEVICES, as CUDA reads it (its Programming Guide, and torch.cuda's own parser).
 
-    The first entry that names no GPU ends the list; an entry named twice leaves no GPU at all.
+    Each is an index, or a UUID. The first entry that names no GPU ends the list; an entry named twice leaves no GPU at
+    all.
     """
     # CUDA enumerates a single MIG instance for a process (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
     if value.startswith("MIG-"):

@@ -24,8 +24,7 @@ class Trouble(Enum):
 class Gpu(Struct, frozen=True, kw_only=True):
     """A GPU; a field that it does not support is None.
 
-    `pci` is written as sysfs does (0000:1b:00.0), `used_bytes` leaves out what the driver reserves for itself, `pids`
-    are those of the host, which a container may not know. `error` is NVML's text for a GPU that it could not open.
+    `pci` is written as sysfs does (0000:1b:00.0); `error` is NVML's text for a GPU that it could not open.
     """
 
     index: int
@@ -33,9 +32,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     pci: str | None = None
     memory_bytes: int | None = None
-    used_bytes: int | None = None
     mig: bool | None = None
-    pids: tuple[int, ...] | None = None
     error: str | None = None
 
 
@@ -90,20 +87,19 @@ def _gpu(index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError as error:
         return Gpu(index=index, error=str(error))
-    total, used = supported(lambda: memory(handle)) or (None, None)
+    total = supported(lambda: memory(handle)[0])
     return Gpu(
         index=index,
         name=supported(lambda: str(pynvml.nvmlDeviceGetName(handle))),
         uuid=supported(lambda: str(pynvml.nvmlDeviceGetUUID(handle))),
         pci=supported(lambda: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
         memory_bytes=total,
-        used_bytes=used,
         mig=supported(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0])),
-        pids=supported(lambda: tuple(int(p.pid) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
     )
 
 
 def memory(handle: object) -> tuple[int, int]:
+    """Bytes in all and in use, the latter without what the driver reserves for itself, if it is new enough to tell."""
     import pynvml
 
     try:

@@ -4,9 +4,12 @@
  * GIVE(target, key), so these are the names that a JSON file may use. What a file leaves out is not supported, as
  * with the real library. Structures and numbers are those of nvml.h (driver 580).
  */
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "names.h"
@@ -62,7 +65,26 @@ static int text(char *target, unsigned size, const char *source) {
 
 /* The system -------------------------------------------------------------------------------------------------------- */
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER_SYSTEM(nvmlInitWithFlags); return SUCCESS; }
+static const struct gpu *gpus = first_gpus;
+
+/* Starts of all processes are counted in the file $FAKE_NVML_STARTS; from number $FAKE_NVML_LATER on, the GPUs are as
+ * the JSON file's "later" has them. */
+static void count_start(void) {
+    const char *path = getenv("FAKE_NVML_STARTS"), *later = getenv("FAKE_NVML_LATER");
+    struct stat status;
+    if (!path || !later) return;
+    int file = open(path, O_WRONLY | O_APPEND | O_CREAT, 0600);
+    if (file < 0) return;
+    if (write(file, ".", 1) == 1 && !fstat(file, &status) && status.st_size >= atol(later)) gpus = later_gpus;
+    close(file);
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    count_start();
+    ENTER_SYSTEM(nvmlInitWithFlags);
+    return SUCCESS;
+}
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { return code == SUCCESS ? "Success" : "an error of the fake library"; }
 

@@ -6,6 +6,8 @@ A file describes GPUs by the keys that fake_nvml.c gives out:
 
 - `base`: another file, of which this one is a variant. Of both, objects are joined key by key; the variant wins.
 - `count`: how many GPUs; `all`: what is true of each of them; `gpus`: what differs, by index.
+- `later`: what differs then, by index, from the start of NVML on that $FAKE_NVML_LATER names; the starts of all
+  processes are counted in the file $FAKE_NVML_STARTS.
 - `driver`: the driver's version; `codes` and `sleep_seconds` beside it are for functions that ask no GPU.
 - `missing`: functions that the library does not have, as in an older driver.
 - `topology`: one row for each GPU, as `nvidia-smi topo -m` has it ("X PIX SYS SYS"), but without NVLinks.
@@ -112,14 +114,17 @@ def _enums() -> str:
 
 
 def _tables(host: dict) -> str:
-    others = host.get("gpus", {})
-    gpus = [_gpu(index, _joined(host["all"], others.get(str(index), {})), host) for index in range(host["count"])]
+    others, later = host.get("gpus", {}), host.get("later", {})
+    first = [_joined(host["all"], others.get(str(index), {})) for index in range(host["count"])]
+    gpus = [_gpu(index, gpu, host) for index, gpu in enumerate(first)]
+    later_gpus = [_gpu(index, _joined(gpu, later.get(str(index), {})), host) for index, gpu in enumerate(first)]
     return "\n".join(
         [
             f"#define GPUS {host['count']}",
             f"static const char DRIVER[] = {json.dumps(host['driver'])};",
             f"static const struct answer system_answers[FUNCTIONS] = {{ {_answers(host)} }};",
-            f"static const struct gpu gpus[GPUS] = {{ {', '.join(gpus)} }};",
+            f"static const struct gpu first_gpus[GPUS] = {{ {', '.join(gpus)} }};",
+            f"static const struct gpu later_gpus[GPUS] = {{ {', '.join(later_gpus)} }};",
             "",
         ]
     )

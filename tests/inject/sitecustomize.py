@@ -22,6 +22,8 @@ In the import of torch:
 
 Of a whole host, by a variable of their own:
     DDPDIAG_TEST_TORCH        torch says that it has this version
+    DDPDIAG_TEST_TORCH_GPUS   torch says that it has CUDA, and GPUs of these UUIDs (with commas): those that
+                              CUDA_VISIBLE_DEVICES names, in that order; nothing can be computed on them
     DDPDIAG_TEST_CLOCK        the clock is so many seconds off
 
 And DDPDIAG_TEST_STANDIN registers another backend: see standin.py.
@@ -34,6 +36,7 @@ import time
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 _MOST_BYTES = 8 << 30
@@ -276,6 +279,28 @@ def _set_version(version):
     sys.meta_path.insert(0, _Changed("torch", change))
 
 
+def _shown(uuids):
+    """Those of the UUIDs that CUDA_VISIBLE_DEVICES names, by their place or their beginning."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return uuids
+    entries = [entry for entry in value.split(",") if entry]
+    return [next(u for u in uuids if u.startswith(e)) if e.startswith("GPU-") else uuids[int(e)] for e in entries]
+
+
+def _set_gpus(uuids):
+    def change(module):
+        shown = [
+            SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid=uuid.removeprefix("GPU-")) for uuid in _shown(uuids)
+        ]
+        module.version.cuda = "12.8"
+        module.cuda.current_device = lambda: 0
+        module.cuda.device_count = lambda: len(shown)
+        module.cuda.get_device_properties = lambda index: shown[index]
+
+    sys.meta_path.insert(0, _Changed("torch", change))
+
+
 def _set_clock(seconds):
     """Python's clock; what C reads stays right."""
     real, real_ns, real_clock, real_clock_ns = time.time, time.time_ns, time.clock_gettime, time.clock_gettime_ns
@@ -294,5 +319,7 @@ if "DDPDIAG_TEST_STANDIN" in os.environ:
     sys.meta_path.insert(0, _Changed(_COLLECTIVES, standin.register))
 if "DDPDIAG_TEST_TORCH" in os.environ:
     _set_version(os.environ["DDPDIAG_TEST_TORCH"])
+if "DDPDIAG_TEST_TORCH_GPUS" in os.environ:
+    _set_gpus(os.environ["DDPDIAG_TEST_TORCH_GPUS"].split(","))
 if "DDPDIAG_TEST_CLOCK" in os.environ:
     _set_clock(float(os.environ["DDPDIAG_TEST_CLOCK"]))

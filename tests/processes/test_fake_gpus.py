@@ -1,12 +1,17 @@
 """The whole tool on a host whose NVML is a stand-in: eight GPUs, of which one is sick, or does not answer."""
 
+import sys
+import time
 from pathlib import Path
 
 import fake_nvml
 import pytest
-from jobs import CHECK, Job, Start
+from jobs import CHECK, Job, Start, torchrun
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
+# GPU001 asks once on each rank, GPU003 once on each host.
+STARTS_BEFORE_THE_END = 2
+STAGE = ("--nproc-per-node", "1", "--stage", "gpu", "--json", "{json}")
 HEALTH = ("--nproc-per-node", "1", "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008,GPU009", "--json", "{json}")
 
 
@@ -14,13 +19,30 @@ HEALTH = ("--nproc-per-node", "1", "--select", "GPU003,GPU004,GPU005,GPU006,GPU0
 def checked(start: Start, tmp_path: Path):
     """checked("healthy", ...): the check with that stand-in, over."""
 
-    def check(name: str, *options: str) -> Job:
-        variables = {"LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)), "DDPDIAG_PROCFS": str(_procfs(tmp_path))}
-        job = start(*CHECK, *HEALTH, *options, **variables)
+    def check(
+        name: str, *options: str, launcher: tuple[str, ...] = CHECK, arguments: tuple[str, ...] = HEALTH, **more: str
+    ) -> Job:
+        variables = {
+            "LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)),
+            "DDPDIAG_PROCFS": str(_procfs(tmp_path)),
+            "FAKE_NVML_STARTS": str(tmp_path / "starts"),
+            "FAKE_NVML_LATER": "0" if "later" not in name else str(STARTS_BEFORE_THE_END + 1),
+            "DDPDIAG_KMSG": str(_kmsg(tmp_path)),
+        }
+        job = start(*launcher, *arguments, *options, **(variables | more))
         job.wait()
         return job
 
     return check
+
+
+def _kmsg(folder: Path, *texts: str) -> Path:
+    """A kernel's log with a harmless record, and these of this moment."""
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    path = folder / "kmsg"
+    lines = [f"6,{100 + number},{now},-;{text}\n" for number, text in enumerate(["usb 1-1: new device", *texts])]
+    path.write_text("".join(lines))
+    return path
 
 
 def _procfs(folder: Path) -> Path:
@@ -77,3 +99,121 @@ def test_ways_between_gpus_are_shown_and_the_pair_that_is_switched_off_is_named(
     assert topology["cells"][0] == ["X", "PIX", "SYS", "SYS"]
     assert ["GPU", "3", "SYS", "SYS", "PIX", "X"] in [line.split() for line in job.told().splitlines()]
     job.check_left_nothing()
+
+
+# The second look ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("later-ecc", {"GPU010.uncorrected": "error"}),
+        ("later-gone", {"GPU010.gone": "error"}),
+        ("later-links", {"GPU010.nvlink-errors": "warning", "GPU010.pcie-replays": "warning"}),
+    ],
+)
+def test_a_gpu_that_falls_sick_during_the_run_is_named_and_the_other_seven_are_not(checked, name, codes):
+    job = checked(name, arguments=STAGE)
+    found = [f for f in job.report["findings"] if f["code"] > "GPU003" and f["code"].startswith("GPU")]
+    assert {f["code"]: f["severity"] for f in found} == codes, job.told()
+    for finding in found:
+        assert finding["gpus"] == [fake_nvml.uuid_of(5)]
+        assert fake_nvml.pci_of(5) in finding["message"]
+        assert all(fake_nvml.uuid_of(other) not in str(finding) for other in {*range(8)} - {5})
+    job.check_left_nothing()
+
+
+def test_the_whole_stage_on_healthy_gpus_has_nothing_to_say_of_them(checked):
+    job = checked("healthy", arguments=STAGE)
+    # torch has no CUDA here.
+    assert {f["code"] for f in job.report["findings"]} <= {"GPU002.cpu-build"}, job.told()
+    last = [line["code"] for line in job.report["checks"] if line["statuses"].get("done")][-2:]
+    assert last == ["GPU010", "GPU011"]
+
+
+# The kernel's log -----------------------------------------------------------------------------------------------------
+
+FALLEN = f"NVRM: Xid (PCI:{fake_nvml.pci_of(5)[:-2]}): 79, pid=1234, name=python, GPU has fallen off the bus."
+
+
+def test_an_xid_before_the_run_names_its_gpu(checked, tmp_path):
+    (tmp_path / "before").mkdir()
+    job = checked("healthy", arguments=STAGE, DDPDIAG_KMSG=str(_kmsg(tmp_path / "before", FALLEN)))
+    (finding,) = [f for f in job.report["findings"] if f["code"].startswith("GPU011")]
+    assert (finding["code"], finding["severity"], finding["gpus"]) == ("GPU011.xid", "error", [fake_nvml.uuid_of(5)])
+    assert "during this run" not in finding["message"]
+
+
+@pytest.mark.parametrize(
+    ("select", "word", "verdict"), [("GPU003,GPU004", None, "fit"), ("GPU011", "unreadable", "unknown")]
+)
+def test_a_closed_log_is_unknown_to_whom_asked_for_it_only(checked, tmp_path, select, word, verdict):
+    arguments = ("--nproc-per-node", "1", "--select", select, "--json", "{json}")
+    job = checked("healthy", arguments=arguments, DDPDIAG_KMSG=str(tmp_path / "missing"))
+    words = [f["code"] for f in job.report["findings"] if f["code"].startswith("GPU011")]
+    assert words == ([f"GPU011.{word}"] if word else [])
+    assert job.report["verdict"] == verdict, job.told()
+
+
+def test_a_closed_log_leaves_a_stage_that_is_well_without_a_doubt(checked, tmp_path):
+    job = checked("healthy", "--ignore", "GPU002", arguments=STAGE, DDPDIAG_KMSG=str(tmp_path / "missing"))
+    assert [f["code"] for f in job.report["findings"]] == ["GPU011.unread"], job.told()
+    assert (job.report["verdict"], job.process.returncode) == ("fit", 0)
+
+
+# Who is who -----------------------------------------------------------------------------------------------------------
+
+UUIDS = [fake_nvml.uuid_of(index) for index in range(8)]
+# torch counts another way than NVML, as CUDA does where the fastest GPU is not the first on the bus.
+AS_TORCH_COUNTS = [UUIDS[index] for index in (3, 5, 0, 1, 2, 4, 6, 7)]
+WHO = ("--select", "GPU001,GPU002,GPU003", "--json", "{json}")
+
+
+def who(job: Job) -> dict[str, tuple[list[str], list[int]]]:
+    return {f["code"]: (f["gpus"], f["ranks"]) for f in job.report["findings"] if f["code"].startswith("GPU")}
+
+
+@pytest.mark.parametrize("value", ["7,5", f"{UUIDS[7]},{UUIDS[5]}", "GPU-00000007,GPU-00000005"])
+def test_a_permuted_variable_leads_to_the_rank_that_takes_the_sick_gpu(checked, value):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    job = checked(
+        "ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES=value, DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS)
+    )
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
+
+
+def test_without_torchs_view_the_variable_leads_to_the_same_rank(checked):
+    arguments = ("--nproc-per-node", "2", "--select", "GPU001,GPU003", "--json", "{json}")
+    job = checked("ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES="7,5")
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
+
+
+def test_the_sick_gpu_of_somebody_else_is_not_judged(checked):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    job = checked(
+        "ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES="7,6", DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS)
+    )
+    assert who(job) == {}, job.told()
+    assert job.report["verdict"] == "fit"
+
+
+def test_torch_may_count_otherwise_than_nvml(checked):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    gpus = ",".join(AS_TORCH_COUNTS)
+    job = checked("ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES="0,1", DDPDIAG_TEST_TORCH_GPUS=gpus)
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
+
+
+def test_ranks_that_are_shown_one_gpu_each_are_told_and_the_sick_one_is_its_ranks(checked):
+    # What Slurm's --gpus-per-task sets, by hand.
+    own = "CUDA_VISIBLE_DEVICES=$((LOCAL_RANK + 4)) exec "
+    command = f'{own} {sys.executable} -m ddpdiag check "$@"'
+    launcher = (*torchrun(2), "--no-python", "bash", "-c", command, "ddpdiag")
+    job = checked("ecc-uncorrected", launcher=launcher, arguments=WHO, DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS))
+    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1]), "GPU001.isolated": ([], [])}, job.told()
+
+
+def test_two_ranks_on_one_gpu_are_named_before_nccl_is_touched(checked):
+    arguments = ("--nproc-per-node", "2", *WHO)
+    job = checked("healthy", arguments=arguments, CUDA_VISIBLE_DEVICES="5", DDPDIAG_TEST_TORCH_GPUS=",".join(UUIDS))
+    assert who(job)["GPU002.shared"] == ([UUIDS[5]], [0, 1]), job.told()

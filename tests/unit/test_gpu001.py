@@ -1,6 +1,5 @@
 """GPU001: the GPUs that should be there."""
 
-import pytest
 from seen import seen_of
 
 from ddpdiag.checks.gpu001 import CHECK, Data
@@ -13,8 +12,12 @@ def found(*rows, ranks_per_node=1, **world):
     return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), ranks_per_node=ranks_per_node, **world)))
 
 
+def codes(*rows, **world):
+    return [finding.code for finding in found(*rows, **world)]
+
+
 def gpu(index, host=0, **changes):
-    own = {"name": "NVIDIA H100", "uuid": f"GPU-{host}-{index}", "pci": f"0000:{index}b:00.0", "used_bytes": 0}
+    own = {"name": "NVIDIA H100", "uuid": f"GPU-{host}-{index}", "pci": f"0000:{index}b:00.0"}
     return Gpu(index=index, **(own | changes))
 
 
@@ -99,7 +102,7 @@ def test_a_wrong_index_at_the_end_hides_what_follows():
 def test_only_the_rank_with_the_wrong_variable_is_named():
     rows = [healthy(2, visible=1, promised=1, cuda_visible_devices=value) for value in ("0", "1")]
     wrong = healthy(2, visible=0, promised=1, cuda_visible_devices="2")
-    assert found(*rows, ranks_per_node=2) == []
+    assert codes(*rows, ranks_per_node=2) == ["GPU001.isolated"]
     (finding,) = found(rows[0], wrong, ranks_per_node=2)
     assert finding.ranks == (1,)
 
@@ -157,7 +160,7 @@ def test_gpus_bound_to_ranks_are_counted_together():
     rows = [
         Data(nvml=Enumeration(gpus=(gpu(index),)), functions=functions(4), visible=1, promised=4) for index in range(4)
     ]
-    assert found(*rows, ranks_per_node=4) == []
+    assert codes(*rows, ranks_per_node=4) == ["GPU001.isolated"]
 
 
 def test_mig_slices_are_not_counted_against_nvml():
@@ -216,9 +219,44 @@ def test_a_host_with_other_gpus_is_the_odd_one_out():
     assert finding.nodes == ("n2",)
 
 
-@pytest.mark.parametrize(("used", "findings"), [(None, 0), (15 << 20, 0), (16 << 20, 1)])
-def test_memory_in_use_before_the_job_is_a_warning(used, findings):
-    nvml = Enumeration(gpus=(gpu(0, used_bytes=used, pids=(4711,)),))
-    rows = found(Data(nvml=nvml, functions=functions(1), visible=1))
-    assert len(rows) == findings
-    assert all("pid 4711" in row.message and row.gpus == ("GPU-0-0",) for row in rows)
+# Peers that are hidden from each other --------------------------------------------------------------------------------
+
+
+def bound(index, **changes):
+    """A rank that its cgroup shows one GPU, as its cuda:0."""
+    nvml = Enumeration(gpus=(gpu(0, uuid=f"GPU-{index}", pci=f"0000:{index}b:00.0"),))
+    return Data(**({"nvml": nvml, "functions": functions(4), "visible": 1} | changes))
+
+
+def test_ranks_that_a_cgroup_shows_one_gpu_each_are_a_warning_with_the_remedy():
+    (finding,) = found(*(bound(index, cuda_visible_devices="0") for index in range(4)), ranks_per_node=4)
+    assert (finding.code, finding.severity, finding.nodes) == ("GPU001.isolated", Severity.WARNING, ("n0",))
+    assert "n0: rank 0 sees 1 of 4 GPUs" in finding.message
+    assert "--gpu-bind=none" in finding.remedy
+    assert finding.env == {"NCCL_CUMEM_ENABLE": "1"}
+
+
+def test_ranks_that_a_variable_shows_one_gpu_each_are_good_to_know():
+    rows = (healthy(4, visible=1, cuda_visible_devices=str(index)) for index in range(4))
+    (finding,) = found(*rows, ranks_per_node=4)
+    assert (finding.code, finding.severity, finding.ranks) == ("GPU001.isolated", Severity.INFO, ())
+
+
+def test_only_the_host_whose_ranks_are_apart_is_named():
+    open_host = [healthy(2, host=1) for _ in range(2)]
+    (finding,) = [f for f in found(bound(0), bound(1), *open_host, ranks_per_node=2) if f.code == "GPU001.isolated"]
+    assert (finding.nodes, finding.ranks) == (("n0",), (0, 1))
+
+
+def test_one_rank_on_a_host_has_no_peer_to_be_hidden_from():
+    assert found(*(bound(n, functions=functions(1)) for n in range(2)), ranks_per_node=1) == []
+
+
+def test_ranks_that_see_all_gpus_in_another_order_are_not_apart():
+    rows = [healthy(2, cuda_visible_devices=value) for value in ("0,1", "1,0")]
+    assert found(*rows, ranks_per_node=2) == []
+
+
+def test_a_gpu_that_one_rank_cannot_open_is_lost_and_not_hidden():
+    lost = Data(nvml=Enumeration(gpus=(gpu(0), Gpu(index=1, error="GPU is lost"))), functions=functions(2), visible=2)
+    assert codes(healthy(2), lost, ranks_per_node=2) == ["GPU001.lost"]

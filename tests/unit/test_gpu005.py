@@ -59,6 +59,14 @@ def test_a_small_margin_before_the_job_is_a_warning(margin, findings):
     assert [finding.code for finding in found] == ["GPU005.margin"] * findings
 
 
+@pytest.mark.parametrize(
+    ("margin", "words"),
+    [(3, "84 C, 3 C below its slowdown temperature"), (-2, "84 C, 2 C above its slowdown temperature")],
+)
+def test_the_margin_is_said_in_words(margin, words):
+    assert words in with_fifth(CHECK, **clocks(celsius=84, margin_celsius=margin))[0].message
+
+
 def test_the_margin_can_be_set():
     options = Options(settings={"GPU005.margin_celsius": "2"})
     assert judged(CHECK, host_of({5: clocks(margin_celsius=5)}), options=options) == []

@@ -60,13 +60,36 @@ def test_a_bridge_on_other_numbers_is_no_missing_link():
     assert judged(CHECK, host_of(sick, count=4)) == []
 
 
-def test_without_a_majority_nobody_is_blamed():
-    assert judged(CHECK, host_of({0: links(down=[1])}, count=2)) == []
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_without_a_majority_nobody_is_blamed_and_all_are_listed(count):
+    (finding,) = judged(CHECK, host_of({index: links(down=[1, 4]) for index in range(count // 2)}, count=count))
+    assert (finding.code, finding.severity) == ("GPU006.uneven", Severity.WARNING)
+    assert (finding.gpus, finding.ranks, finding.nodes) == ((), (), ())
+    assert finding.evidence["links"] == [1, 4]
+    assert finding.evidence["down_on"] == [uuid_of(index) for index in range(count // 2)]
 
 
-@pytest.mark.parametrize("told", [(), LINKS[:6]])
-def test_links_that_are_not_told_are_no_finding(told):
-    assert with_fifth(CHECK, nvlinks=told) == []
+def test_half_of_the_cards_with_bridges_on_other_numbers_are_silent():
+    left, right = links(down=range(9)), links(down=range(9, 18))
+    assert judged(CHECK, host_of({index: left if index < 4 else right for index in range(8)})) == []
+
+
+def test_behind_switches_a_minority_with_its_links_up_is_told_too():
+    (finding,) = judged(CHECK, host_of({index: links(down=range(18)) for index in range(5)}))
+    assert (finding.code, finding.gpus) == ("GPU006.uneven", ())
+
+
+def test_a_gpu_that_tells_no_link_while_the_others_do_is_named():
+    (finding,) = with_fifth(CHECK, nvlinks=())
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU006.untold", Severity.WARNING, (uuid_of(5),))
+
+
+def test_where_only_some_tell_their_links_nobody_is_named():
+    assert judged(CHECK, host_of({index: {"nvlinks": ()} for index in range(4)})) == []
+
+
+def test_links_of_which_some_are_not_told_are_no_finding():
+    assert with_fifth(CHECK, nvlinks=LINKS[:6]) == []
 
 
 def test_replays_and_recoveries_are_a_warning():

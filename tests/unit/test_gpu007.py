@@ -2,8 +2,10 @@
 
 import pytest
 from cards import fabric, host_of, judged, uuid_of, with_fifth
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddpdiag.checks.gpu007 import CHECK
+from ddpdiag.checks.gpu007 import CHECK, health_words
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_device import Broken
 from ddpdiag.probes.gpu_links import Fabric
@@ -49,6 +51,55 @@ def test_a_degraded_fabric_is_told(changes, severity, words):
     (finding,) = with_fifth(CHECK, **fabric(**changes))
     assert (finding.code, finding.severity) == ("GPU007.fabric-health", severity)
     assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0x1 << 2, "routes are being recovered"),
+        (0x3 << 4, "routes are unhealthy until a reset"),
+        (0x1 << 6, "it recovers from an access that timed out"),
+        (0x2 << 8, "wrong system GUID"),
+        (0x3 << 8, "wrong serial number of the chassis"),
+        (0x4 << 8, "no partition"),
+        (0x5 << 8, "too few NVLinks"),
+        (0x6 << 8, "incompatible firmware of the GPU"),
+        (0x7 << 8, "wrong location"),
+        (0x8 << 8, "invalid state of the GPU"),
+        (0x9 << 8, "reason 9"),
+    ],
+)
+def test_every_bit_of_the_health_mask_has_its_words(mask, words):
+    (finding,) = with_fifth(CHECK, **fabric(health=3, health_mask=mask | 0x2))
+    assert (finding.severity, finding.gpus) == (Severity.WARNING, (uuid_of(5),))
+    assert words in finding.message
+
+
+def test_the_mask_is_read_as_nvml_defines_it():
+    pynvml = pytest.importorskip("pynvml")
+    if not hasattr(pynvml, "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_GFM_STATE"):
+        pytest.skip("an older pynvml")
+    for name, value in (
+        ("DEGRADED_BW", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE),
+        ("ROUTE_RECOVERY", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_TRUE),
+        ("ROUTE_UNHEALTHY", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_TRUE),
+        ("ACCESS_TIMEOUT_RECOVERY", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_TRUE),
+        ("PARTITION_ASSIGNED", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_PARTITION_ASSIGNED_FALSE),
+        ("GFM_STATE", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_GFM_STATE_DISCONNECTED),
+        ("INCORRECT_CONFIGURATION", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NO_PARTITION),
+    ):
+        shift = getattr(pynvml, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{name}")
+        assert sum(map(len, health_words(value << shift))) == 1, name
+
+
+def test_a_healthy_fabric_without_a_partition_is_good_to_know():
+    (finding,) = with_fifth(CHECK, **fabric(health=1, health_mask=0x2 << 12))
+    assert (finding.severity, "no partition is assigned" in finding.message) == (Severity.INFO, True)
+
+
+@given(st.integers(0, 0xFFFF))
+def test_no_mask_names_another_gpu(mask):
+    assert {gpu for finding in with_fifth(CHECK, **fabric(health_mask=mask)) for gpu in finding.gpus} <= {uuid_of(5)}
 
 
 def test_bits_that_say_no_are_healthy():

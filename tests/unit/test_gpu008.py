@@ -1,14 +1,12 @@
 """GPU008: who else uses a GPU."""
 
-from cards import host_of, judged, seen, uuid_of, with_fifth
+from cards import host_of, judged, uuid_of, with_fifth
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu001
+from ddpdiag.checks import gpu002, gpu003
 from ddpdiag.checks.gpu008 import CHECK
-from ddpdiag.checks.gpu_view import Data as Enumerated
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Process
-from ddpdiag.probes.nvml import Enumeration, Gpu
 
 FOREIGN = {"memory_used_bytes": 20 << 30, "processes": (Process(4711, 19 << 30),)}
 
@@ -36,13 +34,6 @@ def test_memory_that_an_idle_driver_holds_is_silent():
     assert judged(CHECK, host_of({5: FOREIGN}), options=options) == []
 
 
-def test_what_gpu001_says_is_not_said_twice():
-    before = Enumerated(nvml=Enumeration(gpus=(Gpu(index=5, uuid=uuid_of(5), used_bytes=20 << 30),)))
-    world = {"size": 8, "ranks_per_node": 8, "gpus": 8}
-    met = together(seen(host_of({5: FOREIGN})), seen_of(gpu001.CHECK, {0: before}, **world))
-    assert list(CHECK.judge(met.of(CHECK))) == []
-
-
 def test_a_prohibited_gpu_is_an_error():
     (finding,) = with_fifth(CHECK, compute_mode=2)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU008.prohibited", Severity.ERROR, (uuid_of(5),))
@@ -55,6 +46,20 @@ def test_an_exclusive_gpu_is_good_to_know_unless_somebody_has_it():
     assert (free.code, free.severity) == ("GPU008.exclusive", Severity.INFO)
     assert taken.severity is Severity.WARNING
     assert "pid 4711 has it" in taken.message
+
+
+def test_an_exclusive_gpu_that_two_ranks_take_is_a_warning_that_names_them():
+    rows = {rank: gpu002.Data(torch="2", gpus=(gpu002.TorchGpu("H100", uuid_of(0)),), chosen=0) for rank in range(2)}
+    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
+    look = seen_of(gpu003.CHECK, {0: host_of({0: {"compute_mode": 3}}, count=1)}, **world)
+    (finding,) = CHECK.judge(together(look, seen_of(gpu002.CHECK, rows, **world)).of(CHECK))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (0, 1))
+    assert "ranks 0-1 all take it" in finding.message
+
+
+def test_an_exclusive_gpu_for_one_rank_says_that_it_is_harmless():
+    (finding,) = with_fifth(CHECK, compute_mode=3)
+    assert "harmless with one rank for each GPU" in finding.message
 
 
 def test_mig_is_a_warning():

@@ -13,14 +13,14 @@ from ddpdiag.checks import all_checks, by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_device import Broken
-from ddpdiag.probes.gpu_health import Look
+from ddpdiag.probes.gpu_health import Look, tells_recovery
 from ddpdiag.probes.nvml import Enumeration, Trouble
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 CHECKS = [check for check in all_checks() if "GPU003" <= check.code <= "GPU009"]
-SILENT = ("clocks-benign", "healthy", "older-card", "rising", "two-models")
+SILENT = ("clocks-benign", "healthy", "older-card", "recovery-older-driver", "rising", "two-models")
 LOOK = """
 import sys
 from pathlib import Path
@@ -145,6 +145,18 @@ def test_a_field_with_a_code_of_its_own_is_not_read_past_it(looked):
     assert {gpu.recovery_action for gpu in looked("older-card").gpus} == {None}
 
 
+@pytest.mark.parametrize(
+    ("driver", "tells"),
+    [("570.86.15", True), ("590.1", True), ("1000.1", True), ("565.57.01", False), ("", False), (None, False)],
+)
+def test_the_recovery_action_is_asked_from_driver_570_on(driver, tells):
+    assert tells_recovery(driver) is tells
+
+
+def test_what_an_older_driver_says_in_that_field_is_not_taken_for_it(looked):
+    assert {gpu.recovery_action for gpu in looked("recovery-older-driver").gpus} == {None}
+
+
 def test_a_gpu_that_needs_a_reset_says_so_in_its_codes(looked):
     look = looked("reset-required")
     assert [gpu.broken for gpu in look.gpus] == [None] * 5 + [Broken.RESET_REQUIRED] + [None] * 2
@@ -162,6 +174,11 @@ def test_the_width_of_the_card_itself_comes_from_sysfs(libraries, tmp_path):
     (card / "max_link_width").write_text("16\n")
     look = decode(run(fake_nvml.build("pcie-x8", libraries), LOOK, 1, tmp_path).encode(), Look)
     assert [gpu.pcie.width_card for gpu in look.gpus] == [None] * 5 + [16] + [None] * 2
+
+
+@pytest.mark.parametrize("name", ["later-ecc", "later-gone", "later-links"])
+def test_a_gpu_that_falls_sick_later_is_well_before(looked, name):
+    assert looked(name) == looked("healthy")
 
 
 def test_a_counter_that_rises_is_seen_at_the_second_look(looked):
@@ -186,7 +203,7 @@ def test_a_call_that_hangs_leaves_the_gpu_as_the_last_step(libraries, tmp_path):
 
 def test_an_old_driver_does_not_break_the_enumeration(libraries):
     found = decode(run(fake_nvml.build("older-card", libraries), ENUMERATE).encode(), Enumeration)
-    assert [gpu.pids for gpu in found.gpus] == [None] * 8
+    assert [gpu.mig for gpu in found.gpus] == [None] * 8
     assert found.driver == "470.256.02"
 
 

@@ -52,7 +52,6 @@ def fake(**changes):
         "nvmlDeviceGetPciInfo": lambda _: SimpleNamespace(busId="00000000:1B:00.0"),
         "nvmlDeviceGetMemoryInfo": lambda _, version=None: SimpleNamespace(total=80 << 30, used=1 << 20),
         "nvmlDeviceGetMigMode": raising(NotSupported()),
-        "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=17)],
     }
     return SimpleNamespace(**(calls | changes))
 
@@ -72,9 +71,7 @@ def test_a_gpu_is_described_and_what_it_lacks_is_none(monkeypatch):
             uuid="GPU-1",
             pci="0000:1b:00.0",
             memory_bytes=80 << 30,
-            used_bytes=1 << 20,
             mig=None,
-            pids=(17,),
         ),
     )
 
@@ -108,7 +105,7 @@ def test_an_old_library_gives_memory_in_its_first_form(monkeypatch):
             raise NotSupported
         return SimpleNamespace(total=8, used=4)
 
-    assert enumerated(monkeypatch, nvmlDeviceGetMemoryInfo=info).gpus[0].used_bytes == 4
+    assert enumerated(monkeypatch, nvmlDeviceGetMemoryInfo=info).gpus[0].memory_bytes == 8
 
 
 def test_a_missing_pynvml_is_an_answer(monkeypatch):

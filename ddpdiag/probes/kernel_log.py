@@ -1,0 +1,135 @@
+"""What the NVIDIA driver said in the kernel's log: Xid lines of GPUs, SXid lines of NVSwitches.
+
+/dev/kmsg gives one record a read, "priority,sequence,microseconds,flags;text" and lines of its own that begin with a
+blank (the kernel's Documentation/ABI/testing/dev-kmsg). The microseconds are the kernel's local clock: it stands still
+while the host is suspended, as CLOCK_MONOTONIC does, and is not adjusted, so that it may be minutes off after months.
+The sequence is exact. Where kernel.dmesg_restrict is set, only CAP_SYSLOG may read it.
+"""
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+KMSG = Path("/dev/kmsg")
+# Longer than any record: the kernel refuses a smaller buffer (PRINTKRB_RECORD_MAX, CONSOLE_EXT_LOG_MAX).
+_RECORD_BYTES = 16384
+# The largest ring that a kernel can be built with is 32 MiB (CONFIG_LOG_BUF_SHIFT 25).
+_MOST_BYTES = 64 << 20
+_MOST_TEXT = 300
+# Of one device and one number: a program that fails in a loop writes thousands.
+MOST_LINES = 20
+
+_RECORD = re.compile(r"\d+,(\d+),(\d+),[^;]*;(.*)")
+_ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
+# A slice of a GPU is named behind the address ("GPU-I:05"); drivers of old left out "PCI:".
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_ADDRESS}[^)]*\): (\d+)(?:, *(.*))?$")
+# The lines that follow ("Severity ...", "Data ...") tell NVIDIA's engineers more of the same.
+_SXID = re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_ADDRESS}\): (\d+), ((?:Non-fatal|Fatal).*)$")
+
+
+class Xid(Struct, frozen=True, kw_only=True):
+    """A line: the device ("0000:65:00", without its function), the number, and the text behind it.
+
+    `line` is the record's sequence number since boot, `seconds` its time on the kernel's clock.
+    """
+
+    pci: str
+    code: int
+    text: str
+    line: int
+    seconds: float
+    switch: bool = False
+
+
+class KernelLog(Struct, frozen=True, kw_only=True):
+    """The lines in the ring, oldest first, of each device and number the newest ones; or `error`.
+
+    `last` is the sequence number of the newest record of any kind, `now_seconds` the kernel's clock.
+    """
+
+    xids: tuple[Xid, ...] = ()
+    last: int | None = None
+    now_seconds: float = 0.0
+    error: str | None = None
+
+
+def kmsg_path(env: Mapping[str, str]) -> Path:
+    """Where the kernel's log lies: $DDPDIAG_KMSG (a host's, mounted into a container, or a test's), else /dev/kmsg."""
+    return Path(env.get("DDPDIAG_KMSG") or KMSG)
+
+
+def kernel_log(path: Path) -> KernelLog:
+    """All that the ring still holds; does not wait for more."""
+    try:
+        content = _content(path)
+    except OSError as error:
+        return KernelLog(error=f"{path}: {error.strerror}")
+    records = tuple(_records(content))
+    return KernelLog(
+        xids=tuple(_newest(records)),
+        last=records[-1][0] if records else None,
+        now_seconds=time.clock_gettime(time.CLOCK_MONOTONIC),
+    )
+
+
+def last_line(path: Path) -> int | None:
+    """The sequence number of the newest record; None where the log cannot be read, or is empty."""
+    return kernel_log(path).last
+
+
+def _content(path: Path) -> str:
+    content = bytearray()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while len(content) < _MOST_BYTES:
+            try:
+                part = os.read(descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # what came next was overwritten meanwhile; the following read goes on behind it
+            if not part:
+                break
+            content += part
+    finally:
+        os.close(descriptor)
+    return content.decode(errors="replace")
+
+
+def _records(content: str) -> Iterator[tuple[int, float, str]]:
+    for line in content.split("\n"):
+        if found := _RECORD.match(line):
+            yield int(found[1]), int(found[2]) / 1e6, found[3]
+
+
+def _newest(records: tuple[tuple[int, float, str], ...]) -> list[Xid]:
+    kept: dict[tuple[str, int], int] = defaultdict(int)
+    xids: list[Xid] = []
+    for line, seconds, text in reversed(records):
+        xid = parse(text, line, seconds)
+        if xid is not None and kept[xid.pci, xid.code] < MOST_LINES:
+            kept[xid.pci, xid.code] += 1
+            xids.append(xid)
+    return xids[::-1]
+
+
+def parse(text: str, line: int = 0, seconds: float = 0.0) -> Xid | None:
+    """The Xid or SXid in a record's text, or None."""
+    gpu, switch = _XID.search(text), _SXID.search(text)
+    found = gpu or switch
+    if found is None:
+        return None
+    domain, rest, code, said = found.groups()
+    return Xid(
+        pci=f"{int(domain, 16):04x}:{rest.lower()}",
+        code=int(code),
+        text=(said or "").strip()[:_MOST_TEXT],
+        line=line,
+        seconds=seconds,
+        switch=gpu is None,
+    )

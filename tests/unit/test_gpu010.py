@@ -1,0 +1,235 @@
+"""GPU010: what rises while a run loads the GPUs."""
+
+import pytest
+from cards import LINKS, clocks, healthy, host_of, memory, pcie, uuid_of
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import seen_of, together
+
+from ddpdiag.checks import gpu003
+from ddpdiag.checks.gpu010 import CHECK
+from ddpdiag.checks.gpu_rises import COUNTERS
+from ddpdiag.model import Options, Severity, Status
+from ddpdiag.probes.gpu_device import Broken
+from ddpdiag.probes.gpu_health import Health, Look
+from ddpdiag.probes.gpu_links import Fabric
+
+WORLD = {"size": 8, "ranks_per_node": 8, "gpus": 8}
+
+
+def at(look, seconds):
+    return structs.replace(look, boot_seconds=seconds)
+
+
+def judged(before, after, *, seconds=30.0, **world):
+    """The findings where the second look came so many seconds after the first one."""
+    place = WORLD | world
+    first = seen_of(gpu003.CHECK, {0: at(before, 1000.0)}, **place)
+    second = seen_of(CHECK, {0: at(after, 1000.0 + seconds)}, **place)
+    return list(CHECK.judge(together(second, first)))
+
+
+def fifth(*, before=None, after=None, **more):
+    return judged(host_of({5: before or {}}), host_of({5: after or {}}), **more)
+
+
+def links(**changes):
+    return {"nvlinks": tuple(structs.replace(link, **changes.get(f"link{link.number}", {})) for link in LINKS)}
+
+
+def test_what_stays_as_it_is_is_silent():
+    sick = {5: memory(uncorrected=7, corrected=900, uncorrectable_remaps=3, remap_pending=True)}
+    assert judged(host_of(sick), host_of(sick)) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "severity", "action", "after"),
+    [
+        ("uncorrected", Severity.ERROR, "reset", memory(uncorrected=2)),
+        ("sram", Severity.ERROR, "reset", memory(uncorrected=1, sram_uncorrected=1)),
+        ("remap-pending", Severity.ERROR, "reset", memory(remap_pending=True)),
+        ("remap-failed", Severity.ERROR, "isolate", memory(remap_failed=True)),
+        ("retirement-pending", Severity.ERROR, "reset", memory(retirement_pending=True)),
+        ("broken", Severity.ERROR, "reboot", {"broken": Broken.RESET_REQUIRED}),
+        ("recovery", Severity.ERROR, "reset", {"recovery_action": 1}),
+        ("recovery", Severity.ERROR, "reboot", {"recovery_action": 2}),
+        ("corrected", Severity.INFO, "monitor", memory(corrected=3)),
+        ("corrected", Severity.WARNING, "monitor", memory(corrected=20_000_001)),
+        ("pcie-replays", Severity.WARNING, "monitor", {}),
+        ("nvlink-errors", Severity.WARNING, "monitor", links(link3={"recoveries": 2})),
+        ("nvlink-errors", Severity.WARNING, "monitor", links(link3={"replays": 1})),
+        ("nvlink-crc", Severity.INFO, "monitor", links(link3={"crc_errors": 3000})),
+        ("nvlink-crc", Severity.WARNING, "monitor", links(link3={"crc_errors": 3001})),
+        ("nvlink-down", Severity.ERROR, "reset", links(link3={"up": False})),
+        ("slowdown", Severity.WARNING, "monitor", clocks(events=0x81)),
+        ("slowdown", Severity.WARNING, "monitor", clocks(events=0x20)),
+    ],
+)
+def test_what_rises_or_comes_up_names_the_gpu_with_its_remedy(word, severity, action, after):
+    if word == "pcie-replays":
+        (finding,) = fifth(before=pcie(replays=10), after=pcie(replays=450))
+    else:
+        (finding,) = fifth(after=after)
+    assert (finding.code, finding.severity) == (f"GPU010.{word}", severity)
+    assert (finding.gpus, finding.nodes, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), action)
+    assert finding.message.startswith("GPU 5 on n0 (GPU-0-5, PCI 0000:5b:00.0): ")
+    assert finding.evidence["seconds"] == 30.0
+
+
+def test_rows_and_pages_that_were_replaced_are_told_by_their_cause():
+    before = memory(uncorrectable_remaps=3, correctable_remaps=3, retired_pages=3)
+    after = memory(uncorrectable_remaps=4, correctable_remaps=5, retired_pages=6)
+    found = {finding.code: finding for finding in fifth(before=before, after=after)}
+    assert {code: finding.severity for code, finding in found.items()} == {
+        "GPU010.remapped": Severity.ERROR,
+        "GPU010.remapped-corrected": Severity.WARNING,
+        "GPU010.retired": Severity.WARNING,
+    }
+    assert "rose from 3 to 4 within 30.0 s" in found["GPU010.remapped"].message
+
+
+@pytest.mark.parametrize(("rise", "severity"), [(8, Severity.INFO), (9, Severity.WARNING)])
+def test_a_few_replays_a_minute_are_normal(rise, severity):
+    (finding,) = fifth(before=pcie(replays=0), after=pcie(replays=rise))
+    assert finding.severity is severity
+    (longer,) = fifth(before=pcie(replays=0), after=pcie(replays=rise), seconds=120)
+    assert longer.severity is Severity.INFO
+
+
+def test_a_link_without_a_switch_that_goes_down_is_a_warning():
+    alone = {"fabric": Fabric()}
+    (finding,) = fifth(before=alone, after=alone | links(link3={"up": False}))
+    assert finding.severity is Severity.WARNING
+
+
+def test_the_limits_can_be_set():
+    options = Options(settings={"GPU010.pcie_replays_per_minute": "500", "GPU010.crc_per_second": "1e6"})
+    before, after = pcie(replays=0), pcie(replays=400) | links(link3={"crc_errors": 3001})
+    assert {finding.severity for finding in fifth(before=before, after=after, options=options)} == {Severity.INFO}
+
+
+def test_a_gpu_that_cannot_be_opened_any_more_is_gone():
+    after = host_of()
+    gpus = (*after.gpus[:5], Health(index=5, error="GPU is lost"), *after.gpus[6:])
+    (finding,) = judged(host_of(), structs.replace(after, gpus=gpus))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU010.gone", Severity.ERROR, (uuid_of(5),))
+    assert "30.0 s later it is gone (NVML says 'GPU is lost')" in finding.message
+
+
+def test_a_gpu_that_is_not_listed_any_more_is_gone_and_the_rest_is_not_mixed_up():
+    after = host_of()
+    renumbered = tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(after.gpus[:5] + after.gpus[6:]))
+    (finding,) = judged(host_of(), structs.replace(after, gpus=renumbered))
+    assert (finding.code, finding.gpus) == ("GPU010.gone", (uuid_of(5),))
+    assert "NVML lists 7 GPUs without it" in finding.message
+
+
+def test_a_gpu_that_was_lost_before_is_left_to_gpu001():
+    look = structs.replace(host_of(), gpus=(*host_of().gpus[:5], Health(index=5, error="GPU is lost")))
+    assert judged(look, look) == []
+
+
+def test_a_second_look_that_fails_is_unknown_and_not_healthy():
+    (finding,) = judged(host_of(), Look(error="Unknown Error"))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU010.unreadable", Severity.WARNING, ())
+    assert "UNKNOWN" in finding.message
+
+
+def test_a_second_look_that_hung_is_left_to_run003():
+    first = seen_of(gpu003.CHECK, {0: host_of()}, **WORLD)
+    second = seen_of(CHECK, {}, statuses={0: Status.HUNG}, **WORLD)
+    assert list(CHECK.judge(together(second, first))) == []
+
+
+def test_ranks_that_see_a_gpu_of_their_own_each_are_held_against_themselves():
+    parts = {rank: Look(gpus=(healthy(rank),)) for rank in range(8)}
+    later = parts | {5: Look(gpus=(healthy(5, **memory(uncorrected=1)),))}
+    met = together(seen_of(CHECK, later, **WORLD), seen_of(gpu003.CHECK, parts, **WORLD))
+    (finding,) = CHECK.judge(met)
+    assert finding.gpus == (uuid_of(5),)
+
+
+def test_a_gpu_that_two_ranks_see_is_one_finding():
+    looks = dict.fromkeys((0, 1), host_of())
+    later = dict.fromkeys((0, 1), host_of({5: memory(uncorrected=1)}))
+    met = together(seen_of(CHECK, later, **WORLD), seen_of(gpu003.CHECK, looks, **WORLD))
+    assert len(list(CHECK.judge(met))) == 1
+
+
+# Any numbers ----------------------------------------------------------------------------------------------------------
+
+COUNTS = st.one_of(st.none(), st.integers(0, 1 << 40))
+
+
+def counts(drawn):
+    names = (
+        "uncorrected",
+        "sram_uncorrected",
+        "uncorrectable_remaps",
+        "correctable_remaps",
+        "retired_pages",
+        "corrected",
+    )
+    return memory(**dict(zip(names, drawn, strict=True)))
+
+
+@given(st.tuples(*[COUNTS] * 6), st.tuples(*[COUNTS] * 6), st.floats(0, 1e6))
+def test_a_finding_says_a_rise_and_never_a_fall(before, after, seconds):
+    for finding in fifth(before=counts(before), after=counts(after), seconds=seconds):
+        assert finding.evidence["after"] > finding.evidence["before"]
+        assert finding.gpus == (uuid_of(5),)
+
+
+@given(st.tuples(*[COUNTS] * 6))
+def test_equal_counters_are_silent(same):
+    assert fifth(before=counts(same), after=counts(same)) == []
+
+
+@given(st.integers(0, 1 << 20), st.integers(1, 1 << 20))
+def test_every_uncorrectable_error_is_told_whatever_was_there_before(old, rise):
+    (finding,) = fifth(before=memory(uncorrected=old), after=memory(uncorrected=old + rise))
+    assert (finding.evidence["before"], finding.evidence["after"]) == (old, old + rise)
+
+
+@given(st.sets(st.integers(0, 7)))
+def test_exactly_the_gpus_whose_counters_rose_are_named(risen):
+    found = judged(host_of(), host_of({index: memory(uncorrected=1) for index in risen}))
+    assert {gpu for finding in found for gpu in finding.gpus} == {uuid_of(index) for index in risen}
+
+
+@given(st.integers(0, 0xFFF), st.integers(0, 0xFFF))
+def test_only_harmful_bits_that_are_new_are_told(before, after):
+    found = fifth(before=clocks(events=before), after=clocks(events=after))
+    assert bool(found) is bool(after & ~before & (0x8 | 0x20 | 0x40 | 0x80))
+
+
+def test_clocks_that_only_one_look_told_are_no_change():
+    assert fifth(before=clocks(events=None), after=clocks(events=0x80)) == []
+    assert fifth(before=clocks(events=0), after=clocks(events=None)) == []
+
+
+def test_counters_have_words_of_their_own():
+    assert len({counter.word for counter in COUNTERS}) == len(COUNTERS)
+
+
+# Who asks -------------------------------------------------------------------------------------------------------------
+
+
+def planned(rows, **world):
+    met = seen_of(gpu003.CHECK, rows, **(WORLD | world)).of(CHECK)
+    return [group for trial in CHECK.plan(met) for group in trial.groups], CHECK.moot(met)
+
+
+def test_who_saw_gpus_asks_them_again():
+    assert planned({0: host_of(), 8: host_of(host=1)}, size=16) == ([(0,), (8,)], None)
+
+
+def test_who_saw_none_does_not_and_the_reason_is_told():
+    assert planned({0: host_of(), 8: Look(error="gone")}, size=16)[0] == [(0,)]
+    groups, reason = planned({0: Look(error="gone")})
+    assert (groups, reason) == ([], "GPU003 (memory-errors) saw no GPU to compare with")
+
+
+def test_it_runs_after_everything_else():
+    assert CHECK.last

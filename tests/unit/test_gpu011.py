@@ -1,0 +1,205 @@
+"""GPU011: what the kernel's log says of GPUs."""
+
+import pytest
+from cards import host_of, seen, uuid_of
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import seen_of, together
+
+from ddpdiag.checks import gpu002, gpu003
+from ddpdiag.checks.gpu011 import CHECK
+from ddpdiag.checks.xids import XIDS, Kind, meaning_of
+from ddpdiag.model import Options, Severity
+from ddpdiag.probes.gpu_health import Health
+from ddpdiag.probes.kernel_log import KernelLog, Xid
+
+NOW, START = 50_000.0, 1000
+FALLEN = "pid=1234, name=python, GPU has fallen off the bus."
+RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+REBOOT = "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)"
+NONE = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+
+def xid(code, index=5, *, text="", ago=600.0, line=START - 10, switch=False):
+    """A line about that GPU of host_of(), so many seconds ago; a line above START came during the run."""
+    return Xid(pci=f"0000:{index}b:00", code=code, text=text, line=line, seconds=NOW - ago, switch=switch)
+
+
+def log_of(*xids):
+    return KernelLog(xids=xids, last=START + 100, now_seconds=NOW)
+
+
+def judged(log, look=None, *, start=START, options=None, more=()):
+    world = {"size": 8, "ranks_per_node": 8, "gpus": 8} | ({"options": options} if options else {})
+    look = structs.replace(host_of() if look is None else look, kernel_line=start)
+    met = together(seen_of(CHECK, {0: log}, **world), seen_of(gpu003.CHECK, {0: look}, **world))
+    for other in more:
+        met = together(met, other)
+    return list(CHECK.judge(met))
+
+
+def test_a_quiet_log_is_silent():
+    assert judged(log_of()) == []
+
+
+def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it():
+    (finding,) = judged(log_of(xid(79, text=FALLEN)))
+    assert (finding.code, finding.severity) == ("GPU011.xid", Severity.ERROR)
+    assert (finding.gpus, finding.nodes, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), "reboot")
+    assert "GPU 5 on n0 (GPU-0-5, PCI 0000:5b:00.0): Xid 79 (pid=1234" in finding.message
+    assert "10 min ago" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "before", "during", "action"),
+    [
+        (54, "", Severity.ERROR, Severity.ERROR, "isolate"),
+        (151, "", Severity.ERROR, Severity.ERROR, "reboot"),
+        (48, "", Severity.WARNING, Severity.ERROR, "reset"),
+        (119, "", Severity.WARNING, Severity.ERROR, "reset"),
+        (74, "", Severity.WARNING, Severity.ERROR, "monitor"),
+        (31, "", Severity.INFO, Severity.ERROR, "none"),
+        (94, "", Severity.INFO, Severity.ERROR, "none"),
+        (43, "", Severity.INFO, Severity.INFO, "none"),
+        (45, "", Severity.INFO, Severity.INFO, "none"),
+        (63, "", Severity.INFO, Severity.INFO, "none"),
+        (154, RESET, Severity.WARNING, Severity.ERROR, "reset"),
+        (154, REBOOT, Severity.ERROR, Severity.ERROR, "reboot"),
+        (154, NONE, Severity.INFO, Severity.INFO, "none"),
+        (154, "garbled", Severity.WARNING, Severity.WARNING, "monitor"),
+        (999, "something new", Severity.WARNING, Severity.WARNING, "monitor"),
+    ],
+)
+def test_each_number_has_its_severity_before_and_during_the_run(code, text, before, during, action):
+    (old,) = judged(log_of(xid(code, text=text)))
+    (new,) = judged(log_of(xid(code, text=text, line=START + 1, ago=1)))
+    assert (old.severity, new.severity, old.evidence["action"]) == (before, during, action)
+    assert "during this run" in new.message
+    assert "during this run" not in old.message
+    assert old.gpus == new.gpus == (uuid_of(5),)
+
+
+def test_a_number_that_nobody_knows_is_told_with_its_own_text():
+    (finding,) = judged(log_of(xid(999, text="something new")))
+    assert "something new" in finding.message
+    assert "docs.nvidia.com" in finding.remedy
+
+
+def test_an_a100_that_could_not_replace_a_row_needs_a_reboot():
+    line = xid(64)
+    assert meaning_of(line, "NVIDIA A100-SXM4-80GB").action.value == "reboot"
+    assert meaning_of(line, "NVIDIA H100").action.value == "reset"
+
+
+def test_lines_beyond_the_window_are_old():
+    assert judged(log_of(xid(79, ago=2 * 3600 + 1))) == []
+    assert len(judged(log_of(xid(79, ago=2 * 3600 - 1)))) == 1
+    options = Options(settings={"GPU011.window_hours": "24"})
+    assert len(judged(log_of(xid(79, ago=10 * 3600)), options=options)) == 1
+
+
+def test_a_line_whose_clock_is_ahead_is_not_lost():
+    assert len(judged(log_of(xid(79, ago=-5)))) == 1
+
+
+def test_repeated_lines_are_counted():
+    (finding,) = judged(log_of(*(xid(31, ago=100 - n, line=START - 10 + n) for n in range(14))))
+    assert (finding.evidence["count"], finding.evidence["count_during_run"]) == (14, 3)
+    assert "14 times, the last one 87 s ago" in finding.message
+
+
+def test_two_gpus_are_two_findings_and_the_others_are_not_named():
+    found = judged(log_of(xid(48, 2), xid(48, 5)))
+    assert [finding.gpus for finding in found] == [(uuid_of(2),), (uuid_of(5),)]
+
+
+def test_without_a_first_look_nothing_is_known_to_be_of_this_run():
+    (finding,) = judged(log_of(xid(48, line=START + 5)), start=None)
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_switch_is_named_by_its_address_and_no_gpu_is():
+    fatal = Xid(pci="0000:c1:00", code=20034, text="Fatal, Link 30", line=1, seconds=NOW - 60, switch=True)
+    (finding,) = judged(log_of(fatal))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU011.sxid", Severity.WARNING, ())
+    assert "NVSwitch (PCI 0000:c1:00): SXid 20034 (Fatal, Link 30)" in finding.message
+    (recent,) = judged(log_of(structs.replace(fatal, line=START + 1)))
+    assert (recent.severity, recent.evidence["action"]) == (Severity.ERROR, "reset")
+
+
+def test_what_a_switch_calls_not_fatal_is_a_warning_at_any_time():
+    minor = Xid(pci="0000:c1:00", code=12028, text="Non-fatal, Link 32", line=START + 1, seconds=NOW, switch=True)
+    assert [finding.severity for finding in judged(log_of(minor))] == [Severity.WARNING]
+
+
+def test_a_gpu_that_is_none_of_this_jobs_is_only_told():
+    world = {"size": 2, "ranks_per_node": 2, "gpus": 2}
+    gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid_of(index)) for index in (0, 1))
+    rows = {rank: gpu002.Data(torch="2", gpus=gpus, chosen=rank) for rank in (0, 1)}
+    met = together(seen_of(CHECK, {0: log_of(xid(79))}, **world), seen_of(gpu003.CHECK, {0: host_of()}, **world))
+    (finding,) = CHECK.judge(together(met, seen_of(gpu002.CHECK, rows, **world)))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU011.elsewhere", Severity.INFO, ())
+    assert "0000:5b:00" in finding.message
+
+
+def test_a_strange_address_is_told_where_all_gpus_of_the_job_are_known():
+    (finding,) = judged(log_of(xid(79, index=9)))
+    assert (finding.code, finding.severity) == ("GPU011.elsewhere", Severity.INFO)
+
+
+def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names():
+    look = host_of()
+    lost = structs.replace(look, gpus=(*look.gpus[:5], Health(index=5, error="GPU is lost"), *look.gpus[6:]))
+    (finding,) = judged(log_of(xid(79)), lost)
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU011.xid", Severity.ERROR, ())
+    assert "n0, a GPU that could not be looked at (PCI 0000:5b:00)" in finding.message
+    assert "INDEX" not in finding.remedy
+
+
+def test_a_closed_log_is_good_to_know_and_changes_no_verdict():
+    (finding,) = judged(KernelLog(error="/dev/kmsg: Operation not permitted"))
+    assert (finding.code, finding.severity, finding.nodes) == ("GPU011.unread", Severity.INFO, ("n0",))
+    assert "dmesg | grep -i xid" in finding.remedy
+
+
+def test_a_closed_log_is_unknown_to_whom_asked_for_it():
+    options = Options(select=("GPU003", "GPU011"))
+    (finding,) = judged(KernelLog(error="/dev/kmsg: Operation not permitted"), options=options)
+    assert (finding.code, finding.severity) == ("GPU011.unreadable", Severity.WARNING)
+
+
+def test_hosts_with_closed_logs_are_one_finding():
+    rows = {8 * host: KernelLog(error="closed") for host in range(3)}
+    (finding,) = CHECK.judge(seen_of(CHECK, rows, size=24, ranks_per_node=8, gpus=8))
+    assert finding.nodes == ("n0", "n1", "n2")
+
+
+def test_one_rank_of_each_host_with_gpus_reads_once():
+    assert [trial.groups for trial in CHECK.plan(seen(host_of(), host_of(host=1)).of(CHECK))] == [((0,), (8,))]
+    assert CHECK.plan(seen(gpus=0, size=8).of(CHECK)) == ()
+    assert CHECK.last
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 200), st.integers(0, 7), st.integers(0, 2 * START), st.floats(0, 20_000)), max_size=30
+    )
+)
+def test_only_gpus_with_lines_within_the_window_are_named(lines):
+    found = judged(log_of(*(xid(code, index, line=line, ago=ago) for code, index, line, ago in lines)))
+    expected = {uuid_of(index) for _, index, _, ago in lines if ago <= 7200}
+    assert {uuid for finding in found for uuid in finding.gpus} == expected
+
+
+def test_the_table_is_that_of_the_sources():
+    by_action = {}
+    for code, meaning in XIDS.items():
+        if meaning.kind is Kind.DEVICE:
+            by_action.setdefault(meaning.action.value, set()).add(code)
+    assert by_action["isolate"] == {54}
+    assert by_action["reboot"] == {79, 151, 168}
+    assert by_action["reset"] >= {48, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158}
+    assert by_action["monitor"] == {74, *range(144, 151)}
+    assert {code for code, meaning in XIDS.items() if meaning.kind is Kind.PROGRAM} >= {13, 31, 94, 126}
+    assert {code for code, meaning in XIDS.items() if meaning.kind is Kind.HARMLESS} >= {43, 63, 92, 121}

@@ -1,0 +1,222 @@
+"""Who is who: a sick GPU is named by its UUID with the ranks that take it, however the job counts its GPUs.
+
+Each job is told twice: as torch sees it, and by CUDA_VISIBLE_DEVICES alone, where torch could not say.
+"""
+
+import pytest
+from cards import host_of, memory, uuid_of
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import seen_of, together, with_arrivals
+
+from ddpdiag.checks import gpu001, gpu002, gpu003
+from ddpdiag.checks.gpu_cards import cards_of
+from ddpdiag.checks.gpu_shown import visible_uuids
+from ddpdiag.checks.gpu_view import Data as Enumerated
+from ddpdiag.model import Severity
+from ddpdiag.probes.gpus import device_index
+from ddpdiag.probes.nvml import Enumeration, Gpu
+
+ALL = tuple(uuid_of(index) for index in range(8))
+
+
+def listed(count=8, *, model=lambda _: "NVIDIA H100", mig=(), lost=()):
+    """What NVML lists, in the order of the PCI bus."""
+    return tuple(
+        Gpu(index=index, error="GPU is lost")
+        if index in lost
+        else Gpu(index=index, name=model(index), uuid=uuid_of(index), pci=f"0000:{index}b:00.0", mig=index in mig)
+        for index in range(count)
+    )
+
+
+def row(value, visible, gpus=None):
+    gpus = listed() if gpus is None else gpus
+    return Enumerated(nvml=Enumeration(gpus=gpus), visible=visible, cuda_visible_devices=value)
+
+
+def torch_row(uuids, local_rank):
+    gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid) for uuid in uuids)
+    return gpu002.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=device_index(local_rank, len(gpus)))
+
+
+def job(look, values, *, torch=None, gpus=None, visible=None):
+    """One host: what each rank's variable says, what torch shows to each (None: nothing), how many GPUs are visible."""
+    count = len(values)
+    shown = [visible] * count if visible is not None else [len(v.split(",")) if v is not None else 8 for v in values]
+    world = {"size": count, "ranks_per_node": count, "gpus": 8}
+    met = seen_of(gpu003.CHECK, {0: look}, **world)
+    met = together(met, seen_of(gpu001.CHECK, {r: row(v, shown[r], gpus) for r, v in enumerate(values)}, **world))
+    if torch is not None:
+        met = together(met, seen_of(gpu002.CHECK, {r: torch_row(u, r) for r, u in enumerate(torch)}, **world))
+    arrivals = met.world.arrivals
+    return with_arrivals(met, {rank: structs.replace(arrivals[rank], gpus=shown[rank]) for rank in arrivals})
+
+
+def blamed(met):
+    """What GPU003 says, as UUIDs with their ranks and severities."""
+    return {finding.gpus: (finding.ranks, finding.severity) for finding in gpu003.CHECK.judge(met)}
+
+
+SICK = host_of({5: memory(uncorrected=1)})
+FIFTH = (uuid_of(5),)
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+@pytest.mark.parametrize(
+    ("value", "order", "ranks"),
+    [
+        ("7,6,5,4,3,2,1,0", (7, 6, 5, 4, 3, 2, 1, 0), (2,)),
+        ("5,4,3,2,1,0", (5, 4, 3, 2, 1, 0), (0,)),
+        (",".join(reversed(ALL)), (7, 6, 5, 4, 3, 2, 1, 0), (2,)),
+        ("GPU-0-6,GPU-0-5", (6, 5), (1,)),
+        (None, range(8), (5,)),
+    ],
+)
+def test_a_permuted_variable_names_the_right_gpu_and_rank(value, order, ranks, with_torch):
+    uuids = [uuid_of(index) for index in order]
+    met = job(SICK, [value] * len(uuids), torch=[uuids] * len(uuids) if with_torch else None)
+    assert blamed(met) == {FIFTH: (ranks, Severity.ERROR)}
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+@pytest.mark.parametrize("value", ["7,6", "0,1,2,3,4", "GPU-0-7,GPU-0-6"])
+def test_a_gpu_that_the_variable_leaves_out_is_somebody_elses(value, with_torch):
+    count = len(value.split(","))
+    uuids = [uuid_of(int(entry[-1])) for entry in value.split(",")]
+    assert blamed(job(SICK, [value] * count, torch=[uuids] * count if with_torch else None)) == {}
+
+
+def test_what_torch_says_counts_more_than_the_variable():
+    # CUDA counts the fastest first, unless CUDA_DEVICE_ORDER says otherwise: its 1 may be NVML's 5.
+    met = job(SICK, ["0,1"] * 2, torch=[[uuid_of(3), uuid_of(5)]] * 2)
+    assert blamed(met) == {FIFTH: ((1,), Severity.ERROR)}
+
+
+def test_each_rank_may_name_its_own_gpu():
+    met = job(SICK, [str(7 - rank) for rank in range(8)])
+    assert blamed(met) == {FIFTH: ((2,), Severity.ERROR)}
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_two_ranks_on_one_gpu_are_both_named(with_torch):
+    torch = [[uuid_of(5)]] * 2 if with_torch else None
+    met = job(SICK, ["5", "5"], torch=torch)
+    assert blamed(met) == {FIFTH: ((0, 1), Severity.ERROR)}
+    if with_torch:
+        (shared,) = [f for f in gpu002.CHECK.judge(met.of(gpu002.CHECK)) if f.code == "GPU002.shared"]
+        assert (shared.ranks, shared.gpus) == ((0, 1), FIFTH)
+
+
+def test_a_rank_without_a_gpu_takes_none_and_is_told():
+    met = job(SICK, ["5", ""], visible=None)
+    arrivals = {r: structs.replace(a, gpus=1 - r) for r, a in met.world.arrivals.items()}
+    met = with_arrivals(met, arrivals)
+    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
+    rows = {0: row("5", 1), 1: row("", 0)}
+    found = list(gpu001.CHECK.judge(seen_of(gpu001.CHECK, rows, size=2, gpus=1)))
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("GPU001.hidden", Severity.ERROR, (1,))]
+
+
+def test_fewer_gpus_than_promised_are_told_and_the_rest_is_still_who_it_is():
+    rows = {rank: structs.replace(row(None, 7, listed(7)), promised=8) for rank in range(8)}
+    found = list(gpu001.CHECK.judge(seen_of(gpu001.CHECK, rows, ranks_per_node=8, gpus=7)))
+    assert [(f.code, f.severity) for f in found] == [("GPU001.fewer", Severity.ERROR)]
+    look = host_of({5: memory(uncorrected=1)}, count=7)
+    met = job(look, [None] * 8, gpus=listed(7), visible=7)
+    assert blamed(met) == {FIFTH: ((5,), Severity.ERROR)}
+
+
+# Slices ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_belongs_to_the_gpu_that_its_older_name_says():
+    cut = listed(mig=(3, 5))
+    met = job(SICK, [f"MIG-{uuid_of(5)}/1/0", f"MIG-{uuid_of(3)}/1/0"], gpus=cut, visible=1)
+    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
+
+
+def test_a_slice_of_the_only_gpu_that_is_cut_belongs_to_it():
+    met = job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(5,)), visible=1)
+    assert blamed(met) == {FIFTH: ((0, 1), Severity.ERROR)}
+
+
+def test_a_slice_that_may_be_of_several_gpus_leaves_a_warning_that_says_so():
+    met = job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(3, 5)), visible=1)
+    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
+    (finding,) = gpu003.CHECK.judge(met)
+    assert "UNKNOWN whether this job may use it" in finding.message
+
+
+def test_a_uuid_of_a_slice_in_torch_does_not_hide_its_gpu():
+    met = job(SICK, [f"MIG-{uuid_of(5)}/1/0"], torch=[["GPU-slice"]], gpus=listed(mig=(5,)), visible=1)
+    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
+
+
+# What cannot be decided -----------------------------------------------------------------------------------------------
+
+
+def test_indices_among_different_models_are_no_certainty():
+    mixed = listed(model=lambda index: "NVIDIA H100" if index < 4 else "NVIDIA L4")
+    met = job(SICK, ["5", "6"], gpus=mixed)
+    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
+
+
+def test_uuids_among_different_models_are_certain():
+    mixed = listed(model=lambda index: "NVIDIA H100" if index < 4 else "NVIDIA L4")
+    assert blamed(job(SICK, [uuid_of(5), uuid_of(6)], gpus=mixed)) == {FIFTH: ((0,), Severity.ERROR)}
+
+
+def test_where_a_gpu_is_lost_indices_are_no_certainty():
+    # CUDA leaves it out and counts on.
+    met = job(SICK, ["4", "6"], gpus=listed(lost=(2,)))
+    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
+
+
+def test_one_rank_that_did_not_answer_leaves_the_gpus_uncertain():
+    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
+    met = together(seen_of(gpu003.CHECK, {0: SICK}, **world), seen_of(gpu001.CHECK, {0: row("0", 1)}, **world))
+    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
+
+
+def test_a_gpu_that_a_rank_is_known_to_take_is_an_error_even_so():
+    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
+    met = together(seen_of(gpu003.CHECK, {0: SICK}, **world), seen_of(gpu001.CHECK, {0: row("5", 1)}, **world))
+    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [
+        ("GPU-0-5", FIFTH),
+        ("GPU-0", ()),  # fits all
+        ("GPU-9", ()),
+        ("5,5", ()),
+        ("5,9,3", FIFTH),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("", ()),
+        ("5gpu", FIFTH),
+        (" 5 , 3 ", (uuid_of(5), uuid_of(3))),
+    ],
+)
+def test_the_variable_is_read_as_cuda_does(value, uuids):
+    assert visible_uuids(row(value, len(uuids))) == uuids
+
+
+@given(st.permutations(range(8)), st.integers(0, 7), st.booleans(), st.booleans())
+def test_whatever_the_order_the_sick_gpu_and_its_rank_are_named(order, sick, by_uuid, with_torch):
+    value = ",".join(uuid_of(index) if by_uuid else str(index) for index in order)
+    torch = [[uuid_of(index) for index in order]] * 8 if with_torch else None
+    met = job(host_of({sick: memory(uncorrected=1)}), [value] * 8, torch=torch)
+    assert blamed(met) == {(uuid_of(sick),): ((order.index(sick),), Severity.ERROR)}
+    assert {card.health.uuid: card.takers for card in cards_of(met)} == {
+        uuid_of(index): (rank,) for rank, index in enumerate(order)
+    }
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True), st.integers(0, 7))
+def test_a_gpu_outside_the_job_is_never_judged(order, sick):
+    met = job(host_of({sick: memory(uncorrected=1)}), [",".join(map(str, order))] * len(order))
+    assert set(blamed(met)) == ({(uuid_of(sick),)} if sick in order else set())
