@@ -33,7 +33,7 @@ _NET = re.compile(r"NET/([^/]+)/(\d+)(?:\(\d+\))?(/.*)?")
 _GPU = re.compile(r"GPU/(\S+) \((\d+)\)")
 _NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (GPU|NVS)/(\S+)")
 _TUNED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
-_SETTING = re.compile(r"(NCCL_\w+) set by environment to (.*?)\.?")
+_SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
 _GDR = re.compile(r"NET/.+ : GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '(.*)'")
 # Why NCCL chose what it chose.
 _REMARKS = (
