@@ -36,7 +36,7 @@ from ddpdiag.checks.transport_view import Data, view_of
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.probes.interfaces import interfaces
 from ddpdiag.probes.nccl_log import Hop, Log, read_log
-from ddpdiag.probes.nvlink import connections
+from ddpdiag.probes.nvlink import Connections, connections
 from ddpdiag.probes.rdma import has_peer_memory, rdma_ports
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.world import World, without_gpu
@@ -63,14 +63,13 @@ def measure(ctx: Context) -> Data:
         connect(ctx, device)
         check_all_reduce(ctx, SMALL_BYTES, device)
         check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
-        gpu, capability = describe(device), torch.cuda.get_device_capability(device)
     ctx.step("read NCCL's log")
     log = read_log(path)
-    root = sys_root(os.environ)
+    root, uuid = sys_root(os.environ), describe(device).uuid
     return Data(
         log=None if log is None else _as_ranks(log, ctx.group),
-        gpu_uuid=gpu.uuid,
-        links=connections(gpu.uuid, capability) if gpu.uuid else Data().links,
+        gpu_uuid=uuid,
+        links=connections(uuid, torch.cuda.get_device_capability(device)) if uuid else Connections(),
         ports=rdma_ports(root),
         socket_bytes_per_s=_nominal(root, () if log is None else log.sockets),
         peer_memory=has_peer_memory(root),

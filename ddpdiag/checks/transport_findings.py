@@ -154,7 +154,8 @@ def _gdr_reason(view: View, ranks: Sequence[int]) -> str:
     if able and level is not None:
         return f"{able[0]} could do it; NCCL_NET_GDR_LEVEL={level} is set."
     if able:
-        return f"{able[0]} could do it: GPU and adapter are too far apart for NCCL (not below one PCIe switch)."
+        # NCCL says no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
+        return f"{able[0]} could do it: the GPUs cannot, or the way between them and the adapter crosses the CPU."
     loaded = any(view.rows[rank].peer_memory for rank in ranks)
     if loaded:
         return "nvidia-peermem is loaded, but NCCL finds no adapter that can use it."
