@@ -122,10 +122,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The ways that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
     view = view_of(seen)
-    return {rank: {"transport": _words(view.of_rank(rank), log)} for rank, log in view.logs.items()}
+    return {rank: {"transport": _words(view.by_rank.get(rank, ()), log)} for rank, log in view.logs.items()}
 
 
-def _words(hops: Iterator[Hop], log: Log) -> str:
+def _words(hops: Sequence[Hop], log: Log) -> str:
     texts = sorted({hop.text for hop in hops}, key=lambda text: (text.startswith("NET"), text))
     return ", ".join([*texts, *(["NVLS"] if log.nvls_channels else [])])
 

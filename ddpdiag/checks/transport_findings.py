@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.bandwidth.text import rate_text, times_text
-from ddpdiag.checks import lch002, lch003
+from ddpdiag.checks import lch003
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.transport_view import SOCKET, View
 from ddpdiag.model import Finding, Scalar, Severity
@@ -182,8 +182,7 @@ def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
     nodes = next((log.nodes for rank in ranks if (log := view.logs.get(rank)) and log.nodes), None)
     known = len(view.seen.world.hosts)
     apart = f" NCCL takes the ranks to be on {nodes} hosts; they are on {known}." if nodes and nodes > known else ""
-    met = any(finding.code.endswith(".host-id") for finding in lch002.judge(view.seen.of(lch002.CHECK)))
-    see = " See LCH002.host-id." if met else ""
+    see = " See LCH002.host-id." if view.told_of_host_ids else ""
     gpus = [uuid for rank in ranks if rank in view.rows and (uuid := view.rows[rank].gpu_uuid)]
     example = hops[0]
     return view.seen.finding(

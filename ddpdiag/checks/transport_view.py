@@ -1,5 +1,6 @@
 """What P2P004 measured, and what its findings are made of: the ways that NCCL took, within hosts and between them."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,9 +80,14 @@ class View:
         """Ways over the network from host to host; with MNNVL there are others."""
         return tuple(hop for hop in self.hops if hop.kind == "NET" and not self.is_inside(hop))
 
-    def of_rank(self, rank: int) -> Iterator[Hop]:
-        """The ways that begin or end at a rank."""
-        return (hop for hop in self.hops if rank in (hop.source, hop.target))
+    @cached_property
+    def by_rank(self) -> Mapping[int, Sequence[Hop]]:
+        """The ways that begin or end at each rank."""
+        own: dict[int, list[Hop]] = defaultdict(list)
+        for hop in self.hops:
+            own[hop.source].append(hop)
+            own[hop.target].append(hop)
+        return own
 
     def are_linked(self, one: int, other: int) -> bool:
         """Do NVLinks lead from the GPU of one rank to that of the other? By NCCL's map of the host, or by NVML's.
@@ -96,9 +102,12 @@ class View:
 
     def ports(self, host: str) -> tuple[Port, ...]:
         """The RDMA ports of a host that are up: InfiniBand where there is any, else RoCE."""
-        found = next((data.ports for rank, data in self.rows.items() if self.host(rank) == host), ())
-        up = tuple(port for port in found if port.active)
+        up = tuple(port for port in self._ports.get(host, ()) if port.active)
         return tuple(port for port in up if port.infiniband) or up
+
+    @cached_property
+    def _ports(self) -> Mapping[str, tuple[Port, ...]]:
+        return {self.host(rank): data.ports for rank, data in self.rows.items()}
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
         """Why NCCL chose so on these ranks: variables that it was given, and what it says itself."""
@@ -106,12 +115,21 @@ class View:
 
     def settings(self, rank: int) -> Mapping[str, str]:
         """The variables of a rank that decide on transports: as LCH002 saw them, and as NCCL did."""
-        own = self.seen.of(lch002.CHECK).by_rank.get(rank)
+        own = self._variables_seen.by_rank.get(rank)
         files = own.files.values() if own is not None else ()
         known = {name: value for row in files for name, value in row.items()}
         known |= dict(own.variables) if own is not None else {}
         known |= self.logs[rank].settings if rank in self.logs else {}
         return {name: value for name, value in known.items() if name in _CHOOSING}
+
+    @cached_property
+    def _variables_seen(self) -> Seen[lch002.Data]:
+        return self.seen.of(lch002.CHECK)
+
+    @cached_property
+    def told_of_host_ids(self) -> bool:
+        """Does LCH002 speak of NCCL_HOSTID?"""
+        return any(finding.code.endswith(".host-id") for finding in lch002.judge(self._variables_seen))
 
     def _variables(self, ranks: Sequence[int], names: Sequence[str]) -> Iterator[str]:
         for rank in ranks:
