@@ -19,6 +19,9 @@ _STATES = {
 # Evidence is for people: who stands alike is one line, and more ways to stand than this are no longer read.
 _MOST_LINES = 64
 _MOST_STACKS = 4
+# Of NCCL's own report, errors and warnings first.
+_MOST_RAS_LINES = 24
+_RAS_SECTIONS = ("Errors", "Warnings")
 # Outside of this frame a stack is that of the worker itself, and always the same.
 _OUTERMOST = "_measure (worker.py:"
 
@@ -72,7 +75,7 @@ def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Sc
     lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for (_, text), own in ordered[:_MOST_LINES]]
     if len(ordered) > _MOST_LINES:
         lines.append(f"others: {len(ordered) - _MOST_LINES} more ways to stand, in the recording")
-    return {"ranks": lines, **_stacks(guilty, [own for _, own in ordered])}
+    return {"ranks": lines, **_stacks(guilty, [own for _, own in ordered]), **_ras(outcomes)}
 
 
 def _standing(outcome: Outcome, *, says: bool) -> str:
@@ -103,6 +106,17 @@ def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Map
     blamed = [row for row in stacks if row[0] in guilty][:_MOST_STACKS]
     others = [row for row in stacks if row[0] not in guilty][-1:]
     return {f"stack_of_rank_{rank}": list(_own_frames(stack)) for rank, stack in (*blamed, *others)}
+
+
+def _ras(outcomes: Sequence[Outcome]) -> Mapping[str, list[Scalar]]:
+    """The start of the longest of NCCL's reports: every rank that was asked tells of the whole job."""
+    report = max((o.ras for o in outcomes), key=len, default="")
+    lines = [line.rstrip()[:160] for line in report.splitlines() if line.strip(" =")]
+    # The sections in front of them count nodes, processes and communicators.
+    first = next((place for place, line in enumerate(lines) if line in _RAS_SECTIONS), 0)
+    shown = lines[first:][:_MOST_RAS_LINES]
+    left = len(lines) - first - len(shown)
+    return {"nccl_ras": [*shown, *([f"... and {left} more lines, in the recording"] if left else [])]} if shown else {}
 
 
 def _own_frames(stack: Sequence[str]) -> Sequence[str]:

@@ -104,7 +104,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     part because of somebody else: it is a bystander. `timings` holds seconds by kind (start, group, measure).
     `flight` holds the last collectives that it posted in this trial, if it did not end well: empty for none, `None` if
     it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
-    measurement that was cut short had handed over before.
+    measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.
     """
 
     trial: int
@@ -120,5 +120,6 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     process: ProcessState | None = None
     flight: tuple[Collective, ...] | None = None
     so_far: Raw = NOTHING
+    ras: str = ""
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)

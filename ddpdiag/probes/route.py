@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.files import read_text
 from ddpdiag.probes.interfaces import bindable, chosen_address, interface_of, interfaces, wanted
+from ddpdiag.probes.rdma import rdma_ports
 from ddpdiag.probes.sockets import is_loopback, resolve
 from ddpdiag.probes.variables import nccl_files
 
@@ -53,17 +53,12 @@ def infiniband(sys: Path, rule: str = "") -> Card | None:
 
     None if there is none, or none of them says how fast it is.
     """
-    ports = sorted((sys / "class" / "infiniband").glob("*/ports/*"))
-    taken = [
-        port
-        for port in ports
-        if (read_text(port / "state") or "").endswith("ACTIVE") and nccl_takes_port(rule, port.parts[-3], port.name)
-    ]
-    rates = [_rate(read_text(port / "rate")) for port in taken]
+    taken = [port for port in rdma_ports(sys) if port.active and nccl_takes_port(rule, port.adapter, port.number)]
+    rates = [port.bytes_per_s for port in taken]
     known = [rate for rate in rates if rate]
     if not known:
         return None
-    name = "+".join(dict.fromkeys(port.parts[-3] for port in taken))
+    name = "+".join(dict.fromkeys(port.adapter for port in taken))
     if len(known) < len(rates):
         return Card(name, None, len(rates), None)
     return Card(name, sum(known), len(known), min(known))
@@ -83,12 +78,3 @@ def nccl_takes_port(rule: str, adapter: str, port: str) -> bool:
         for name, *number in words
     )
     return hit != others
-
-
-def _rate(text: str | None) -> float | None:
-    """Bytes per second of "400 Gb/sec (4X NDR)"."""
-    number = (text or "").split(" ")[0]
-    try:
-        return float(number) * 125e6
-    except ValueError:
-        return None

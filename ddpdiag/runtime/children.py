@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from ddpdiag.runtime.messages import (
     Forked,
     Imported,
     More,
+    Posted,
+    Ras,
     WorkerOrder,
     WorkerWord,
     decode_nursery_word,
@@ -33,7 +36,7 @@ from ddpdiag.runtime.page import StepPage, nameless_file
 from ddpdiag.runtime.parcel import Parcel
 from ddpdiag.runtime.stacks import Stacks, read_stacks
 from ddpdiag.runtime.tether import DUMP_SIGNAL
-from ddpdiag.runtime.witness import answer, ask
+from ddpdiag.runtime.witness import RAS_SECONDS, ask, wait_answer
 
 _SOCKET_BUFFER = 1 << 20
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the Board raises it
@@ -125,10 +128,14 @@ def is_alive(pid: int) -> bool:
 
 
 class Testimony(NamedTuple):
-    """What a process that did not end in time says of itself: its stacks and its last collectives, if it can."""
+    """What a process that did not end in time says of itself: its stacks and its last collectives, if it can.
+
+    `ras` is what NCCL's own service says of the job, if it was asked.
+    """
 
     stacks: Stacks = Stacks()
     flight: tuple[Collective, ...] | None = None
+    ras: str = ""
 
 
 class Worker:
@@ -189,25 +196,29 @@ class Worker:
         state, wchan = process_state(self.pid) if self.pid else (None, None)
         return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
 
-    def testify(self, state: str | None) -> Testimony:
+    def testify(self, state: str | None, *, nccl: bool = False) -> Testimony:
         """Its stacks and its last collectives; waits at most 0.5 s for both together.
+
+        `nccl`: a service of NCCL that runs in it is asked as well, and is waited for up to a second in all.
 
         It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed
         before. `state` is how it stood then: what a stopped worker posts once it is woken is no evidence.
         """
         if self.pid is None:
             return Testimony()
-        end = time.monotonic() + _DUMP_SECONDS
+        begin = time.monotonic()
+        end = begin + _DUMP_SECONDS
         asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
         if asked:
-            ask(self._witness)
+            ask(self._witness, nccl=nccl)
         _dump(self.pid)
         stacks = read_stacks(_settled(self._stack, 0, end))
-        said = answer(self._witness)
-        while asked and said is None and time.monotonic() < end and is_alive(self.pid):
-            time.sleep(_POLL_SECONDS)
-            said = answer(self._witness)
-        return Testimony(stacks, said.flight if said else None)
+        alive = partial(is_alive, self.pid)
+        said = wait_answer(self._witness, end, alive) if asked else None
+        if not isinstance(said, Posted):
+            return Testimony(stacks)
+        more = wait_answer(self._witness, begin + RAS_SECONDS, alive) if said.more else None
+        return Testimony(stacks, said.flight, more.text if isinstance(more, Ras) else "")
 
     def end(self) -> bool:
         """Kill it; True if it is gone within 2 s."""
@@ -321,8 +332,8 @@ class Nursery:
         state, wchan = process_state(self.pid)
         return ProcessState(pid=self.pid, state=state, wchan=wchan)
 
-    def testify(self, _state: str | None) -> Testimony:
-        """Its stacks: where an import hangs. It posts nothing."""
+    def testify(self, _state: str | None, *, nccl: bool = False) -> Testimony:
+        """Its stacks: where an import hangs. It posts nothing, and has no NCCL."""
         start = self.log.size()
         _dump(self.pid)
         return Testimony(read_stacks(_settled(self.log.fileno(), start, time.monotonic() + _DUMP_SECONDS)))

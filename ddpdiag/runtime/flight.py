@@ -7,8 +7,8 @@ from msgspec import Raw, structs
 from ddpdiag.model import Trial
 from ddpdiag.runtime.messages import Order
 
-# What a supervisor needs after its deadline: 0.5 s for the dump, 2 s for the kill, and the way here.
-SLACK_SECONDS = 4.0
+# What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
+SLACK_SECONDS = 4.5
 _REPEAT_SECONDS = 2.0
 
 

@@ -170,9 +170,19 @@ class Answer(Struct, frozen=True, tag="answer"):
 
 
 class Posted(Struct, frozen=True, tag="posted"):
-    """The worker's witness answers: the collectives posted last in this trial; None if torch keeps no record."""
+    """The worker's witness answers: the collectives posted last in this trial; None if torch keeps no record.
+
+    `more`: it asks NCCL as well, and that follows.
+    """
 
     flight: tuple[Collective, ...] | None
+    more: bool = False
+
+
+class Ras(Struct, frozen=True, tag="ras"):
+    """What NCCL's own service said then; empty if nothing."""
+
+    text: str
 
 
 class More(Struct, frozen=True):
@@ -217,7 +227,7 @@ NurseryWord = Imported | Forked | Exited
 _up: msgspec.json.Decoder[Upward] = msgspec.json.Decoder(Upward)
 _down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
 decode_worker_word: msgspec.json.Decoder[WorkerWord] = msgspec.json.Decoder(WorkerWord)
-decode_posted: msgspec.json.Decoder[Posted] = msgspec.json.Decoder(Posted)
+decode_witness: msgspec.json.Decoder[Posted | Ras] = msgspec.json.Decoder(Posted | Ras)
 decode_worker_order: msgspec.json.Decoder[WorkerOrder] = msgspec.json.Decoder(WorkerOrder)
 decode_nursery_word: msgspec.json.Decoder[NurseryWord] = msgspec.json.Decoder(NurseryWord)
 

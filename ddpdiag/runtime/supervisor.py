@@ -41,6 +41,7 @@ from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, LOST_LATE_SECONDS, frozen_
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.witness import asks_nccl
 
 _LEAVE_SECONDS = 2.0
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
@@ -265,11 +266,11 @@ class Supervisor:
         if not told:
             since = None if forking else running.worker.page.seconds()
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
-        stacks, flight = child.testify(process.state)
+        stacks, flight, ras = child.testify(process.state, nccl=not told and asks_nccl(self.place))
         # A nursery that has imported torch is only slow to fork; without it no later trial could use torch.
         survived = not child.end() if importing or not forking else False
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
-        self._finish(running, structs.replace(outcome, process=process, flight=flight))
+        self._finish(running, structs.replace(outcome, process=process, flight=flight, ras=ras))
 
     def _dead(self, running: Running) -> Outcome:
         """The worker closed its link without an answer: how did it end?"""

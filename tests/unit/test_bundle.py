@@ -1,6 +1,7 @@
 """What the ranks of a failed trial left behind, in words."""
 
 from msgspec import structs
+from ras_server import REPORT
 from test_flights import collective, flight
 from test_run_checks import only, outcome, run_of
 
@@ -116,3 +117,20 @@ def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither() -> None:
     finding = only(list(run003.judge(run_of(hung(0, 7), wrong, size=2))))
     assert (finding.code, finding.ranks) == ("RUN003.mismatch", ())
     assert "Rank 0 posted all_reduce #7 (1 Float element); rank 1 posted" in finding.message
+
+
+def test_of_nccls_own_report_the_errors_and_warnings_are_shown_once() -> None:
+    evidence = bundle((2,), [*WAITING, structs.replace(GUILTY, ras=REPORT), structs.replace(WAITING[0], ras="NCCL")])
+    lines = evidence["nccl_ras"]
+    assert isinstance(lines, list)
+    assert lines[:2] == ["Errors", "Warnings"]
+    assert lines[-1] == ("  Rank 2 has launched up to operation 6 -- GPU 2 managed by process 4103 on node 10.0.0.1")
+
+
+def test_a_report_that_was_cut_is_shown_from_its_start_and_a_long_one_is_counted() -> None:
+    start = bundle((2,), [structs.replace(GUILTY, ras="NCCL version 2.27.7\n\nJob summary\n====\n")])
+    assert start["nccl_ras"] == ["NCCL version 2.27.7", "Job summary"]
+    long = bundle((2,), [structs.replace(GUILTY, ras="\n".join(f"line {n}" for n in range(100)))])
+    assert isinstance(long["nccl_ras"], list)
+    assert long["nccl_ras"][-1] == "... and 76 more lines, in the recording"
+    assert "nccl_ras" not in bundle((2,), WAITING)

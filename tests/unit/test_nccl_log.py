@@ -1,0 +1,144 @@
+"""NCCL's log, in the forms of several versions."""
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpdiag.probes.nccl_log import MAX_BYTES, Choice, Hop, Log, parse, read_log
+
+LOGS = Path(__file__).with_name("nccl_logs")
+KNOWN = sorted(LOGS.glob("*.log"))
+LINES = [line for path in KNOWN for line in path.read_text().splitlines()]
+
+
+def log(name: str) -> Log:
+    found = read_log(LOGS / name)
+    assert found is not None
+    return found
+
+
+def line(message: str) -> Log:
+    return parse(f"h:1:2 [0] NCCL INFO {message}\n")
+
+
+def way(text: str) -> Hop:
+    (hop,) = line(f"Channel 00/0 : 0[0] -> 1[1] {text}").hops
+    return hop
+
+
+def test_infiniband_with_gpudirect_and_nvls() -> None:
+    found = log("ib-gdr-nvls-2.27.log")
+    assert (found.version, found.cuda, found.network, found.bootstrap) == ("2.27.7", "12.8", "IB", "eth0")
+    assert found.adapters == ("mlx5_0:1/IB", "mlx5_1:1/IB", "mlx5_4:1/RoCE")
+    assert found.gdr == {"mlx5_0": True, "mlx5_1": True}
+    assert (found.nvls, found.nvls_channels, found.nodes) == (True, 16, 2)
+    assert found.hops == (
+        Hop(source=9, target=0, kind="NET", name="IB", gdr=True, channels=2, devices=(0, 1)),
+        Hop(source=0, target=9, kind="NET", name="IB", gdr=True, devices=(0,)),
+        Hop(source=0, target=7, kind="P2P", name="CUMEM", channels=16),
+    )
+    assert found.choices == (
+        Choice(collective="AllReduce", bytes=4, algorithm="TREE", protocol="LL"),
+        Choice(collective="AllReduce", bytes=4 << 20, algorithm="NVLS_TREE", protocol="SIMPLE"),
+    )
+    assert found.settings == {"NCCL_IB_HCA": "mlx5"}
+
+
+def test_gpus_on_one_switch_are_all_linked() -> None:
+    links = log("ib-gdr-nvls-2.27.log").nvlinked
+    assert set(links) == set(range(8))
+    assert links[0] == (1, 2, 3, 4, 5, 6, 7)
+
+
+def test_sockets_instead_of_infiniband() -> None:
+    found = log("sockets-2.18.log")
+    assert (found.version, found.network, found.bootstrap) == ("2.18.6", "Socket", "ib0")
+    assert found.sockets == ("ib0", "eth0")
+    assert found.remarks == ("Failed to open libibverbs.so[.1]",)
+    assert (found.nvls, found.nvls_channels) == (False, 0)
+    assert found.warnings == ("socketProgress: Connection closed by remote peer alpha1.ibnet<53735>",)
+    assert [hop.text for hop in found.hops] == ["NET/Socket", "NET/Socket", "P2P/IPC"]
+    assert found.hops[0].devices == (0, 1)
+
+
+def test_shared_memory_between_gpus_with_bridges() -> None:
+    found = log("shm-2.12.log")
+    assert [hop.text for hop in found.hops] == ["SHM/direct", "SHM/direct"]
+    assert found.nvlinked == {0: (1,), 1: (0,), 2: (3,), 3: (2,)}
+    assert found.settings == {"NCCL_P2P_DISABLE": "1"}, "how the log was asked for is no news"
+    assert found.remarks == ("NET/IB : No device found.",)
+    assert found.bootstrap == "eno1"
+    assert found.nvls is None, "that version does not say"
+
+
+def test_a_plugin_with_a_space_in_its_name_and_the_nic_of_another_rank() -> None:
+    found = log("efa-2.21.log")
+    assert (found.network, found.plugin) == ("AWS Libfabric", "AWS Libfabric")
+    assert [hop.text for hop in found.hops] == [
+        "NET/AWS Libfabric/GDRDMA",
+        "NET/AWS Libfabric/GDRDMA",
+        "P2P/indirect",
+        "P2P/direct pointer",
+    ]
+    assert found.choices == (Choice(collective="", bytes=8 << 20, algorithm="RING", protocol="SIMPLE"),)
+
+
+def test_ways_in_all_forms() -> None:
+    assert way("via P2P/MNNVL").text == "P2P/MNNVL"
+    assert way("via P2P/CUMEM/read/CE").text == "P2P/CUMEM"
+    assert way("via SHM/CE/direct").text == "SHM/CE"
+    assert way("[send] via NET/IBext_v8/6").text == "NET/IBext_v8"
+    assert way("[receive] via NET/IB/3/GDRDMA(PCI)").gdr
+
+
+def test_lines_in_other_forms() -> None:
+    assert line("NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)").nvls is False
+    assert line("Assigned NET plugin Socket to comm").network == "Socket"
+    assert line("2 coll channels, 2 collnet channels, 4 nvls channels, 2 p2p channels").nvls_channels == 4
+    assert line("RoCE : NVLS").nvls is None
+    assert parse("[0] [2026-01-02 03:04:05] h:1:2 [0] NCCL INFO Using network IB\r\n").network == "IB"
+    assert parse("NCCL version 2.30.7+cuda13.0\n").cuda == "13.0"
+
+
+def test_the_version_of_another_is_not_taken_for_ours() -> None:
+    warned = "h:1:2 [0] src/x.cc:1 (f) NCCL WARN compiled with NCCL version 2.1.0, but is running with"
+    assert parse(warned).version is None
+
+
+def test_secrets_and_our_own_settings_are_left_out() -> None:
+    assert line("NCCL_SECRET_KEY set by environment to abc").settings == {}
+    assert line("NCCL_DEBUG_FILE set by environment to /tmp/x").settings == {}
+
+
+def test_a_missing_an_empty_and_a_foreign_file_say_nothing(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "none.log") is None
+    for content in (b"", b"hello\n", b"\xff\x00\xfe" * 100):
+        (tmp_path / "log").write_bytes(content)
+        assert read_log(tmp_path / "log") is None
+
+
+def test_only_the_start_of_a_huge_log_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x NCCL INFO Using network IB\n" + b" " * MAX_BYTES + b"\nx NCCL INFO Bootstrap: Using e:1<0>\n")
+    found = read_log(path)
+    assert found == Log(network="IB")
+
+
+def test_many_warnings_are_cut() -> None:
+    text = "".join(f"h NCCL WARN {number} {'x' * 500}\n" for number in range(100))
+    assert len(parse(text).warnings) == 8
+    assert max(map(len, parse(text).warnings)) == 200
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=8), st.text(max_size=60), st.integers(0, 400))
+def test_no_text_raises(lines: list[str], noise: str, cut: int) -> None:
+    text = "\n".join(lines)
+    parse(text[:cut] + noise + text[cut:])
+    parse(f"NCCL INFO {noise}")
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(content: bytes) -> None:
+    parse(b"NCCL INFO Channel 00 : ".decode() + content.decode(errors="replace"))
