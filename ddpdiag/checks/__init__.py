@@ -33,6 +33,7 @@ _MODULES = (
     "rdz007",
     "col001",
     "col002",
+    "p2p002",
     "trn001",
     "run001",
     "run002",
