@@ -88,7 +88,7 @@ def _finding(
         word,
         severity,
         title,
-        f"{said[0].upper()}{said[1:]}",
+        said,
         ranks=view.ranks_of(subject.gpus),
         nodes=(view.host.name,),
         gpus=view.uuids(subject.gpus),
@@ -112,7 +112,7 @@ def wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
             "wrong",
             Severity.ERROR,
             f"copies between GPUs of {view.host.name} arrive wrong",
-            f"copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
+            f"Copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
             f"{_through_host(also, len(pairs))}.",
             {"wrong_words": most.wrong, "words": most.words, "wrong_pairs_through_host": also},
             f"Do not train on {view.host.name} as it is. "
@@ -150,11 +150,13 @@ def short(view: View, limits: Limits) -> Iterator[Short]:
         yield from (Short(own, usual) for own in subjects(view, bad, rates.keys()) if own.kind != "everywhere")
 
 
-def slow(seen: Seen[D], view: View, found: Short) -> Finding:
+def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
     """What is said of them."""
     subject, usual = found
     rate = median(view.pairs[way].bytes_per_s or 0.0 for way in subject.ways)
+    around = [gain for way in subject.ways if (gain := _gain(view.pairs[way])) is not None]
     groups = subject.kind == "islands"
+    advice = " Try NCCL_P2P_DISABLE=1: through the host's memory they are faster."
     why = " Sockets and NVLink bridges make such groups, and that may be meant." if groups else ""
     return _finding(
         seen,
@@ -167,7 +169,8 @@ def slow(seen: Seen[D], view: View, found: Short) -> Finding:
         f"{rate_text(rate)} {subject.where} (median of {len(subject.ways)}), {share_text(rate / usual)} of the "
         f"{rate_text(usual)} that most of its GPUs reach on most of their ways.{why}",
         {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
-        "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket.",
+        "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket."
+        f"{advice if around and median(around) < limits.indirect_ratio else ''}",
     )
 
 
@@ -209,11 +212,11 @@ def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Ite
         )
 
 
-def indirect(seen: Seen[D], view: View, limits: Limits) -> Iterator[Finding]:
-    """Direct copies that are slower than those through the host's memory."""
+def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
+    """Direct copies that are slower than those through the host's memory, and not in `told`."""
     reachable = {way: pair for way, pair in view.pairs.items() if pair.access}
     known = {way: ratio for way, pair in reachable.items() if (ratio := _gain(pair)) is not None}
-    bad = {way for way, ratio in known.items() if ratio < limits.indirect_ratio}
+    bad = {way for way, ratio in known.items() if ratio < limits.indirect_ratio} - told
     if not bad:
         return
     where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_ways(view, bad)}"

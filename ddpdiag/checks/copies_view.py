@@ -103,8 +103,8 @@ def _view(
         ring_bytes_per_s=whole.ring_bytes_per_s,
         done=whole.done,
         jobs=whole.jobs,
-        cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid in cards},
-        takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid in takers},
+        cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
+        takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
     )
 
 

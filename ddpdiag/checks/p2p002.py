@@ -1,4 +1,4 @@
-"""Copies between GPUs of a host, and to its memory: contents, rate, and whether they end.
+"""Copies between the GPUs of a host, and to its memory: contents, rate, and an end.
 
 One rank of each host copies between all GPUs that it sees, one ordered pair after the other, directly and through
 pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on its
@@ -141,9 +141,10 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
         yield from wrong(seen, view)
         yield from host_wrong(seen, view)
         found = tuple(short(view, limits))
-        yield from (slow(seen, view, own) for own in found)
-        yield from asymmetric(seen, view, limits, {way for own in found for way in own.subject.ways})
-        yield from indirect(seen, view, limits)
+        told = {way for own in found for way in own.subject.ways}
+        yield from (slow(seen, view, limits, own) for own in found)
+        yield from asymmetric(seen, view, limits, told)
+        yield from indirect(seen, view, limits, told)
     yield from host_slow(seen, views, limits)
     yield from untried(seen, views)
     yield from apart(seen, views)

@@ -27,7 +27,7 @@ FAMILIES = {
 
 
 def test_every_file_with_a_code_is_in_the_list() -> None:
-    files = {m.name for m in pkgutil.iter_modules(ddpdiag.checks.__path__) if re.fullmatch(r"[a-z]{3}\d{3}", m.name)}
+    files = {m.name for m in pkgutil.iter_modules(ddpdiag.checks.__path__) if re.fullmatch(r"[a-z0-9]{3}\d{3}", m.name)}
     assert files == {check.code.lower() for check in CHECKS}
 
 
