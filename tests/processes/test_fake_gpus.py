@@ -15,26 +15,15 @@ def checked(start: Start, tmp_path: Path):
     """checked("healthy", ...): the check with that stand-in, over."""
 
     def check(name: str, *options: str) -> Job:
-        variables = {"LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)), "DDPDIAG_PROCFS": str(_procfs(tmp_path))}
+        variables = {
+            "LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)),
+            "DDPDIAG_PROCFS": str(fake_nvml.driver_of_eight(tmp_path)),
+        }
         job = start(*CHECK, *HEALTH, *options, **variables)
         job.wait()
         return job
 
     return check
-
-
-def _procfs(folder: Path) -> Path:
-    """/proc of this host, with the driver of eight GPUs."""
-    root = folder / "proc"
-    root.mkdir()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() and entry.name != "driver":
-            (root / entry.name).symlink_to(entry)
-    for index in range(8):
-        gpu = root / "driver" / "nvidia" / "gpus" / fake_nvml.pci_of(index)
-        gpu.mkdir(parents=True)
-        (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {fake_nvml.uuid_of(index)}\n")
-    return root
 
 
 def test_healthy_gpus_are_silent(checked):
