@@ -16,7 +16,7 @@ D = TypeVar("D")
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other rank did so.
+    """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
     `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them.
     """
@@ -67,7 +67,8 @@ def views_of(seen: Seen[Copies]) -> list[View]:
     views = []
     for host in hosts_of(seen):
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
-        views += [_view(host, rank, rows, len(own) == 1, cards, takers) for rank, rows in own.items()]
+        shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
+        views += [_view(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
     return views
 
 

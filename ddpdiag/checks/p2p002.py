@@ -196,7 +196,11 @@ def _between(view: View) -> Matrix:
 
 
 def _with_host(host: Host, views: Sequence[View]) -> Matrix:
-    gpus = [(view.label(index), gpu) for view in views for index, gpu in view.gpus.items()]
+    # Ranks may share a GPU.
+    known = {
+        gpu.uuid or (view.rank, index): (view.label(index), gpu) for view in views for index, gpu in view.gpus.items()
+    }
+    gpus = list(known.values())
     return Matrix(
         name=f"p2p.host.{host.name}",
         title=f"Copies between the memory of {host.name} and its GPUs",

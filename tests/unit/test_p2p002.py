@@ -375,6 +375,12 @@ def test_ranks_that_see_gpus_of_their_own_have_no_pairs_and_that_is_said():
     assert matrix.columns == ("GPU 0 of rank 0", "GPU 0 of rank 1", "GPU 0 of rank 2")
 
 
+def test_ranks_that_share_a_gpu_do_not_see_other_ones():
+    seen = world(2, {0: host_of(1), 1: host_of(1)}, apart=True)
+    assert list(CHECK.judge(seen)) == []
+    assert [matrix.columns for matrix in CHECK.matrices(seen)] == [("GPU 0",)]
+
+
 def test_it_is_tried_once():
     assert groups(world(4, {0: host_of()})) == []
 
