@@ -18,6 +18,8 @@ from ddpdiag.model.copies import Copies
 
 D = TypeVar("D")
 
+# nvml.h, nvmlComputeMode_t.
+_EXCLUSIVE = (1, 3)
 _GPU = re.compile(r"GPU (\d+)")
 _VERBS = {
     Status.HUNG: "does not end",
@@ -39,10 +41,13 @@ def ends(seen: Seen[Copies], views: Sequence[View], limits: Limits) -> Iterator[
     for outcome in failed(seen):
         if outcome.rank in lost:
             continue
+        view = by_rank.get(outcome.rank)
         if was_going_on(outcome, limits):
             yield _unfinished(seen, outcome)
+        elif view is not None and _is_taken(outcome, view):
+            yield _taken(seen, outcome, view)
         else:
-            yield _end(seen, outcome, by_rank.get(outcome.rank))
+            yield _end(seen, outcome, view)
 
 
 def was_going_on(outcome: Outcome, limits: Limits) -> bool:
@@ -51,6 +56,25 @@ def was_going_on(outcome: Outcome, limits: Limits) -> bool:
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
     return process.step_seconds is not None and process.step_seconds < limits.hung_seconds
+
+
+def _is_taken(outcome: Outcome, view: View) -> bool:
+    """Did CUDA refuse a second process on a GPU that is set to allow one?"""
+    modes = {card.health.compute_mode for card in view.cards.values()}
+    return "busy or unavailable" in outcome.error and not modes.isdisjoint(_EXCLUSIVE)
+
+
+def _taken(seen: Seen[Copies], outcome: Outcome, view: View) -> Finding:
+    name = view.host.name
+    return seen.finding(
+        "taken",
+        Severity.INFO,
+        "pairs of GPUs were not all tried",
+        f"{name}: '{outcome.at}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
+        "GPU008), and ranks have theirs already; the collectives tell of the pairs.",
+        evidence=_evidence(outcome),
+        remedy=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
+    )
 
 
 def _end(seen: Seen[Copies], outcome: Outcome, view: View | None) -> Finding:

@@ -21,7 +21,7 @@ Findings and their causes:
 - p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried.
 - host-slow: less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over
   such a slot: half of the lanes, a generation lost, memory of another socket.
-- unmeasured: there was no time for all. apart: ranks see GPUs of their own.
+- unmeasured: there was no time for all. apart, taken: ranks see GPUs of their own, or have them to themselves.
 
 Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
 """

@@ -330,6 +330,19 @@ def test_a_rank_that_was_still_taking_steps_is_not_condemned():
     assert CHECK.plan(seen) == ()
 
 
+def test_a_gpu_that_allows_one_process_only_is_no_fault():
+    error = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    refused = ended(Status.RAISED, "start GPU 1", so_far=structs.replace(KNOWN, done=0), error=error)
+    shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
+
+    def judged_in(mode):
+        look = Look(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
+        return list(CHECK.judge(together(refused, seen_of(gpu003.CHECK, {0: look}, **shape))))
+
+    assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.taken", Severity.INFO)]
+    assert [(finding.code, finding.gpus) for finding in judged_in(0)] == [("P2P002.raised", (uuid_of(1),))]
+
+
 def test_a_lost_rank_is_named_elsewhere():
     seen = with_events(ended(Status.UNHEARD), Event(kind=EventKind.LOST, rank=0, seconds=1.0))
     assert list(CHECK.judge(seen)) == []
