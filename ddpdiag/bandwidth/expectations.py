@@ -18,6 +18,10 @@ from ddpdiag.model.bench import Bottleneck, Expectation, Limits
 from ddpdiag.stats import quantile
 
 NVLINK_SHARE = 0.95
+# What an all-reduce may gain where an NVSwitch adds (NVLS), as a multiple of the links' figure by the number of GPUs,
+# for links of Hopper and of Blackwell: NCCL's own model (src/graph/tuning.cc: efficiency 0.85 and 0.74). Published for
+# 8 GPUs: H100 480, H200 473 to 482, B200 838 to 845 GB/s.
+_NVLS = {20.6e9: {5: 1.14, 6: 1.19, 7: 1.26, 8: 1.29}, 40.1e9: {6: 1.15, 7: 1.19, 8: 1.23}}
 NETWORK_SHARE = 0.92
 # TCP payload in Ethernet's bits: 1448 of 1538 bytes of a frame with its gap.
 GOODPUT_SHARE = 0.94
@@ -85,7 +89,11 @@ def bound(
         return None
     match backend:
         case "nccl":
-            inside = [found for ranks in hosts.values() if (found := _links(ranks, limits))]
+            inside = [
+                found
+                for ranks in hosts.values()
+                if (found := _links(ranks, limits, collective if len(hosts) == 1 else None))
+            ]
             between = _nccl_network(collective, hosts, limits)
         case "gloo":
             whose = {"this host's" if len(hosts) == 1 else f"{host}'s": ranks for host, ranks in hosts.items()}
@@ -115,10 +123,10 @@ def _bridged(ranks: Sequence[int], limits: Mapping[int, Limits]) -> bool:
     return bool(linked) and len(ranks) > 2 and not all(limit.nvlink_switched for limit in own)
 
 
-def _links(ranks: Sequence[int], limits: Mapping[int, Limits]) -> Bound | None:
+def _links(ranks: Sequence[int], limits: Mapping[int, Limits], collective: str | None) -> Bound | None:
     """What GPUs of one host can send: by NVLink if all have some, else by PCIe; alone on its host, by PCIe.
 
-    None where NVLinks may not join all of them.
+    None where NVLinks may not join all of them. `collective` is None where other hosts take part.
     """
     if _bridged(ranks, limits):
         return None
@@ -126,10 +134,25 @@ def _links(ranks: Sequence[int], limits: Mapping[int, Limits]) -> Bound | None:
     links = _known(limit.nvlink_bytes_per_s for limit in own)
     if links and len(links) == len(own) and len(ranks) > 1:
         rate = min(links)
-        source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; NVLS may exceed it"
+        nvls = nvls_bytes_per_s(own) if collective == "all_reduce" else None
+        beyond = "NVLS may exceed it" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
+        source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; {beyond}"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
     if slots := _known(limit.pcie_bytes_per_s for limit in own):
         return Bound(min(slots), Bottleneck.PCIE, f"{rate_text(min(slots))} of PCIe, NCCL's figure for this slot")
+    return None
+
+
+def nvls_bytes_per_s(own: Sequence[Limits]) -> float | None:
+    """The bus bandwidth that an all-reduce of these GPUs, all of one host, may reach with NVLS; None if not known."""
+    rates = {
+        limit.nvlink_bytes_per_s / limit.nvlinks
+        for limit in own
+        if limit.nvlink_switched and limit.nvlink_bytes_per_s and limit.nvlinks
+    }
+    for link, gains in _NVLS.items():
+        if rates and all(math.isclose(rate, link, rel_tol=1e-3) for rate in rates) and len(own) in gains:
+            return gains[len(own)] * min(limit.nvlink_bytes_per_s or 0.0 for limit in own)
     return None
 
 

@@ -36,7 +36,9 @@ _MODULES = (
     "col001",
     "col002",
     "p2p001",
+    # Before the copies: what gets a job going comes first, should the time be short.
     "p2p003",
+    "p2p002",
     "p2p004",
     "trn001",
     "run001",

@@ -193,6 +193,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         ranks=found.ranks,
         links=ways,
         evidence={
+            "backend": backend,
             "wrong_elements": most,
             "ranks": list(got[:64]),
             "wrong_from": heard[:64],

@@ -30,6 +30,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.checks import p2p003
 from ddpdiag.checks import transport_findings as findings
 from ddpdiag.checks.col001 import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.transport_view import Data, view_of
@@ -51,8 +52,8 @@ def measure(ctx: Context) -> Data:
     """Two all-reduces, and what NCCL wrote about them."""
     import torch
 
-    from ddpdiag.workloads.bench import describe
     from ddpdiag.workloads.collectives import check_all_reduce, connect
+    from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group
 
     path = Path(ctx.scratch) / f"nccl-{ctx.trial.number}-{ctx.place.rank}.log"
@@ -94,8 +95,8 @@ def _nominal(sys: Path, names: Sequence[str]) -> float | None:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One trial, in a worker that no other trial shares: its environment is another one."""
-    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
+    env = p2p003.exports(seen.of(p2p003.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
     return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
 
 
@@ -173,7 +174,7 @@ CHECK = Check(
     columns=columns,
     figures=figures,
     matrices=matrices,
-    needs=("COL001",),
+    needs=("P2P003",),
     kind=Kind.TORCH,
     # A new context and a new communicator: 1 to 4 s on 8 GPUs.
     deadline=20,

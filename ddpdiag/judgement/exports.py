@@ -1,53 +1,83 @@
-"""What becomes of errors that the exports of P2P003 get around, in a job that takes them. Pure."""
+"""What becomes of errors that the exports of P2P003, or variables that are set, get around. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import structs
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import col001, p2p003, run003
+from ddpdiag.check import Check, Seen
+from ddpdiag.checks import col001, lch002, p2p002, p2p003, run003
 from ddpdiag.judgement.verdict import Judged
 from ddpdiag.model import Finding, Recording, Severity
 from ddpdiag.world import World
 
+_LADDER = p2p003.CHECK
+_NO_P2P = "NCCL_P2P_DISABLE"
+# What P2P002 finds wrong with ways between GPUs, which is an error for a job that takes them.
+_COPIES = ("wrong", "hung", "died", "raised")
+
 
 def exports_of(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, str | None]:
     """The variables that the job needs, if there was a climb that this version can read."""
-    seen = Seen(world, p2p003.CHECK, recording)
-    readable = any(own.check is p2p003.CHECK and own.readable for own in judged)
-    return p2p003.exports(seen) if readable else {}
+    seen = Seen(world, _LADDER, recording)
+    return p2p003.exports(seen) if _can_read(judged, _LADDER, lch002.CHECK, col001.CHECK) else {}
+
+
+def _can_read(judged: Sequence[Judged], *checks: Check[Any]) -> bool:
+    """Can this version read what these checks recorded, as far as they ran?"""
+    return all(own.readable for own in judged if own.check in checks)
 
 
 def needed_of(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, str | None]:
     """Those without which it does not work, where the job will have them."""
     exports = exports_of(world, recording, judged) if world.options.exports else {}
-    return exports if exports and p2p003.works_with_exports(Seen(world, p2p003.CHECK, recording)) else {}
+    return exports if exports and p2p003.works_with_exports(Seen(world, _LADDER, recording)) else {}
 
 
 def with_exports(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
-    """Errors of the job's backend as it was without the exports are warnings, where the job will have them."""
-    if not needed_of(world, recording, judged):
-        return list(judged)
-    return [structs.replace(own, findings=tuple(_healed(own, world, recording))) for own in judged]
+    """Errors of the job's backend as it was without the exports are warnings, where the job will have them.
 
-
-def _healed(own: Judged, world: World, recording: Recording) -> Iterator[Finding]:
-    before = {trial.number for trial in recording.trials if not trial.env}
-    for finding in own.findings:
-        concerned = (own.check is col001.CHECK and world.backend in finding.title) or (
-            own.check is run003.CHECK and finding.evidence.get("trial") in before & _over(world, recording)
+    So are those of copies between GPUs where NCCL takes no such copies, and works.
+    """
+    reasons: dict[tuple[str, str], str] = {}
+    needed = needed_of(world, recording, judged)
+    if needed:
+        reasons |= dict.fromkeys(
+            _own_failures(world, recording, judged), f"With the exports of {_LADDER.code} it works."
         )
-        if finding.severity is Severity.ERROR and concerned:
-            said = f"{finding.message} With the exports of {p2p003.CHECK.code} it works."
-            yield structs.replace(finding, severity=Severity.WARNING, message=said)
-        else:
+    if _can_read(judged, lch002.CHECK, col001.CHECK) and _goes_without_p2p(world, recording, needed):
+        why = "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."
+        reasons |= dict.fromkeys(((p2p002.CHECK.code, f"{p2p002.CHECK.code}.{word}") for word in _COPIES), why)
+    return [structs.replace(own, findings=tuple(_eased(own.findings, own.check.code, reasons))) for own in judged]
+
+
+def _eased(findings: Sequence[Finding], code: str, reasons: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
+    for finding in findings:
+        why = reasons.get((code, finding.code)) or reasons.get((code, finding.title))
+        if why is None or finding.severity is not Severity.ERROR:
             yield finding
+        else:
+            yield structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
 
 
-def _over(world: World, recording: Recording) -> set[int]:
-    """The trials of COL001 over the job's own backend."""
-    return {
+def _own_failures(world: World, recording: Recording, judged: Sequence[Judged]) -> Iterator[tuple[str, str]]:
+    """Check and title of each finding on COL001 over the job's own backend."""
+    trials = {
         trial.number
         for trial in recording.trials
         if trial.code == col001.CHECK.code and trial.params.get("backend") == world.backend
     }
+    for own in judged:
+        for finding in own.findings:
+            wrong = own.check is col001.CHECK and finding.evidence.get("backend") == world.backend
+            if wrong or (own.check is run003.CHECK and finding.evidence.get("trial") in trials):
+                yield own.check.code, finding.title
+
+
+def _goes_without_p2p(world: World, recording: Recording, needed: Mapping[str, str | None]) -> bool:
+    """Does the job's NCCL make no copies between GPUs, because of the exports or of what is set on all ranks?"""
+    if needed.get(_NO_P2P) == "1":
+        return True
+    rows = Seen(world, lch002.CHECK, recording).by_rank
+    everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())
+    return everywhere and Seen(world, col001.CHECK, recording).own_backend_works

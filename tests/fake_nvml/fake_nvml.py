@@ -186,3 +186,17 @@ def _answers(of: dict) -> str:
         raise ValueError(f"fake_nvml.c has no {', '.join(sorted(unknown))}")
     named = sorted(codes.keys() | sleeps.keys())
     return ", ".join(f"[F_{name}] = {{ {codes.get(name, 0)}, {sleeps.get(name, 0)} }}" for name in named)
+
+
+def driver_of_eight(folder: Path) -> Path:
+    """/proc of this host, with the driver of eight GPUs."""
+    root = folder / "proc"
+    root.mkdir()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() and entry.name != "driver":
+            (root / entry.name).symlink_to(entry)
+    for index in range(8):
+        gpu = root / "driver" / "nvidia" / "gpus" / pci_of(index)
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid_of(index)}\n")
+    return root

@@ -26,6 +26,8 @@ Of a whole host, by a variable of their own:
     DDPDIAG_TEST_TORCH_GPUS   torch says that it has CUDA, and GPUs of these UUIDs (with commas): those that
                               CUDA_VISIBLE_DEVICES names, in that order; nothing can be computed on them
     DDPDIAG_TEST_CLOCK        the clock is so many seconds off
+    DDPDIAG_TEST_GPUS         it has so many GPUs, which only copy; "COUNT hang SOURCE TARGET": that copy never ends,
+                              "COUNT die SOURCE TARGET": its process ends, "COUNT wrong SOURCE TARGET": a word is wrong
 
 And DDPDIAG_TEST_STANDIN registers another backend: see standin.py.
 """
@@ -325,6 +327,25 @@ def _set_clock(seconds):
     time.clock_gettime_ns = lambda clock: real_clock_ns(clock) + (off_ns if clock == time.CLOCK_REALTIME else 0)
 
 
+def _have_gpus(count, fault="", *ends):
+    """In place of CUDA, for the copies between GPUs only."""
+
+    def change(module):
+        sys.path.insert(0, str(Path(__file__).parent.parent / "torch"))
+        from cpu_devices import CpuDevices
+
+        faults = {"hang": _forever, "die": lambda: os._exit(3)}
+        way = tuple(map(int, ends))
+        module.CudaDevices = lambda: CpuDevices(
+            int(count),
+            wrong={way: 1} if fault == "wrong" else {},
+            hang={way} if fault in faults else set(),
+            in_hang=faults.get(fault),
+        )
+
+    sys.meta_path.insert(0, _Changed("ddpdiag.workloads.cuda_devices", change))
+
+
 for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):
     _install(*words.split())
 if "DDPDIAG_TEST_STANDIN" in os.environ:
@@ -337,3 +358,5 @@ if "DDPDIAG_TEST_TORCH_GPUS" in os.environ:
     _set_gpus(os.environ["DDPDIAG_TEST_TORCH_GPUS"].split(","))
 if "DDPDIAG_TEST_CLOCK" in os.environ:
     _set_clock(float(os.environ["DDPDIAG_TEST_CLOCK"]))
+if "DDPDIAG_TEST_GPUS" in os.environ:
+    _have_gpus(*os.environ["DDPDIAG_TEST_GPUS"].split())

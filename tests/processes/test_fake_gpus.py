@@ -24,7 +24,7 @@ def checked(start: Start, tmp_path: Path):
     ) -> Job:
         variables = {
             "LD_LIBRARY_PATH": str(fake_nvml.build(name, tmp_path)),
-            "DDPDIAG_PROCFS": str(_procfs(tmp_path)),
+            "DDPDIAG_PROCFS": str(fake_nvml.driver_of_eight(tmp_path)),
             "FAKE_NVML_STARTS": str(tmp_path / "starts"),
             "FAKE_NVML_LATER": "0" if "later" not in name else str(STARTS_BEFORE_THE_END + 1),
             "DDPDIAG_KMSG": str(_kmsg(tmp_path)),
@@ -43,20 +43,6 @@ def _kmsg(folder: Path, *texts: str) -> Path:
     lines = [f"6,{100 + number},{now},-;{text}\n" for number, text in enumerate(["usb 1-1: new device", *texts])]
     path.write_text("".join(lines))
     return path
-
-
-def _procfs(folder: Path) -> Path:
-    """/proc of this host, with the driver of eight GPUs."""
-    root = folder / "proc"
-    root.mkdir()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() and entry.name != "driver":
-            (root / entry.name).symlink_to(entry)
-    for index in range(8):
-        gpu = root / "driver" / "nvidia" / "gpus" / fake_nvml.pci_of(index)
-        gpu.mkdir(parents=True)
-        (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {fake_nvml.uuid_of(index)}\n")
-    return root
 
 
 def test_healthy_gpus_are_silent(checked):

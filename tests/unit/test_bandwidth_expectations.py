@@ -120,12 +120,15 @@ def test_nvlink_on_one_host_is_the_slowest_gpu_as_a_ring() -> None:
     assert found.source == "0.95 x 350 GB/s of the GPU's NVLinks, as a ring; NVLS may exceed it"
 
 
-@pytest.mark.parametrize(("links", "published"), [(240e9, 235e9), (370.8e9, 366e9), (721.8e9, 682e9)])
-def test_published_rings_reach_what_is_expected_of_them(links: float, published: float) -> None:
-    """A100, H200 and B200, 8 GPUs (stas00, ml-engineering)."""
-    found = expect("all_reduce", "nccl", world(8), same(structs.replace(H100, nvlink_bytes_per_s=links), 8))
-    assert found is not None
-    assert 0.98 < published / found.busbw_bytes_per_s < 1.05
+def test_what_nvls_may_reach_is_shown_where_it_is_known() -> None:
+    eight = expect("all_reduce", "nccl", world(8), same(H100, 8))
+    four = expect("all_reduce", "nccl", world(4), same(H100, 4))
+    gathered = expect("all_gather", "nccl", world(8), same(H100, 8))
+    assert eight is not None
+    assert eight.source.endswith("as a ring; with NVLS up to 478 GB/s")
+    for other in (four, gathered):
+        assert other is not None
+        assert other.source.endswith("as a ring; NVLS may exceed it")
 
 
 def test_gpus_without_nvlink_have_pcie() -> None:

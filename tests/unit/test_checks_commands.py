@@ -37,5 +37,7 @@ def test_a_command_has_options_and_stages_that_exist(command):
 
 
 def test_thresholds_that_are_named_are_read():
-    for code, name in {pair for text in SOURCES.values() for pair in re.findall(r"--set ([A-Z]{3}\d{3})\.(\w+)", text)}:
+    for code, name in {
+        pair for text in SOURCES.values() for pair in re.findall(r"--set ([A-Z0-9]{3}\d{3})\.(\w+)", text)
+    }:
         assert f'number("{name}"' in SOURCES[code.lower()]

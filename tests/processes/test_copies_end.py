@@ -1,0 +1,56 @@
+"""P2P002 in a real run, on a host whose GPUs are a stand-in that only copies: what hangs is ended and named."""
+
+import pytest
+from fake_nvml import driver_of_eight
+from jobs import CHECK, Job, Start
+
+# LCH003 waits for torch, so that the deadline of the copies is their own.
+COPIES = ("--nproc-per-node", "1", "--select", "LCH003,P2P002", "--json", "{json}")
+
+
+@pytest.fixture
+def checked(start: Start, tmp_path):
+    """checked("4 hang 1 0"): the check on such GPUs, over."""
+
+    def check(gpus: str, *options: str) -> Job:
+        job = start(*CHECK, *COPIES, *options, DDPDIAG_TEST_GPUS=gpus, DDPDIAG_PROCFS=str(driver_of_eight(tmp_path)))
+        job.wait()
+        return job
+
+    return check
+
+
+def matrix(job):
+    """Rates by pair, as the report has them."""
+    (copy,) = [own for own in job.report["matrices"] if own["name"].startswith("p2p.copy.")]
+    size = range(len(copy["rows"]))
+    return {(row, column): copy["cells"][row][column] for row in size for column in size if row != column}
+
+
+def test_healthy_gpus_have_a_rate_for_every_pair(checked):
+    job = checked("3")
+    assert job.process.returncode == 0, job.told()
+    assert job.report["findings"] == [], job.told()
+    assert all(rate > 0 for rate in matrix(job).values())
+    assert job.report["measurements"]["p2p.copy.min_bytes_per_s"] > 0
+    job.check_left_nothing()
+
+
+@pytest.mark.parametrize(("fault", "word"), [("hang", "hung"), ("die", "died")])
+def test_a_copy_that_does_not_end_is_named_and_the_other_pairs_are_known(checked, fault, word):
+    job = checked(f"3 {fault} 1 0", "--set", "P2P002.deadline_seconds=7")
+    assert job.process.returncode == 1, job.told()
+    (finding,) = job.errors
+    assert (finding["code"], finding["gpus"]) == (f"P2P002.{word}", ["GPU-0-1", "GPU-0-0"]), job.told()
+    assert "'copy GPU 1 -> GPU 0'" in finding["message"]
+    assert [way for way, rate in matrix(job).items() if rate is None] == [(1, 0)]
+    assert not [own for own in job.report["findings"] if own["code"].startswith("RUN")], job.told()
+    assert not job.has_traceback, job.told()
+    job.check_left_nothing()
+
+
+def test_wrong_data_is_an_error(checked):
+    job = checked("3 wrong 2 1")
+    assert job.process.returncode == 1, job.told()
+    (finding,) = job.errors
+    assert (finding["code"], finding["gpus"]) == ("P2P002.wrong", ["GPU-0-2", "GPU-0-1"])

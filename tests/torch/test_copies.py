@@ -1,0 +1,240 @@
+"""Copies, run by the same loops as on GPUs: what they measure, and what P2P002 makes of their faults."""
+
+import math
+import time
+
+import pytest
+import torch
+from cpu_devices import HOST, MB, CpuDevices, Hang
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw, structs
+from seen import seen_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import gpu002
+from ddpdiag.checks.p2p002 import CHECK
+from ddpdiag.codec import encode
+from ddpdiag.model import Outcome, ProcessState, Severity, Status
+from ddpdiag.workloads.copies import PROBE_BYTES, Job, Told, _words, copies, jobs
+
+
+class Listener:
+    """What a trial told."""
+
+    def __init__(self):
+        self.steps, self.reports = [], []
+
+    @property
+    def told(self):
+        return Told(self.steps.append, self.reports.append)
+
+
+def run(devices, **options):
+    return copies(devices, Listener().told, **options)
+
+
+def pair(found, source, target):
+    return next(own for own in found.pairs if (own.source, own.target) == (source, target))
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+
+def test_every_way_has_its_rate():
+    rates = {(0, 1): 200 * MB, (1, HOST): 20 * MB, (HOST, 2): 30 * MB}
+    found = run(CpuDevices(3, rates=rates))
+    assert [(own.source, own.target) for own in found.pairs] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    assert pair(found, 0, 1).bytes_per_s == pytest.approx(200 * MB)
+    assert pair(found, 1, 0).bytes_per_s == pytest.approx(100 * MB)
+    assert all(own.through_host_bytes_per_s == pytest.approx(40 * MB) for own in found.pairs)
+    assert found.gpus[1].from_bytes_per_s == pytest.approx(20 * MB)
+    assert found.gpus[2].to_bytes_per_s == pytest.approx(30 * MB)
+    assert found.done == found.jobs == 9
+    assert not any(own.wrong or own.wrong_through_host for own in found.pairs)
+
+
+def test_the_rate_of_a_fast_way_comes_from_more_than_a_probe():
+    assert pair(run(CpuDevices(2, rate=800 * MB)), 0, 1).words > PROBE_BYTES // 4
+
+
+def test_a_slow_way_takes_no_more_than_it_must():
+    devices = CpuDevices(2, rates={(0, 1): 1 * MB})
+    found = run(devices)
+    assert pair(found, 0, 1).words == PROBE_BYTES // 4
+    assert devices.clock < 8 * PROBE_BYTES / MB
+
+
+def test_access_is_told():
+    found = run(CpuDevices(2, closed={(1, 0)}))
+    assert [own.access for own in found.pairs] == [True, False]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_quick_tries_each_gpu_alone_and_each_ordered_pair(count):
+    assert len(jobs(count, deep=False)) == count + count * (count - 1)
+
+
+def test_deep_adds_both_directions_and_all_at_once():
+    found = run(CpuDevices(3, rates={(0, 1): 50 * MB}), deep=True)
+    both = {(own.one, own.other): own.bytes_per_s for own in found.both}
+    assert both == pytest.approx({(0, 1): 100 * MB, (0, 2): 200 * MB, (1, 2): 200 * MB})
+    assert found.ring_bytes_per_s == pytest.approx(50 * MB)
+    assert found.done == found.jobs == len(jobs(3, deep=True))
+
+
+def test_two_gpus_have_no_ring():
+    assert Job(()) not in jobs(2, deep=True)
+
+
+def test_nothing_is_tried_when_the_time_is_over():
+    found = run(CpuDevices(2), end=time.monotonic())
+    assert (found.done, found.jobs, found.pairs) == (0, 4, ())
+
+
+# Contents -------------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_words_are_counted_on_their_way_only():
+    found = run(CpuDevices(3, wrong={(2, 0): 7}))
+    assert {(own.source, own.target): own.wrong for own in found.pairs if own.wrong} == {(2, 0): 7}
+    assert not any(own.wrong_through_host for own in found.pairs)
+
+
+def test_a_copy_that_does_nothing_leaves_no_word_right():
+    own = pair(run(CpuDevices(2, lost={(0, 1)})), 0, 1)
+    assert own.wrong == own.wrong_through_host == own.words
+
+
+def test_words_that_go_wrong_only_in_the_end_are_found():
+    # Two probes and the copy that is checked alone are right.
+    assert pair(run(CpuDevices(2, wrong={(0, 1): 1}, wrong_from=3), begin=2), 0, 1).wrong == 1
+
+
+def test_the_way_through_the_host_is_checked_as_well():
+    own = pair(run(CpuDevices(2, wrong_around={(0, 1): 3})), 0, 1)
+    assert (own.wrong, own.wrong_through_host) == (0, 3)
+
+
+def test_ways_to_and_from_the_host_are_checked():
+    found = run(CpuDevices(2, wrong={(HOST, 1): 2, (0, HOST): 5}))
+    assert [(own.wrong_to, own.wrong_from) for own in found.gpus] == [(0, 5), (2, 0)]
+
+
+places = st.none() | st.integers(0, 254)
+
+
+@given(places, places, places, places)
+def test_no_word_of_a_way_is_right_on_another_way(a, b, c, d):
+    like = torch.empty(64, dtype=torch.int32)
+    same = bool((_words(like, a, b) == _words(like, c, d)).any())
+    assert same is ((a, b) == (c, d))
+
+
+def test_no_word_repeats():
+    words = _words(torch.empty(1 << 16, dtype=torch.int32), 3, 5)
+    assert len(words.unique()) == len(words)
+
+
+# The check, from the loops to its findings ----------------------------------------------------------------------------
+
+
+def outcome(devices, trial, rank):
+    """What a supervisor would tell of this trial on this rank."""
+    listener = Listener()
+    end = {"trial": trial.number, "code": CHECK.code, "rank": rank, "step": 9}
+    begin = trial.params.get(f"begin.{rank}", 0)
+    try:
+        found = copies(devices, listener.told, begin=begin)
+    except Hang:
+        process = ProcessState(pid=4711, state="S", step_seconds=20.0, stack=("synchronize (cuda.py:9)",))
+        so_far = Raw(encode(listener.reports[-1]))
+        return Outcome(status=Status.HUNG, at=listener.steps[-1], so_far=so_far, process=process, seconds=25.0, **end)
+    return Outcome(status=Status.DONE, data=Raw(encode(found)), at=listener.steps[-1], **end)
+
+
+def tried(devices):
+    """A host with one rank for each of these GPUs, after all trials that the check planned."""
+    gpus = tuple(gpu002.TorchGpu("stand-in", f"GPU-0-{index}") for index in range(devices.count))
+    rows = {r: gpu002.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=r) for r in range(devices.count)}
+    seen = seen_of(gpu002.CHECK, rows, ranks_per_node=devices.count, gpus=devices.count).of(CHECK)
+    while trials := CHECK.plan(seen):
+        for trial in trials:
+            known = structs.replace(trial, number=len(seen.recording.trials))
+            new = [outcome(devices, known, rank) for rank in known.ranks]
+            recording = seen.recording
+            recording = structs.replace(
+                recording, trials=(*recording.trials, known), outcomes=(*recording.outcomes, *new)
+            )
+            seen = Seen(seen.world, CHECK, recording)
+    return seen
+
+
+def judged(devices):
+    return list(CHECK.judge(tried(devices)))
+
+
+def test_healthy_gpus_are_silent():
+    seen = tried(CpuDevices(4))
+    assert list(CHECK.judge(seen)) == []
+    assert [trial.groups for trial in seen.trials] == [((0,),)]
+    assert seen.trials[0].may_fail
+
+
+def test_a_pair_with_wrong_data_is_named_and_no_other():
+    (finding,) = judged(CpuDevices(4, wrong={(1, 3): 12}))
+    assert (finding.code, finding.severity) == ("P2P002.wrong", Severity.ERROR)
+    assert (finding.gpus, finding.ranks) == (("GPU-0-1", "GPU-0-3"), (1, 3))
+    assert "12 of" in finding.message
+    assert "GPU 1 (GPU-0-1, PCI 0000:1b:00.0) -> GPU 3 (GPU-0-3, PCI 0000:3b:00.0)" in finding.message
+    assert finding.env == {"NCCL_P2P_DISABLE": "1"}
+
+
+def test_a_pair_that_hangs_is_named_and_the_others_are_known():
+    seen = tried(CpuDevices(4, hang={(2, 1)}))
+    (finding,) = CHECK.judge(seen)
+    assert (finding.code, finding.severity, finding.nodes) == ("P2P002.hung", Severity.ERROR, ("n0",))
+    assert finding.gpus == ("GPU-0-2", "GPU-0-1")
+    assert "'copy GPU 2 -> GPU 1' does not end on n0" in finding.message
+    assert "pid 4711" in finding.message
+    (copy, _) = CHECK.matrices(seen)
+    empty = [(row, column) for row in range(4) for column in range(4) if copy.cells[row][column] is None]
+    assert empty == [(0, 0), (1, 1), (2, 1), (2, 2), (3, 3)]
+    assert [dict(trial.params) for trial in seen.trials] == [{}, {"begin.0": 4 + 3 * 2 + 2}]
+
+
+def test_after_three_retries_it_is_enough():
+    seen = tried(CpuDevices(4, hang={(0, 1), (0, 2), (0, 3), (1, 0), (1, 2)}))
+    found = list(CHECK.judge(seen))
+    assert [finding.code for finding in found] == ["P2P002.hung"] * 4
+    assert len(seen.trials) == 4
+    assert "9 of 16 steps were not done" in found[-1].message
+
+
+def test_a_way_to_the_host_that_hangs_names_the_gpu():
+    (finding,) = judged(CpuDevices(3, hang={(HOST, 1)}))
+    assert (finding.gpus, finding.env) == (("GPU-0-1",), {})
+
+
+def test_a_slow_pair_is_named():
+    (finding,) = judged(CpuDevices(4, rates={(0, 2): 10 * MB, (2, 0): 10 * MB}, around=5 * MB))
+    assert (finding.code, finding.severity) == ("P2P002.slow", Severity.WARNING)
+    assert finding.gpus == ("GPU-0-0", "GPU-0-2")
+
+
+def test_a_pair_that_is_slow_one_way_is_asymmetric():
+    (finding,) = judged(CpuDevices(2, rates={(0, 1): 60 * MB}))
+    assert (finding.code, finding.gpus) == ("P2P002.asymmetric", ("GPU-0-0", "GPU-0-1"))
+
+
+def test_peer_access_that_is_slower_than_the_host_is_to_be_tried_without():
+    (finding,) = judged(CpuDevices(3, rate=20 * MB))
+    assert finding.code == "P2P002.p2p-slower"
+    assert "Try the job with NCCL_P2P_DISABLE=1" in finding.remedy
+    assert finding.env == {}
+
+
+def test_numbers_are_finite():
+    figures = CHECK.figures(tried(CpuDevices(2)))
+    assert figures["p2p.copy.min_bytes_per_s"] == pytest.approx(100 * MB)
+    assert all(math.isfinite(value) for value in figures.values())

@@ -1,0 +1,465 @@
+"""P2P002: what is said of copies between GPUs, and who tries them."""
+
+from itertools import permutations
+
+import pytest
+from cards import healthy, pcie
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw, structs
+from seen import seen_of, together, with_events
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import gpu002, gpu003
+from ddpdiag.checks.p2p002 import CHECK, MOST_RETRIES
+from ddpdiag.codec import encode
+from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
+from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.probes.gpu_health import Look
+
+GB = 1e9
+USUAL = 40 * GB
+
+
+def uuid_of(index, host=0):
+    return f"GPU-{host}-{index}"
+
+
+def gpu(index, host=0, **changes):
+    own = {"name": "NVIDIA H100", "to_bytes_per_s": 50 * GB, "from_bytes_per_s": 50 * GB}
+    known = {"uuid": uuid_of(index, host), "pci": f"0000:{index}b:00.0"}
+    return GpuCopies(index=index, **(known | own | changes))
+
+
+def host_of(count=4, *, host=0, gpus=None, rates=None, pairs=None, closed=(), **changes):
+    """One process with all GPUs of a host. `rates` of some ways; `gpus` and `pairs` say what differs there."""
+    found = tuple(gpu(index, host, **(gpus or {}).get(index, {})) for index in range(count))
+    ways = tuple(
+        PairCopies(
+            source=a,
+            target=b,
+            access=(a, b) not in closed,
+            words=1 << 24,
+            **(
+                {"bytes_per_s": (rates or {}).get((a, b), USUAL), "through_host_bytes_per_s": 15 * GB}
+                | (pairs or {}).get((a, b), {})
+            ),
+        )
+        for a, b in permutations(range(count), 2)
+    )
+    jobs = count + len(ways)
+    return Copies(**({"gpus": found, "pairs": ways, "done": jobs, "jobs": jobs} | changes))
+
+
+def takers(count, *, size=None, apart=False):
+    """What torch showed to each rank: all GPUs of its host, or one of them."""
+    size = size or count
+    rows = {}
+    for rank in range(size):
+        host, local = divmod(rank, count)
+        shown = [local] if apart else range(count)
+        gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid_of(index, host)) for index in shown)
+        rows[rank] = gpu002.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=0 if apart else local)
+    return rows
+
+
+def world(count, rows=None, *, apart=False, hosts=1, **options):
+    """Hosts with `count` ranks; `rows` is what P2P002 saw."""
+    size = count * hosts
+    shape = {"size": size, "ranks_per_node": count, "gpus": 1 if apart else count}
+    before = seen_of(gpu002.CHECK, takers(count, size=size, apart=apart), **shape, **options)
+    if rows is None:
+        return before.of(CHECK)
+    return together(seen_of(CHECK, rows, **shape, **options), before)
+
+
+def judged(*hosts, count=4, **options):
+    rows = {count * number: own for number, own in enumerate(hosts)}
+    return list(CHECK.judge(world(count, rows, hosts=len(hosts), **options)))
+
+
+def all_of(index, value, count=4):
+    """All ways to and from one GPU."""
+    return {way: value for way in permutations(range(count), 2) if index in way}
+
+
+# Contents -------------------------------------------------------------------------------------------------------------
+
+
+def test_healthy_hosts_are_silent():
+    assert judged(host_of(), host_of(host=1)) == []
+
+
+def test_one_wrong_word_is_an_error_however_fast():
+    (finding,) = judged(host_of(rates={(0, 1): 400 * GB, (1, 0): 400 * GB}, pairs={(0, 1): {"wrong": 1}}))
+    assert (finding.code, finding.severity) == ("P2P002.wrong", Severity.ERROR)
+    assert (finding.gpus, finding.ranks) == ((uuid_of(0), uuid_of(1)), (0, 1))
+    assert "1 of 16,777,216 words differ, 0 expected" in finding.message
+    assert "ACS and IOMMU" in finding.remedy
+
+
+def test_a_gpu_whose_ways_are_all_wrong_is_named_alone():
+    (finding,) = judged(host_of(pairs=all_of(2, {"wrong": 9})))
+    assert finding.gpus == (uuid_of(2),)
+    assert "between GPU 2 (GPU-0-2, PCI 0000:2b:00.0) and the other GPUs of n0" in finding.message
+
+
+def test_an_iommu_spoils_all_and_names_the_host_alone():
+    (finding,) = judged(host_of(pairs={way: {"wrong": 9} for way in permutations(range(4), 2)}), host_of(host=1))
+    assert (finding.gpus, finding.nodes) == ((), ("n0",))
+    assert "between all GPUs of n0" in finding.message
+
+
+def test_what_is_wrong_through_the_host_too_is_no_matter_of_peer_access():
+    (finding,) = judged(host_of(pairs={(0, 1): {"wrong": 5, "wrong_through_host": 5}}))
+    assert finding.env == {}
+    assert "not peer-to-peer access alone" in finding.message
+
+
+def test_wrong_words_from_the_host_are_an_error():
+    (finding,) = judged(host_of(gpus={3: {"wrong_to": 8}}))
+    assert (finding.code, finding.gpus) == ("P2P002.host-wrong", (uuid_of(3),))
+
+
+# Rates ----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_slow_gpu_of_four_is_named():
+    (finding,) = judged(host_of(rates=all_of(1, 10 * GB)))
+    assert (finding.code, finding.severity, finding.gpus) == ("P2P002.slow", Severity.WARNING, (uuid_of(1),))
+    assert "25 % of the 40 GB/s" in finding.message
+    assert "NCCL_P2P_DISABLE=1" in finding.remedy
+    (above,) = judged(host_of(rates=all_of(1, 19 * GB)))
+    assert "NCCL_P2P_DISABLE" not in above.remedy
+
+
+def test_a_slow_pair_is_named_and_not_called_asymmetric_as_well():
+    (finding,) = judged(host_of(rates={(0, 1): 10 * GB}))
+    assert (finding.code, finding.gpus) == ("P2P002.slow", (uuid_of(0), uuid_of(1)))
+
+
+def test_sockets_are_no_fault():
+    far = {(a, b): 15 * GB for a, b in permutations(range(8), 2) if (a < 4) is not (b < 4)}
+    assert judged(host_of(8, rates=far), count=8) == []
+
+
+def test_bridges_are_no_fault():
+    near = {(0, 1): 200 * GB, (1, 0): 200 * GB, (2, 3): 200 * GB, (3, 2): 200 * GB}
+    assert judged(host_of(rates=near)) == []
+
+
+def test_groups_that_most_ways_are_inside_of_are_good_to_know():
+    far = {(a, b): 5 * GB for a, b in permutations(range(8), 2) if (a < 6) is not (b < 6)}
+    (finding,) = judged(
+        host_of(8, rates=far, pairs={way: {"through_host_bytes_per_s": 4 * GB} for way in far}), count=8
+    )
+    assert (finding.code, finding.severity) == ("P2P002.slow", Severity.INFO)
+
+
+def test_ways_without_peer_access_are_compared_with_their_like():
+    closed = {way for way in permutations(range(4), 2) if 3 in way}
+    assert judged(host_of(closed=closed, rates=dict.fromkeys(closed, 8 * GB))) == []
+
+
+def test_of_two_gpus_neither_is_slow():
+    assert judged(host_of(2, rates={(0, 1): 20 * GB, (1, 0): 20 * GB}), count=2) == []
+
+
+def test_a_way_slower_than_the_way_back_is_a_warning():
+    (finding,) = judged(host_of(2, rates={(1, 0): 27 * GB}), count=2)
+    assert (finding.code, finding.severity) == ("P2P002.asymmetric", Severity.WARNING)
+    assert "27 GB/s on n0, GPU 1" in finding.message
+    assert judged(host_of(2, rates={(1, 0): 28.1 * GB}), count=2) == []
+
+
+def test_a_gpu_that_sends_slower_than_it_receives_is_named():
+    slow = {(2, other): 25 * GB for other in (0, 1, 3)}
+    (finding,) = judged(host_of(rates=slow))
+    assert (finding.code, finding.gpus) == ("P2P002.asymmetric", (uuid_of(2),))
+
+
+def test_peer_access_slower_than_the_host_is_a_warning():
+    (finding,) = judged(host_of(rates=dict.fromkeys(permutations(range(4), 2), 10 * GB)))
+    assert (finding.code, finding.severity) == ("P2P002.p2p-slower", Severity.WARNING)
+    assert finding.message.startswith("n0: 10 GB/s directly between all GPUs, 15 GB/s through the host's memory")
+    assert finding.env == {}
+
+
+def test_without_peer_access_the_way_through_the_host_is_no_alternative():
+    every = set(permutations(range(4), 2))
+    assert judged(host_of(closed=every, rates=dict.fromkeys(every, 10 * GB))) == []
+
+
+def test_thresholds_can_be_set():
+    options = Options(settings={"P2P002.asymmetric_ratio": "0.3", "P2P002.slow_ratio": "0.1"})
+    assert judged(host_of(rates=all_of(1, 15 * GB)), options=options) == []
+
+
+@given(st.dictionaries(st.sampled_from(list(permutations(range(4), 2))), st.floats(1e6, 1e12), max_size=12))
+def test_any_rates_are_judged_and_no_stranger_is_named(rates):
+    for finding in judged(host_of(rates=rates)):
+        assert set(finding.gpus) <= {uuid_of(index) for index in range(4)}
+        assert (finding.title + finding.message + finding.remedy).isascii()
+
+
+# To and from the host -------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_slower_than_its_siblings_is_named():
+    (finding,) = judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB}}))
+    assert (finding.code, finding.severity, finding.gpus) == ("P2P002.host-slow", Severity.WARNING, (uuid_of(1),))
+    assert "25 GB/s from the host to GPU 1" in finding.message
+    assert "memory of another socket" in finding.message
+
+
+def test_of_two_gpus_neither_is_a_slow_sibling():
+    assert judged(host_of(2, gpus={1: {"to_bytes_per_s": 25 * GB}}), count=2) == []
+
+
+def test_gpus_of_another_model_are_no_siblings():
+    assert judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB, "name": "NVIDIA T4"}})) == []
+
+
+def with_slots(*changes, rate=50 * GB):
+    """Two GPUs that copy at this rate, and what GPU003 found of their links."""
+    slow = {"to_bytes_per_s": rate, "from_bytes_per_s": rate}
+    look = Look(gpus=tuple(healthy(index, **pcie(**own)) for index, own in enumerate(changes)))
+    shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
+    met = world(2, {0: host_of(2, gpus={0: slow, 1: slow})})
+    return list(CHECK.judge(together(met, seen_of(gpu003.CHECK, {0: look}, **shape))))
+
+
+@pytest.mark.parametrize(
+    ("generation", "width", "rate"), [(5, 16, 28 * GB), (4, 16, 14 * GB), (3, 16, 7 * GB), (3, 8, 3.5 * GB)]
+)
+def test_half_of_what_the_slot_gives_is_silent_and_less_is_not(generation, width, rate):
+    slot = {"generation_max": generation, "width": width}
+    assert with_slots(slot, slot, rate=rate) == []
+    found = with_slots(slot, slot, rate=rate * 0.9)
+    assert {finding.code for finding in found} == {"P2P002.host-slow"}
+    assert f"PCIe {generation} x{width}" in found[0].message
+
+
+def test_an_idle_card_that_let_its_generation_fall_is_held_to_what_is_possible():
+    slot = {"generation": 1, "generation_max": 5, "width": 16}
+    assert with_slots(slot, slot) == []
+
+
+def test_a_narrow_link_is_the_cause():
+    narrow = {"width": 8, "width_max": 16}
+    shape = {"size": 4, "ranks_per_node": 4, "gpus": 4}
+    look = Look(gpus=tuple(healthy(index, **(pcie(**narrow) if index == 2 else {})) for index in range(4)))
+    met = world(4, {0: host_of(gpus={2: {"to_bytes_per_s": 26 * GB}})})
+    (finding,) = CHECK.judge(together(met, seen_of(gpu003.CHECK, {0: look}, **shape)))
+    assert "Its link has 8 of 16 lanes (GPU004)." in finding.message
+
+
+def test_a_slot_that_is_not_known_promises_nothing():
+    assert with_slots({"generation_max": None}, {"width": None}, rate=1 * GB) == []
+
+
+# What did not end -----------------------------------------------------------------------------------------------------
+
+# The ways to and from the host are known when the first pair is tried.
+KNOWN = structs.replace(host_of(2), pairs=(), done=2)
+
+
+def ended(status, at="copy GPU 0 -> GPU 1", *, so_far=KNOWN, process=None, **more):
+    """A host with two GPUs whose first trial ended so."""
+    seen = world(2)
+    (trial,) = CHECK.plan(seen)
+    trial = structs.replace(trial, number=len(seen.recording.trials))
+    data = Raw(b"null") if so_far is None else Raw(encode(so_far))
+    own = Outcome(
+        trial=trial.number,
+        code="P2P002",
+        rank=0,
+        status=status,
+        at=at,
+        so_far=data,
+        process=process,
+        seconds=25,
+        **more,
+    )
+    recording = seen.recording
+    recording = structs.replace(recording, trials=(*recording.trials, trial), outcomes=(*recording.outcomes, own))
+    return Seen(seen.world, CHECK, recording)
+
+
+def stuck(**changes):
+    return ProcessState(**({"pid": 7, "state": "R", "step_seconds": 20.0} | changes))
+
+
+@pytest.mark.parametrize("status", [Status.HUNG, Status.DIED, Status.RAISED, Status.UNHEARD])
+def test_whatever_ends_a_copy_names_both_gpus(status):
+    (finding,) = CHECK.judge(ended(status, process=stuck(), error="CUDA error: unspecified launch failure"))
+    assert (finding.code, finding.severity) == (f"P2P002.{status.value}", Severity.ERROR)
+    assert (finding.gpus, finding.ranks) == ((uuid_of(0), uuid_of(1)), (0, 1))
+    assert finding.env == {}
+    assert "dmesg" in finding.remedy
+
+
+def test_what_a_failure_said_is_shown():
+    (finding,) = CHECK.judge(ended(Status.RAISED, error="OutOfMemoryError: CUDA out of memory. Tried\nmore"))
+    assert "OutOfMemoryError: CUDA out of memory. Tried." in finding.message
+    assert "End what uses the GPU's memory on n0" in finding.remedy
+
+
+def test_a_hang_before_any_copy_names_the_host():
+    seen = ended(Status.HUNG, "CUDA start", so_far=None, process=stuck())
+    (finding,) = CHECK.judge(seen)
+    assert (finding.gpus, finding.nodes, finding.ranks) == ((), ("n0",), (0,))
+    assert CHECK.plan(seen) == ()
+
+
+def test_a_process_that_survives_its_kill_asks_for_a_reboot():
+    (finding,) = CHECK.judge(ended(Status.HUNG, process=stuck(survived=True, state="D")))
+    assert finding.remedy.startswith("Reboot n0")
+
+
+def test_a_way_through_the_host_that_hangs_is_no_matter_of_peer_access():
+    (finding,) = CHECK.judge(ended(Status.HUNG, "copy GPU 0 -> host -> GPU 1", process=stuck()))
+    assert finding.gpus == (uuid_of(0), uuid_of(1))
+    assert finding.env == {}
+
+
+def test_a_rank_that_was_still_taking_steps_is_not_condemned():
+    seen = ended(Status.HUNG, process=stuck(step_seconds=0.4))
+    (finding,) = CHECK.judge(seen)
+    assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
+    assert CHECK.plan(seen) == ()
+
+
+def test_a_gpu_that_allows_one_process_only_is_no_fault():
+    error = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    refused = ended(Status.RAISED, "start GPU 1", so_far=structs.replace(KNOWN, done=0), error=error)
+    shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
+
+    def judged_in(mode):
+        look = Look(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
+        return list(CHECK.judge(together(refused, seen_of(gpu003.CHECK, {0: look}, **shape))))
+
+    assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.taken", Severity.INFO)]
+    assert [(finding.code, finding.gpus) for finding in judged_in(0)] == [("P2P002.raised", (uuid_of(1),))]
+
+
+def test_a_lost_rank_is_named_elsewhere():
+    seen = with_events(ended(Status.UNHEARD), Event(kind=EventKind.LOST, rank=0, seconds=1.0))
+    assert list(CHECK.judge(seen)) == []
+
+
+def test_who_was_told_to_stop_did_not_fail():
+    seen = ended(Status.HUNG, process=stuck(), told=True)
+    assert [finding.code for finding in CHECK.judge(seen) if finding.severity is Severity.ERROR] == []
+
+
+def test_what_there_was_no_time_for_is_unknown():
+    (finding,) = judged(host_of(2, done=3), count=2)
+    assert finding.code == "P2P002.unmeasured"
+    assert "1 of 4 steps were left out" in finding.message
+
+
+# Who tries ------------------------------------------------------------------------------------------------------------
+
+
+def groups(seen):
+    return [trial.groups for trial in CHECK.plan(seen)]
+
+
+def test_one_rank_of_each_host_tries():
+    assert groups(world(4, hosts=2)) == [((0,), (4,))]
+
+
+def test_ranks_that_see_gpus_of_their_own_try_one_after_the_other():
+    rows = {rank: host_of(1, gpus={0: {"uuid": uuid_of(rank)}}) for rank in range(2)}
+    assert groups(world(3, apart=True)) == [((0,),)]
+    assert groups(world(3, {0: rows[0]}, apart=True)) == [((1,),)]
+
+
+def test_ranks_that_see_gpus_of_their_own_have_no_pairs_and_that_is_said():
+    rows = {rank: host_of(1, gpus={0: {"uuid": uuid_of(rank)}}) for rank in range(3)}
+    rows[1] = structs.replace(rows[1], gpus=(gpu(0, uuid=uuid_of(1), from_bytes_per_s=9 * GB),))
+    seen = world(3, rows, apart=True)
+    slow, apart = CHECK.judge(seen)
+    assert (slow.gpus, slow.ranks) == ((uuid_of(1),), (1,))
+    assert "from GPU 0 of rank 1" in slow.message
+    assert (apart.code, apart.severity) == ("P2P002.apart", Severity.INFO)
+    (matrix,) = CHECK.matrices(seen)
+    assert matrix.columns == ("GPU 0 of rank 0", "GPU 0 of rank 1", "GPU 0 of rank 2")
+
+
+def test_ranks_that_share_a_gpu_do_not_see_other_ones():
+    seen = world(2, {0: host_of(1), 1: host_of(1)}, apart=True)
+    assert list(CHECK.judge(seen)) == []
+    assert [matrix.columns for matrix in CHECK.matrices(seen)] == [("GPU 0",)]
+
+
+def test_it_is_tried_once():
+    assert groups(world(4, {0: host_of()})) == []
+
+
+def test_behind_a_copy_that_failed_it_goes_on():
+    (trial,) = CHECK.plan(ended(Status.HUNG, process=stuck()))
+    assert (trial.groups, trial.params, trial.may_fail) == (((0,),), {"begin.0": 3}, True)
+
+
+def test_nothing_is_behind_the_last_one():
+    last = structs.replace(KNOWN, done=3)
+    assert CHECK.plan(ended(Status.HUNG, "copy GPU 1 -> GPU 0", so_far=last, process=stuck())) == ()
+
+
+def test_it_goes_on_three_times_at_most():
+    seen = ended(Status.HUNG, process=stuck(), so_far=structs.replace(KNOWN, jobs=99))
+    for _ in range(MOST_RETRIES):
+        (trial,) = CHECK.plan(seen)
+        trial = structs.replace(trial, number=len(seen.recording.trials))
+        again = structs.replace(seen.outcomes[-1], trial=trial.number)
+        recording = seen.recording
+        recording = structs.replace(recording, trials=(*recording.trials, trial), outcomes=(*recording.outcomes, again))
+        seen = Seen(seen.world, CHECK, recording)
+    assert CHECK.plan(seen) == ()
+
+
+def test_without_torchs_view_the_counts_decide():
+    together_, own = (seen_of(CHECK, {}, size=4, ranks_per_node=4, gpus=gpus) for gpus in (4, 1))
+    bare = [Seen(s.world, CHECK, structs.replace(s.recording, trials=())) for s in (together_, own)]
+    assert [groups(seen) for seen in bare] == [[((0,),)], [((0,),)]]
+
+
+def test_where_torch_shows_nothing_nothing_is_tried():
+    rows = {0: gpu002.Data(torch="2.13+cpu")}
+    seen = seen_of(gpu002.CHECK, rows, gpus=2, ranks_per_node=1).of(CHECK)
+    assert CHECK.plan(seen) == ()
+    assert "GPU002" in CHECK.moot(seen)
+
+
+def test_no_gpu_is_no_ground():
+    assert CHECK.ground(seen_of(CHECK, {}, size=1).world) == "no GPU is visible on any host"
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_has_every_pair_and_no_diagonal():
+    copy, host = CHECK.matrices(world(2, {0: host_of(2, rates={(0, 1): 30 * GB})}))
+    assert (copy.name, copy.unit) == ("p2p.copy.n0", "bytes_per_s")
+    assert copy.rows == copy.columns == ("GPU 0", "GPU 1")
+    assert copy.cells == ((None, 30 * GB), (USUAL, None))
+    assert (host.name, host.rows) == ("p2p.host.n0", ("to-device", "from-device"))
+    assert host.cells == ((50 * GB, 50 * GB), (50 * GB, 50 * GB))
+
+
+def test_one_gpu_has_no_pairs():
+    seen = world(1, {0: host_of(1)})
+    assert [matrix.name for matrix in CHECK.matrices(seen)] == ["p2p.host.n0"]
+    assert list(CHECK.judge(seen)) == []
+
+
+def test_figures_are_the_slowest_and_the_median():
+    both = (BothWays(one=0, other=1, bytes_per_s=70 * GB),)
+    found = CHECK.figures(world(4, {0: host_of(rates={(0, 1): 30 * GB}, both=both, ring_bytes_per_s=20 * GB)}))
+    assert found["p2p.copy.min_bytes_per_s"] == 30 * GB
+    assert found["p2p.copy.median_bytes_per_s"] == USUAL
+    assert found["p2p.host.min_bytes_per_s"] == 50 * GB
+    assert found["p2p.copy_both_ways.min_bytes_per_s"] == 70 * GB
+    assert found["p2p.copy_ring.min_bytes_per_s"] == 20 * GB
