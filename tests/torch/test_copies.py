@@ -187,7 +187,7 @@ def test_a_pair_with_wrong_data_is_named_and_no_other():
     assert (finding.gpus, finding.ranks) == (("GPU-0-1", "GPU-0-3"), (1, 3))
     assert "12 of" in finding.message
     assert "GPU 1 (GPU-0-1, PCI 0000:1b:00.0) -> GPU 3 (GPU-0-3, PCI 0000:3b:00.0)" in finding.message
-    assert finding.env == {"NCCL_P2P_DISABLE": "1"}
+    assert finding.env == {}
 
 
 def test_a_pair_that_hangs_is_named_and_the_others_are_known():
