@@ -122,10 +122,7 @@ def check(
             rich_help_panel=options.WHAT,
         ),
     ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=options.OUT),
-    ] = None,
+    json: options.Json = None,
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
@@ -219,6 +216,60 @@ def judge(
         details=details,
     )
     raise typer.Exit(command.run(files, outputs, strict=strict))
+
+
+@app.command(
+    epilog=options.examples(
+        "ddpdiag simulate --hosts 16384 --fault slow-host:164 --seed 7",
+        "ddpdiag simulate --hosts 8 --fault slow-link --record run.jsonl",
+        "ddpdiag simulate --hosts 1024 --fault slow-host:10 --trials 100",
+    )
+)
+def simulate(
+    hosts: Annotated[int, typer.Option(min=1, max=131_072, metavar="N", help="Hosts of the fleet.")] = 16,
+    ranks_per_host: Annotated[int, typer.Option(min=1, max=64, metavar="G", help="Ranks of each host.")] = 8,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND[:COUNT]",
+            help="slow-host, slow-inside, dead-host, hang, slow-link, leaf, transient, systemic or none (repeatable).",
+        ),
+    ] = None,
+    slower: Annotated[float, typer.Option(min=0.0, max=0.99, help="How much slower slow ones are, as a share.")] = 0.25,
+    noise: Annotated[float, typer.Option(min=0.0, max=0.5, help="Deviation of a test, as a share.")] = 0.02,
+    transients: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of tests that are slow by chance.")] = 0.01,
+    congestion: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of leaves on which congestion begins in a round.")
+    ] = 0.0,
+    hosts_per_leaf: Annotated[int, typer.Option(min=1, metavar="N", help="Hosts on a leaf switch.")] = 32,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
+    trials: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="So many runs, and how often who was blamed.")
+    ] = None,
+    json: options.Json = None,
+    record: options.Record = None,
+    exclude_file: options.ExcludeFile = None,
+    good_hosts: options.GoodHosts = None,
+    details: options.Details = False,
+) -> None:
+    """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
+    from ddpdiag.cli import simulate as command
+    from ddpdiag.cli.outputs import Outputs
+
+    wanted = command.Wanted(
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        faults=tuple(fault or ()),
+        slower=slower,
+        noise=noise,
+        transients=transients,
+        congestion=congestion,
+        hosts_per_leaf=hosts_per_leaf,
+        seed=seed,
+        trials=trials,
+    )
+    outputs = Outputs(json=json, record=record, exclude_file=exclude_file, good_hosts=good_hosts, details=details)
+    raise typer.Exit(command.run(wanted, outputs))
 
 
 @app.command(epilog=options.examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged"))

@@ -59,6 +59,10 @@ SharedDir = Annotated[
         rich_help_panel=WHAT,
     ),
 ]
+Json = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=OUT),
+]
 Record = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=OUT)
 ]

@@ -21,7 +21,8 @@ class Options(Struct, frozen=True, kw_only=True):
     `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
     `port_range` is LOW-HIGH, the ports on which stores may listen. `exports` says that the job will take the variables
-    that were found to help. `bench` is what a benchmark measures.
+    that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `bench` is what
+    a benchmark measures.
     """
 
     depth: Depth = Depth.QUICK
@@ -37,6 +38,7 @@ class Options(Struct, frozen=True, kw_only=True):
     strict: bool = False
     port_range: str | None = None
     exports: bool = False
+    topology: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
 

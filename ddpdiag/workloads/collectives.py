@@ -72,6 +72,14 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls)
     return seconds
 
 
+def fewest(ctx: Context, own: int, device: torch.device) -> int:
+    """The smallest of what the ranks say; below 2^31."""
+    ctx.step("agree on the size")
+    told = torch.tensor([own], dtype=torch.int32, device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MIN)
+    return int(told.item())
+
+
 def on_any_rank(ctx: Context, here: bool) -> bool:
     """Does something hold on any rank? Asked through the store: values that arrive wrong must not part the ranks."""
     ctx.step("compare notes")

@@ -1,0 +1,174 @@
+"""Which host, or which way between two, holds the others back.
+
+A slow or broken collective only says that somebody is bad. This check finds who, in a few parallel rounds whatever the
+number of hosts: every host by itself first (its ranks among themselves); then pairs of hosts by chance, across leaf
+switches where the topology is known; every suspect again with partners that were cleared; at last an all-reduce over
+all that are good, as the proof. Of up to 8 hosts all pairs are tried; up to 128, three matchings come first.
+
+A pair is bad if it is far below what most pairs reach: `floor_share`, or as many standard deviations of the fleet's own
+noise as keep the blamed healthy hosts of a whole run below 0.05. A host is blamed after three failures (four among more
+than 1,000 hosts), all but one of them with partners that are good. A thousand hosts take four rounds.
+
+Findings:
+- alone: a host is bad by itself; it takes no part in the pairs.
+- node: a host is bad with every partner.
+- path: two hosts are bad together, and good with others: neither is blamed.
+- domain: so many hosts of one leaf or rack are bad that it is the domain.
+- systemic: half of all pairs are far below what is expected, or do not end: configuration, not a host.
+- undecided: two hosts alone, or suspects without anybody left to try them with.
+- transient: pairs that failed and then passed. unrepeated: pairs that failed, and no round was left.
+- unproven: the hosts are good in pairs, and the all-reduce over all of them is not.
+- clear: nobody is bad; the smallest slowdown that would have been found.
+
+Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, somebody else's job.
+Fix: leave the named hosts out (`--exclude-file`), and look at their links and health.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.col001 import affordable
+from ddpdiag.checks.fab_findings import findings
+from ddpdiag.checks.fab_view import Data, FabricView
+from ddpdiag.fabric.localise import Round
+from ddpdiag.fabric.rules import Rules
+from ddpdiag.fabric.search import Located
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
+from ddpdiag.stats import samples
+from ddpdiag.world import World, without_gpu
+
+_SMALL_BYTES = 64 << 10
+# A test should move enough to be bound by bandwidth, and be over soon on a slow way as well.
+_LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
+_CALL_SECONDS = 0.1
+_CALLS = 6
+# A quick check leaves out so few hosts.
+_SMALL_WORLD = 16
+
+
+def measure(ctx: Context) -> Data:
+    """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
+    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, fewest, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.devices import ways_out
+    from ddpdiag.workloads.group import process_group
+
+    with process_group(ctx, str(ctx.trial.params["backend"])) as device:
+        connect(ctx, device)
+        first = check_all_reduce(ctx, _SMALL_BYTES, device)
+        most = _LARGE_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
+        affords = int(first.bytes * _CALL_SECONDS / max(first.seconds, 1e-6))
+        size = fewest(ctx, max(_SMALL_BYTES, min(most, affords)), device)
+        large = check_all_reduce(ctx, size, device)
+        wrong, seconds = first.wrong + large.wrong, [large.seconds]
+        if on_any_rank(ctx, wrong > 0):
+            wrong = max(wrong, 1)
+        else:
+            calls = Calls(*affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic()))
+            seconds = time_all_reduce(ctx, large.bytes, device, calls)
+        limits = ways_out(device) if device.type == "cuda" and ctx.place.local_rank == 0 else None
+    return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)
+
+
+def _view(seen: Seen[Data]) -> FabricView:
+    held = seen.memo.get("fabric")
+    if not isinstance(held, FabricView):
+        held = seen.memo["fabric"] = FabricView(seen, *_rules(seen))
+    return held
+
+
+def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
+    """For pairs of hosts, and for the ranks of each host among themselves."""
+    deep = seen.options.depth is Depth.DEEP
+    floor = seen.number("floor_share", _floor(seen.world))
+    rules = Rules(
+        floor=floor,
+        transients=seen.number("transient_share"),
+        rounds=int(seen.number("rounds")) or None,
+        least=seen.number("least_mb_per_s") * 1e6,
+        cover=int(seen.number("cover")) if deep else 0,
+    )
+    return rules, rules._replace(least=0.0, cover=0)
+
+
+def _floor(world: World) -> float:
+    """9 % of GPU time varied in a fleet of 64,000 (arXiv 2510.15596): 10 % is a fault. CPUs of busy hosts vary more."""
+    return 0.1 if world.backend == "nccl" else 0.4
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """The next round."""
+    if _why_not(seen) is not None:
+        return ()
+    state = _view(seen).state
+    return () if isinstance(state, Located) else (_trial(seen, state),)
+
+
+def _trial(seen: Seen[Data], step: Round) -> Trial:
+    fleet = _view(seen).fleet
+    groups = tuple(fleet.ranks_of(group) for group in step.groups)
+    params = {"backend": seen.world.backend, "phase": step.phase.value}
+    return new_trial(seen, groups=groups, params=params, may_fail=True)
+
+
+def _why_not(seen: Seen[Data]) -> str | None:
+    """Why a quick check does not look for anybody, or None: RDZ004 has tried the ways between a few hosts already."""
+    asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
+    hosts = len(seen.world.hosts)
+    if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
+        return None
+    return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
+
+
+def ground(world: World) -> str | None:
+    """Within one host there is no pair of hosts."""
+    return "there is one host" if len(world.hosts) == 1 else without_gpu(world)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Who is bad."""
+    if seen.trials:
+        yield from findings(seen, _view(seen), error_share=seen.number("error_share"))
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What most pairs reach, the noise of it, and the smallest slowdown that would have been found."""
+    state = _view(seen).state if seen.trials else None
+    if not isinstance(state, Located):
+        return {}
+    found, proof = state.diagnosis, state.proof
+    return {
+        "fabric.pair_busbw_bytes_per_s": found.bar.usual or None,
+        "fabric.noise_share": found.bar.sigma,
+        "fabric.found_from_share": found.found_from,
+        "fabric.rounds": found.rounds,
+        "fabric.proof_busbw_bytes_per_s": proof.rate if proof is not None else None,
+    }
+
+
+CHECK = Check(
+    "FAB001",
+    "hosts",
+    Stage.FABRIC,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    measure=measure,
+    plan=plan,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    moot=_why_not,
+    figures=figures,
+    kind=Kind.TORCH,
+    deadline=10,
+    # least_mb_per_s: as RDZ005. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
+    # ddpdiag/fabric/rules.py. error_share: conventions of cluster checks warn below 80 % and fail below 50 %.
+    settings={
+        "floor_share": 0.1,
+        "transient_share": 0.01,
+        "rounds": 0,
+        "cover": 2,
+        "least_mb_per_s": 30,
+        "error_share": 0.5,
+    },
+)

@@ -1,0 +1,236 @@
+"""What the search among hosts came to, in findings. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from ddpdiag.bandwidth.text import rate_text, share_text
+from ddpdiag.check import Seen
+from ddpdiag.checks.fab_view import FabricView
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.fabric.localise import Bad, Diagnosis, Path, Reached
+from ddpdiag.fabric.search import Alone, Located
+from ddpdiag.model import Finding, Severity
+
+D = TypeVar("D")
+
+_WHYS = {
+    "hung": "did not end in time",
+    "died": "crashed",
+    "raised": "failed",
+    "wrong": "gave wrong values",
+    "unheard": "was not heard of again",
+    "skipped": "was ended",
+}
+_SHOWN = 8
+
+
+def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator[Finding]:
+    """Each thing to blame, or why nobody is; then what this run could see."""
+    state = view.state
+    if not isinstance(state, Located):
+        yield _unfinished(seen, view)
+        return
+    for alone in state.alone:
+        yield _alone(seen, view, alone, error_share)
+    if state.diagnosis.systemic:
+        yield _systemic(seen, state.diagnosis, pairs=len(view.fleet.names) > 2)
+        return
+    yield from _blamed(seen, view, state.diagnosis, error_share)
+    yield from _proof(seen, view, state)
+    if not (state.alone or state.diagnosis.bad or state.diagnosis.paths or state.diagnosis.open):
+        yield _clear(seen, view, state)
+
+
+def _blamed(seen: Seen[D], view: FabricView, found: Diagnosis, error_share: float) -> Iterator[Finding]:
+    in_domains = {unit for _, units in found.domains for unit in units}
+    for domain, units in found.domains:
+        yield _domain(seen, view, str(domain), units)
+    for bad in found.bad:
+        if bad.unit not in in_domains:
+            yield _node(seen, view, bad, found, error_share)
+    for path in found.paths:
+        yield _path(seen, view, path, found)
+    if found.transients or found.unrepeated:
+        yield _transient(seen, view, found)
+    if found.open:
+        yield _undecided(seen, view, found)
+
+
+def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) -> Finding:
+    name, ranks = view.fleet.names[alone.unit], view.fleet.ranks[alone.unit]
+    return seen.finding(
+        "alone",
+        _severity(alone.tests, alone.usual, error_share),
+        f"{name} is bad by itself",
+        f"{name}: its {len(ranks)} ranks among themselves: {_tests_text(alone.tests)}"
+        + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
+        + ". No other host took part in that.",
+        nodes=(name,),
+        evidence={"rates_bytes_per_s": _rates(alone.tests), "usual_bytes_per_s": alone.usual},
+        remedy=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
+    )
+
+
+def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_share: float) -> Finding:
+    names = view.fleet.names
+    name = names[bad.unit]
+    partners = [names[unit] for unit in bad.partners]
+    return seen.finding(
+        "node",
+        _severity(bad.tests, found.bar.usual, error_share),
+        f"{name} holds the others back",
+        f"{name} is {_how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
+        f"({names_text(partners, _SHOWN)}), {_tests_text(bad.tests)}; pairs of hosts usually reach "
+        f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        nodes=(name,),
+        evidence={
+            "partners": list(partners[:_SHOWN]),
+            "rates_bytes_per_s": _rates(bad.tests),
+            "usual_bytes_per_s": found.bar.usual,
+            "least_bytes_per_s": found.bar.least,
+        },
+        remedy=f"Leave {name} out of the job (srun --exclude={name}); look at its network links and its health.",
+    )
+
+
+def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Finding:
+    one, other = (view.fleet.names[unit] for unit in path.pair)
+    return seen.finding(
+        "path",
+        Severity.WARNING,
+        f"the way between {one} and {other} is bad",
+        f"{one} and {other} are {_how(path.tests, found.bar.usual)} together in {len(path.tests)} tests, "
+        f"{_tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw): the "
+        "way between the two is at fault, and neither host.",
+        nodes=(),
+        links=(f"{one} -> {other}", f"{other} -> {one}"),
+        evidence={"rates_bytes_per_s": _rates(path.tests), "usual_bytes_per_s": found.bar.usual},
+        remedy="Look at switches and routes between the two; until then keep one of the two out of the job.",
+    )
+
+
+def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) -> Finding:
+    names = tuple(view.fleet.names[unit] for unit in units)
+    return seen.finding(
+        "domain",
+        Severity.ERROR,
+        f"{domain} holds the others back: {len(names)} of its hosts are bad",
+        f"{len(names)} hosts of {domain} are bad with every partner ({names_text(names, _SHOWN)}): so many at once are "
+        "the leaf or rack's fault, not each host's.",
+        nodes=names,
+        evidence={"domain": domain, "hosts": list(names[:64])},
+        remedy=f"Look at the switch, power and cooling of {domain}; leave its hosts out until then.",
+    )
+
+
+def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
+    if not pairs:
+        return seen.finding(
+            "undecided",
+            Severity.WARNING,
+            "two hosts cannot tell which of them is at fault",
+            f"Two hosts are slow together, or do not end: {found.systemic}. Add a third one to find out.",
+            remedy="Run again with one host more.",
+        )
+    ended = "did not end" in found.systemic or "expected" in found.systemic
+    return seen.finding(
+        "systemic",
+        Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
+        "most pairs of hosts are bad: nobody is blamed",
+        f"{found.systemic[:1].upper()}{found.systemic[1:]} (usual: {rate_text(found.bar.usual)} busbw). Where so many "
+        "are bad it is what they share: a setting, an interface, a fallback to sockets, a switch.",
+        evidence={"usual_bytes_per_s": found.bar.usual},
+        remedy="Compare the interface in use (RDZ003) and the transport (P2P004) with what is meant, then run again.",
+    )
+
+
+def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
+    names = view.fleet.names
+    told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
+    again = f"{len(found.transients)} passed when tried again" if found.transients else ""
+    once = f"{len(found.unrepeated)} were not tried often enough" if found.unrepeated else ""
+    return seen.finding(
+        "transient",
+        Severity.INFO,
+        "some pairs of hosts failed now and then",
+        f"{len(told)} pairs were bad once while both ends are good ({names_text(told, _SHOWN)}): "
+        f"{', '.join(filter(None, (again, once)))}.",
+        evidence={"pairs": list(told[:64])},
+    )
+
+
+def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
+    names = tuple(view.fleet.names[unit] for unit in found.open)
+    return seen.finding(
+        "undecided",
+        Severity.WARNING,
+        "some hosts could be neither cleared nor blamed",
+        f"{names_text(names, _SHOWN)}: bad in {found.rounds} rounds, and no good partner is left to try "
+        f"{'it' if len(names) == 1 else 'them'} with.",
+        evidence={"hosts": list(names[:64])},
+        remedy="Run again with more hosts.",
+    )
+
+
+def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]:
+    proof = state.proof
+    if proof is None or proof.rate is not None:
+        return
+    yield seen.finding(
+        "unproven",
+        Severity.ERROR,
+        "hosts that are good in pairs fail together",
+        f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {_WHYS.get(proof.why, 'failed')}, though "
+        "each is good in pairs: look at what only shows in large groups (limits of open files and memory, a switch).",
+        remedy="Try half of the hosts, and look at RUN003.",
+    )
+
+
+def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
+    found = state.diagnosis
+    rate = f", {rate_text(state.proof.rate)} busbw all together" if state.proof and state.proof.rate else ""
+    return seen.finding(
+        "clear",
+        Severity.INFO,
+        "no host holds the others back",
+        f"{len(view.fleet.names)} hosts in {found.rounds} rounds of pairs: {rate_text(found.bar.usual)} busbw as usual"
+        f"{rate}. A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times).",
+    )
+
+
+def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        "the search among hosts was cut short",
+        f"{len(view.answers)} rounds were done when the run ended; who holds the others back is not known.",
+        remedy="Give it more time (--budget 300).",
+    )
+
+
+# Words ---------------------------------------------------------------------------------------------------------------
+
+
+def _severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
+    """An error where it does not end, or is far below; else it slows the job down."""
+    rates = [tested.rate for tested in tests]
+    bad = any(rate is None or rate < error_share * usual for rate in rates)
+    return Severity.ERROR if bad else Severity.WARNING
+
+
+def _how(tests: Sequence[Reached], usual: float) -> str:
+    rates = [tested.rate for tested in tests if tested.rate is not None]
+    if len(rates) < len(tests) or not usual:
+        return "bad"
+    return f"{share_text(1 - max(rates) / usual)} slower"
+
+
+def _tests_text(tests: Sequence[Reached]) -> str:
+    return ", ".join(
+        rate_text(tested.rate) if tested.rate is not None else _WHYS.get(tested.why, "failed")
+        for tested in tests[:_SHOWN]
+    )
+
+
+def _rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
+    return [tested.rate for tested in tests[:_SHOWN]]

@@ -1,0 +1,161 @@
+"""Hosts, rounds and what each group reached, put together from FAB001's trials. Pure."""
+
+import zlib
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.bandwidth.expectations import expect
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.check import Seen
+from ddpdiag.codec import decode
+from ddpdiag.fabric.localise import Reached, Results, Round
+from ddpdiag.fabric.rules import Rules
+from ddpdiag.fabric.search import Ground, Located, follow, locate
+from ddpdiag.model import Outcome, Status, Trial
+from ddpdiag.model.bench import Limits
+from ddpdiag.stats import Samples
+
+# Hosts of one fleet are mostly alike: so many pairs are asked what they should reach.
+_PAIRS_ASKED = 64
+_WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
+
+
+class Data(Struct, frozen=True):
+    """This rank's seconds for one all-reduce of `bytes` per rank in its group, and the elements that were wrong.
+
+    `limits` are the ways out of its GPU, from the first rank of each host; None on a CPU.
+    """
+
+    ranks: int
+    bytes: int
+    seconds: Samples
+    wrong: int = 0
+    limits: Limits | None = None
+
+
+class Fleet(NamedTuple):
+    """The hosts that take part, numbered from 0 in the order of their first ranks."""
+
+    names: tuple[str, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    def ranks_of(self, group: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of some hosts, in rising order."""
+        return tuple(sorted(rank for host in group for rank in self.ranks[host]))
+
+
+class FabricView:
+    """One run, as FAB001 sees it."""
+
+    def __init__(self, seen: Seen[Data], rules: Rules, inside_rules: Rules) -> None:
+        self._seen = seen
+        self._rules = rules
+        self._inside_rules = inside_rules
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """Hosts of which every rank can take part."""
+        living = set(self._seen.world.living)
+        whole = [(name, ranks) for (name, _), ranks in self._seen.world.hosts.items() if living.issuperset(ranks)]
+        return Fleet(tuple(name for name, _ in whole), tuple(ranks for _, ranks in whole))
+
+    @cached_property
+    def ground(self) -> Ground:
+        """Where the search begins. Its chance hangs on the run, so that another run tries other pairs."""
+        units = tuple(range(len(self.fleet.names)))
+        return Ground(
+            units=units,
+            with_inside=tuple(unit for unit in units if len(self.fleet.ranks[unit]) > 1),
+            domains=self._domains,
+            rules=self._rules._replace(expected=self._expected),
+            inside_rules=self._inside_rules,
+            seed=zlib.crc32(self._seen.recording.header.run_id.encode()),
+        )
+
+    @property
+    def _expected(self) -> float | None:
+        """What a pair should reach by its cards and links, where both hosts have told of them; the least of all pairs.
+
+        All ranks of a host are taken to have what its first one has.
+        """
+        trial = next((t for t in self._seen.trials if len(t.groups[0]) > len(self.fleet.ranks[0])), None)
+        if trial is None:
+            return None
+        limits = {
+            outcome.rank: told
+            for outcome in self._seen.outcomes
+            if outcome.trial == trial.number and outcome.rank in self._host_of and outcome.status is Status.DONE
+            if (told := decode(outcome.data, Data).limits) is not None
+        }
+        if not limits:
+            return None
+        found = (self._expected_of(group, limits) for group in trial.groups[:_PAIRS_ASKED])
+        return min((rate for rate in found if rate is not None), default=None)
+
+    def _expected_of(self, group: Sequence[int], limits: Mapping[int, Limits]) -> float | None:
+        hosts = {self.fleet.names[self._host_of[rank]]: self._host_of[rank] for rank in group if rank in self._host_of}
+        own = {name: self.fleet.ranks[host] for name, host in hosts.items()}
+        told = {rank: limits[ranks[0]] for ranks in own.values() for rank in ranks if ranks[0] in limits}
+        expected = expect("all_reduce", self._seen.world.backend, own, told) if len(told) == len(group) else None
+        return expected.busbw_bytes_per_s if expected is not None else None
+
+    @cached_property
+    def _host_of(self) -> dict[int, int]:
+        """The host of each host's first rank."""
+        return {ranks[0]: host for host, ranks in enumerate(self.fleet.ranks)}
+
+    @property
+    def _domains(self) -> Mapping[int, str]:
+        known = self._seen.options.topology
+        names = self.fleet.names
+        return {unit: known[name] for unit, name in enumerate(names) if name in known}
+
+    @cached_property
+    def answers(self) -> tuple[Results, ...]:
+        """What the groups of each trial reached, in order."""
+        return tuple(self._results(trial) for trial in self._seen.trials)
+
+    @cached_property
+    def state(self) -> Round | Located:
+        """The next round, or the end."""
+        return follow(locate(self.ground), self.answers)
+
+    def _results(self, trial: Trial) -> Results:
+        outcomes = {o.rank: o for o in self._seen.outcomes if o.trial == trial.number}
+        return {
+            tuple(self._host_of[rank] for rank in group if rank in self._host_of): _tested(
+                outcomes, group, self._host_of
+            )
+            for group in trial.groups
+        }
+
+
+def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int], leaders: Container[int]) -> Reached:
+    """The slowest of the hosts' first ranks; all ranks of a group end together, so that these tell enough."""
+    own = [outcomes[rank] for rank in group if rank in outcomes]
+    if len(own) < len(group):
+        return Reached(None, "unheard")
+    worst = _worst(own)
+    if worst is not None:
+        return Reached(None, worst)
+    rows = [decode(outcome.data, Data) for outcome in own if outcome.rank in leaders]
+    if any(row.wrong for row in rows):
+        return Reached(None, "wrong")
+    slowest = max(rows, key=lambda row: row.seconds.min)
+    return Reached(
+        busbw("all_reduce", slowest.bytes, slowest.seconds.min, slowest.ranks),
+        "",
+        max(0.0, slowest.seconds.median / slowest.seconds.min - 1) if slowest.seconds.min > 0 else 0.0,
+    )
+
+
+def _worst(outcomes: Sequence[Outcome]) -> str | None:
+    """How the worst of those ended that did not end well; those that were told to stop only if there are no others."""
+    bad = [o for o in outcomes if o.status is not Status.DONE]
+    if not bad:
+        return None
+    own = [o for o in bad if not o.told] or bad
+    return str(min(own, key=lambda o: _WORST_FIRST.index(o.status)).status.value)

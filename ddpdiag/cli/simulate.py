@@ -1,0 +1,106 @@
+"""`ddpdiag simulate`: a fleet that does not exist, judged as a real one."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddpdiag.checks import all_checks
+from ddpdiag.cli.outputs import Outputs, publish, show
+from ddpdiag.codec import disassemble
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.judgement import judge
+from ddpdiag.model import Options, Report
+from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
+from ddpdiag.simulate.run import host_name
+
+_BLAMING = ("FAB001.alone", "FAB001.node", "FAB001.domain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to simulate, as it was typed."""
+
+    hosts: int
+    ranks_per_host: int
+    faults: tuple[str, ...]
+    slower: float
+    noise: float
+    transients: float
+    congestion: float
+    hosts_per_leaf: int
+    seed: int
+    trials: int | None
+
+
+def run(wanted: Wanted, outputs: Outputs) -> int:
+    """One run with its report, or the rates of many; the exit code of the one."""
+    faults = Faults(tuple(_faults(wanted.faults)), wanted.slower)
+    if wanted.trials is not None:
+        show(_rates(wanted, faults, wanted.trials), sys.stdout)
+        return int(ExitCode.FIT)
+    outputs.check()
+    recording = simulate(
+        _fleet(wanted, faults, wanted.seed),
+        ranks_per_host=wanted.ranks_per_host,
+        options=_options(wanted),
+        run_id=f"seed-{wanted.seed}",
+    )
+    report = judge(recording, all_checks())
+    publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
+    return report.exit_code
+
+
+def _fleet(wanted: Wanted, faults: Faults, seed: int) -> Fleet:
+    noise = Noise(sigma=wanted.noise, transients=wanted.transients, congested=wanted.congestion)
+    return Fleet(wanted.hosts, faults, noise, seed=seed, hosts_per_leaf=wanted.hosts_per_leaf)
+
+
+def _options(wanted: Wanted) -> Options:
+    leaves = {host_name(host): f"leaf{host // wanted.hosts_per_leaf}" for host in range(wanted.hosts)}
+    return Options(stages=("fabric",), backend="nccl", topology=leaves)
+
+
+def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
+    """KIND or KIND:COUNT."""
+    known = [fault.value for fault in Fault]
+    for word in words:
+        kind, colon, count = word.partition(":")
+        if kind not in known or (colon and not (count.isdigit() and int(count) > 0)):
+            raise UsageError(f"--fault {word}: expected KIND or KIND:COUNT, with a kind of {', '.join(known)}")
+        yield Fault(kind), int(count) if colon else 1
+
+
+def _rates(wanted: Wanted, faults: Faults, trials: int) -> str:
+    """How often who was blamed, over so many seeds."""
+    sums: Counter[str] = Counter()
+    rounds: Counter[int] = Counter()
+    for seed in range(wanted.seed, wanted.seed + trials):
+        fleet = _fleet(wanted, faults, seed)
+        recording = simulate(fleet, options=_options(wanted), run_id=f"seed-{seed}")
+        report = judge(recording, all_checks())
+        sums += _counted(fleet, report)
+        rounds[len(recording.trials)] += 1
+    spread = ", ".join(f"{number} in {count}" for number, count in sorted(rounds.items()))
+    return (
+        f"{trials} runs of {wanted.hosts} hosts, seeds {wanted.seed}-{wanted.seed + trials - 1}\n"
+        f"healthy hosts blamed per run   {sums['false'] / trials:.4f}\n"
+        f"bad hosts missed               {sums['missed']} of {sums['bad']}\n"
+        f"ways blamed per run            {sums['paths'] / trials:.4f}\n"
+        f"runs in which nobody could be blamed because most are bad   {sums['systemic']}\n"
+        f"trials of a run                {spread}\n"
+    )
+
+
+def _counted(fleet: Fleet, report: Report) -> Counter[str]:
+    blaming = [finding for finding in report.findings if finding.code in _BLAMING]
+    named = {node for finding in blaming for node in finding.nodes}
+    bad = {host_name(host) for host in fleet.bad}
+    words = Counter(finding.code for finding in report.findings)
+    return Counter(
+        false=len(named - bad),
+        missed=len(bad - named),
+        bad=len(bad),
+        paths=words["FAB001.path"],
+        systemic=words["FAB001.systemic"],
+    )

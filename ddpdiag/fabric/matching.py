@@ -1,0 +1,79 @@
+"""Who is tried with whom: random perfect matchings, across domains where these are known. Pure, and seeded."""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from random import Random
+
+Pair = tuple[int, ...]
+Domain = Hashable
+
+
+def pair_up(units: Sequence[int], domains: Mapping[int, Domain], random: Random) -> tuple[Pair, ...]:
+    """Every unit with another one, by chance, of another domain as far as that is possible; of an odd number one is
+    left out.
+
+    With each domain's units in a row, the first half meets the second half in order: partners share a domain only where
+    that has more than half of all.
+    """
+    mixed = list(units)
+    random.shuffle(mixed)
+    if domains:
+        order: dict[Domain, list[int]] = {}
+        for unit in mixed:
+            order.setdefault(domains.get(unit, unit), []).append(unit)
+        mixed = [unit for own in sorted(order.values(), key=len, reverse=True) for unit in own]
+    half = len(mixed) // 2
+    return tuple(ordered(one, other) for one, other in zip(mixed[:half], mixed[half : 2 * half], strict=True))
+
+
+def ordered(one: int, other: int) -> Pair:
+    """A pair is written with its smaller number first."""
+    return (one, other) if one < other else (other, one)
+
+
+def partners(
+    suspects: Iterable[int],
+    cleared: Collection[int],
+    domains: Mapping[int, Domain],
+    met: Callable[[int], Collection[int]],
+    random: Random,
+) -> tuple[Pair, ...]:
+    """A cleared partner for each suspect, each for one: of another domain, and one that it has not met, if possible.
+
+    Suspects beyond the number of the cleared get none this time.
+    """
+    free = list(cleared)
+    random.shuffle(free)
+    pairs = []
+    for suspect in suspects:
+        if not free:
+            break
+        at = _choose(suspect, free, domains, met(suspect))
+        free[at], free[-1] = free[-1], free[at]
+        pairs.append(ordered(suspect, free.pop()))
+    return tuple(pairs)
+
+
+# How many of those that are free are looked at; in a shuffled list a good one is soon found.
+_LOOKED_AT = 32
+
+
+def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], met: Collection[int]) -> int:
+    """Where in `free` the best partner stands."""
+    home = domains.get(suspect)
+    best, score = len(free) - 1, -1
+    for at in range(len(free) - 1, max(-1, len(free) - 1 - _LOOKED_AT), -1):
+        other = free[at]
+        own = 2 * (other not in met) + (home is None or domains.get(other) != home)
+        if own == 3:
+            return at
+        if own > score:
+            best, score = at, own
+    return best
+
+
+def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
+    """Round `number` of n - 1 (n if that is odd) in which everybody meets everybody once: the circle method."""
+    circle: list[int | None] = [*units, *([None] if len(units) % 2 else [])]
+    turned = circle[:1] + circle[1:][number:] + circle[1:][:number]
+    couples = zip(turned, reversed(turned[len(turned) // 2 :]), strict=False)
+    return tuple(ordered(one, other) for one, other in couples if one is not None and other is not None)

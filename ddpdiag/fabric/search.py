@@ -1,0 +1,100 @@
+"""The whole search: each unit alone, then pairs (see `localise`), then all that are good together. Pure."""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.fabric.localise import Diagnosis, Phase, Reached, Results, Round, localise
+from ddpdiag.fabric.matching import Domain
+from ddpdiag.fabric.rules import Bar, Rules, bar_of
+
+# Of fewer units it is not known which of them is the usual one.
+_LEAST_TO_COMPARE = 3
+
+
+class Ground(NamedTuple):
+    """What is known before: the units, those of them that have something inside to be tried alone, and the domains."""
+
+    units: tuple[int, ...]
+    with_inside: tuple[int, ...] = ()
+    domains: Mapping[int, Domain] = {}
+    rules: Rules = Rules()
+    inside_rules: Rules = Rules()
+    seed: int = 0
+
+
+class Alone(NamedTuple):
+    """A unit that is bad by itself: what it reached each time, of which usual rate (0: not known)."""
+
+    unit: int
+    tests: tuple[Reached, ...]
+    usual: float
+
+
+class Located(NamedTuple):
+    """What came of it. `proof` is what all good ones reached together, None if that was not tried."""
+
+    alone: tuple[Alone, ...]
+    diagnosis: Diagnosis
+    proof: Reached | None
+
+
+Whole = Generator[Round, Results, Located]
+
+
+def locate(ground: Ground) -> Whole:
+    """Find who is bad; what is bad alone takes no part in what follows."""
+    alone = yield from _inside(ground)
+    out = {own.unit for own in alone}
+    rest = tuple(unit for unit in ground.units if unit not in out)
+    diagnosis = yield from localise(rest, ground.domains, ground.rules, ground.seed)
+    good = tuple(unit for unit in rest if unit in diagnosis.cleared)
+    proof = None
+    if len(good) > 1 and not diagnosis.systemic:
+        proof = (yield Round(Phase.VERIFY, (good,))).get(good)
+    return Located(alone, diagnosis, proof)
+
+
+def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
+    """Each by itself; who fails is tried again as often as a pair would be."""
+    units = [(unit,) for unit in ground.with_inside]
+    if not units:
+        return ()
+    results = yield Round(Phase.LOCAL, tuple(units))
+    bar = _bar_inside(results, ground.inside_rules)
+    tests = {group: [tested] for group, tested in results.items()}
+    failing = [group for group in units if group in results and not _passes(results[group], bar)]
+    # Where most fail, it is no matter of single units: pairs will show it as well.
+    if 2 * len(failing) >= len(units) and len(units) > 1:
+        return ()
+    for _ in range(ground.inside_rules.rounds_for(len(units)) - 1):
+        if not failing:
+            break
+        again = yield Round(Phase.LOCAL, tuple(failing))
+        for group, tested in again.items():
+            tests[group].append(tested)
+        failing = [group for group in failing if group in again and not _passes(again[group], bar)]
+    return tuple(Alone(group[0], tuple(tests[group]), bar.usual) for group in failing)
+
+
+def _bar_inside(results: Results, rules: Rules) -> Bar:
+    rates = [tested.rate for tested in results.values() if tested.rate is not None]
+    spread = max((tested.spread for tested in results.values()), default=0.0)
+    if len(rates) < _LEAST_TO_COMPARE:
+        return Bar(0.0, 0.0, rules.least)
+    return bar_of(rates, len(rates), rules, spread)
+
+
+def _passes(tested: Reached, bar: Bar) -> bool:
+    return tested.rate is not None and tested.rate >= bar.least
+
+
+def follow(search: Whole, answers: Sequence[Results]) -> Round | Located:
+    """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure."""
+    try:
+        step = next(search)
+        for answer in answers:
+            step = search.send(answer)
+    except StopIteration as end:
+        located: Located = end.value
+        return located
+    return step

@@ -1,0 +1,319 @@
+"""Who of many is bad: the search, played against simulated fleets with fixed seeds."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpdiag.fabric.localise import Diagnosis, Phase, Reached, Results, Round, localise
+from ddpdiag.fabric.matching import pair_up, partners, round_robin
+from ddpdiag.fabric.rules import Bar, Rules, bar_of, bar_of_best, smallest_slowdown, z_of
+from ddpdiag.fabric.search import Ground, Located, follow, locate
+
+USUAL = 100e9
+relaxed = settings(deadline=None)
+Test = Callable[[Round], Results]
+
+
+class Fleet:
+    """Units of which some are slow: a pair is as slow as its slower end, with noise, and now and then for no reason."""
+
+    def __init__(self, count, bad=(), by=0.25, sigma=0.02, transients=0.01, level=1.0, paths=(), seed=0, dead=()):
+        self.units = tuple(range(count))
+        self.bad, self.paths, self.dead = frozenset(bad), {frozenset(path) for path in paths}, frozenset(dead)
+        self.by, self.sigma, self.transients, self.level = by, sigma, transients, level
+        self.random = random.Random(seed)
+        self.rounds: list[Round] = []
+
+    def __call__(self, step: Round) -> Results:
+        self.rounds.append(step)
+        return {group: self.tested(group) for group in step.groups}
+
+    def tested(self, group) -> Reached:
+        if self.dead.intersection(group):
+            return Reached(None, "hung")
+        slow = self.bad.intersection(group) or any(path <= {*group} for path in self.paths)
+        rate = self.level * USUAL * (1 - self.by if slow else 1) * (1 + self.sigma * self.random.gauss(0, 1))
+        return Reached(rate / 2 if self.random.random() < self.transients else rate)
+
+
+def searched(fleet: Fleet, rules: Rules | None = None, domains=None, seed=1) -> Diagnosis:
+    search = localise(fleet.units, domains, rules, seed)
+    step = next(search)
+    while True:
+        try:
+            step = search.send(fleet(step))
+        except StopIteration as end:
+            return end.value
+
+
+def named(found: Diagnosis) -> set[int]:
+    return {bad.unit for bad in found.bad}
+
+
+# Fleets ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_thousands_the_slow_ones_are_named_in_four_rounds(seed):
+    slow = frozenset(random.Random(seed).sample(range(16_384), 164))
+    found = searched(Fleet(16_384, slow, seed=seed), seed=seed)
+    assert named(found) == slow
+    assert found.rounds == 4
+    assert not found.open
+    assert len(found.cleared) == 16_384 - 164
+
+
+@pytest.mark.parametrize("level", [0.92, 1.0, 1.05])
+def test_a_fleet_off_its_nominal_rate_is_judged_by_itself(level):
+    slow = frozenset(range(0, 1024, 100))
+    assert named(searched(Fleet(1024, slow, level=level))) == slow
+
+
+def test_the_false_blame_of_many_runs_is_rare_and_nobody_is_missed():
+    false = missed = 0
+    for seed in range(40):
+        slow = frozenset(random.Random(seed).sample(range(1024), 10))
+        found = named(searched(Fleet(1024, slow, seed=seed), seed=seed))
+        false, missed = false + len(found - slow), missed + len(slow - found)
+    assert (false, missed) == (0, 0)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 9, 12, 16, 17, 33, 64, 65, 100, 129, 300])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25])
+def test_worlds_of_all_sizes_with_up_to_a_quarter_bad(count, share):
+    bad = frozenset(random.Random(count).sample(range(count), int(count * share)))
+    false = missed = 0
+    for seed in range(20):
+        found = searched(Fleet(count, bad, by=0.4, seed=seed), seed=seed)
+        assert not found.systemic
+        false, missed = false + len(named(found) - bad), missed + len(bad - named(found))
+    assert false <= 1
+    assert missed <= 1
+
+
+def test_dead_units_are_named_as_well():
+    found = searched(Fleet(64, dead=(5, 40)))
+    assert named(found) == {5, 40}
+    assert all(tested.rate is None for bad in found.bad for tested in bad.tests)
+
+
+def test_a_blamed_unit_failed_with_different_good_partners():
+    found = searched(Fleet(200, bad=(7,)))
+    (bad,) = found.bad
+    assert len({*bad.partners}) == len(bad.partners) >= 3
+    assert found.cleared.issuperset(bad.partners)
+
+
+# Who cannot be blamed -------------------------------------------------------------------------------------------------
+
+
+def test_a_way_between_two_blames_neither():
+    for seed in range(20):
+        found = searched(Fleet(8, paths=[(2, 5)], by=0.5, transients=0, seed=seed), seed=seed)
+        assert not found.bad
+        assert [path.pair for path in found.paths] == [(2, 5)]
+        assert len(found.paths[0].tests) == 3
+
+
+def test_a_pair_that_fails_once_is_a_transient():
+    class Once(Fleet):
+        def tested(self, group):
+            first = group == (0, 1) and not any((0, 1) in step.groups for step in self.rounds[:-1])
+            return Reached(USUAL / 3) if first else Reached(USUAL)
+
+    found = searched(Once(6))
+    assert not found.bad
+    assert not found.paths
+    assert [path.pair for path in found.transients] == [(0, 1)]
+
+
+def test_two_units_cannot_be_told_apart():
+    found = searched(Fleet(2, dead=(0,)))
+    assert "two alone cannot tell" in found.systemic
+    assert not found.bad
+    assert not found.cleared
+
+
+def test_two_good_units_are_good():
+    assert searched(Fleet(2)).cleared == {0, 1}
+
+
+def test_where_most_are_slow_nobody_is_blamed():
+    found = searched(Fleet(8, bad=range(6), by=0.9))
+    assert "far slower than the best" in found.systemic
+    assert not found.bad
+
+
+def test_where_most_are_below_what_is_expected_nobody_is_blamed():
+    rules = Rules(expected=USUAL)
+    assert "below 50% of what is expected" in searched(Fleet(64, level=0.4), rules).systemic
+    assert not searched(Fleet(64, level=0.8), rules).systemic
+
+
+def test_where_most_pairs_do_not_end_nobody_is_blamed():
+    assert "did not end" in searched(Fleet(64, dead=range(40))).systemic
+
+
+def test_below_the_least_rate_everything_is_systemic():
+    assert searched(Fleet(64, level=1e-5), Rules(least=30e6)).systemic
+
+
+def test_a_leaf_of_which_many_are_bad_is_named():
+    domains = {unit: f"leaf{unit // 16}" for unit in range(128)}
+    found = searched(Fleet(128, bad=range(32, 44)), domains=domains)
+    assert found.domains == (("leaf2", tuple(range(32, 44))),)
+    single = searched(Fleet(128, bad=(3, 40)), domains=domains)
+    assert single.domains == ()
+
+
+def test_one_unit_alone_has_nobody_to_be_tried_with():
+    located = follow(locate(Ground((0,))), ())
+    assert isinstance(located, Located)
+    assert located.diagnosis.cleared == {0}
+
+
+# Matchings ------------------------------------------------------------------------------------------------------------
+
+
+@relaxed
+@given(st.integers(2, 60), st.integers(0, 5), st.integers(0, 1000))
+def test_everybody_is_in_one_pair(count, leaves, seed):
+    domains = {unit: unit % leaves for unit in range(count)} if leaves else {}
+    pairs = pair_up(range(count), domains, random.Random(seed))
+    members = [unit for pair in pairs for unit in pair]
+    assert len(members) == len({*members}) == count - count % 2
+
+
+@relaxed
+@given(st.integers(1, 8), st.integers(2, 16), st.integers(0, 1000))
+def test_partners_are_of_other_leaves_where_that_is_possible(hosts, leaves, seed):
+    domains = {unit: unit // hosts for unit in range(hosts * leaves)}
+    mixed = pair_up(range(hosts * leaves), domains, random.Random(seed))
+    same = sum(domains[one] == domains[other] for one, other in mixed)
+    assert same == 0 or (leaves % 2 and same <= hosts)
+
+
+@relaxed
+@given(st.integers(2, 30))
+def test_a_round_robin_meets_everybody_once(count):
+    rounds = [round_robin(range(count), number) for number in range(count - 1 + count % 2)]
+    met = Counter(pair for pairs in rounds for pair in pairs)
+    assert set(met.values()) <= {1}
+    assert len(met) == count * (count - 1) // 2
+    for pairs in rounds:
+        members = [unit for pair in pairs for unit in pair]
+        assert len(members) == len({*members})
+
+
+def test_each_suspect_gets_a_partner_of_its_own():
+    pairs = partners([1, 2, 3], [10, 11], {}, lambda _: (), random.Random(0))
+    assert len(pairs) == 2
+    assert {unit for pair in pairs for unit in pair} == {1, 2, 10, 11}
+    met = {1: (10,)}
+    (pair,) = partners([1], [10, 11], {}, lambda unit: met[unit], random.Random(0))
+    assert pair == (1, 11)
+
+
+# Thresholds -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bar_lies_by_the_noise_of_the_fleet_and_never_above_the_floor():
+    quiet = bar_of([USUAL] * 100, 200, Rules())
+    assert quiet == Bar(USUAL, 0.0, pytest.approx(0.95 * USUAL))
+    chance = random.Random(1)
+    noisy = bar_of([USUAL * (1 + 0.1 * chance.gauss(0, 1)) for _ in range(2000)], 4000, Rules())
+    assert noisy.sigma == pytest.approx(0.1, rel=0.25)
+    assert noisy.least < 0.9 * USUAL
+
+
+def test_nearly_half_of_the_pairs_may_be_slow():
+    chance = random.Random(2)
+    rates = [USUAL * (0.75 if number % 100 < 44 else 1) * (1 + 0.02 * chance.gauss(0, 1)) for number in range(4000)]
+    bar = bar_of(rates, 8000, Rules())
+    assert bar.usual == pytest.approx(USUAL, rel=0.03)
+    assert 0.78 * USUAL < bar.least < 0.95 * USUAL
+
+
+def test_the_best_of_several_tests_lies_above_the_usual_one():
+    chance = random.Random(3)
+    best = [max(USUAL * (1 + 0.05 * chance.gauss(0, 1)) for _ in range(3)) for _ in range(500)]
+    bar = bar_of_best(best, 3, Rules())
+    assert bar.usual == pytest.approx(USUAL, rel=0.02)
+    assert bar.sigma == pytest.approx(0.05, rel=0.2)
+
+
+def test_more_units_need_a_higher_bar_or_more_rounds():
+    assert Rules().rounds_for(100) == 3
+    assert Rules().rounds_for(2000) == 4
+    assert z_of(16_384, Rules(rounds=3)) == pytest.approx(2.61, abs=0.05)  # as simulated before
+    assert z_of(16_384, Rules(rounds=4)) == pytest.approx(1.86, abs=0.05)
+
+
+@relaxed
+@given(st.floats(0, 0.2), st.integers(2, 20_000))
+def test_the_smallest_slowdown_is_one_that_fails_every_time(sigma, units):
+    bar = Bar(USUAL, sigma, USUAL * (1 - max(0.05, z_of(units, Rules()) * sigma)))
+    found_from = smallest_slowdown(bar, 4)
+    assert bar.share - 1e-9 <= found_from <= 1
+
+
+@relaxed
+@given(st.lists(st.floats(0, 1e12), max_size=20), st.integers(1, 100))
+def test_any_rates_have_a_bar(rates, units):
+    for bar in (bar_of(rates, units, Rules()), bar_of_best(rates, 3, Rules())):
+        assert bar.least <= bar.usual or bar.usual == 0
+
+
+# The whole search -----------------------------------------------------------------------------------------------------
+
+
+def located(ground: Ground, fleet: Fleet) -> Located:
+    answers: list[Results] = []
+    while not isinstance(step := follow(locate(ground), answers), Located):
+        answers.append(fleet(step))
+    return step
+
+
+def test_a_unit_that_is_bad_alone_takes_no_part_in_pairs():
+    class Inside(Fleet):
+        def tested(self, group):
+            return Reached(USUAL / 4) if group == (3,) else super().tested(group)
+
+    fleet = Inside(10, transients=0)
+    found = located(Ground(tuple(range(10)), tuple(range(10))), fleet)
+    assert [own.unit for own in found.alone] == [3]
+    assert len(found.alone[0].tests) == 3
+    pairs = [group for step in fleet.rounds if step.phase is not Phase.LOCAL for group in step.groups]
+    assert not any(3 in group for group in pairs)
+    assert found.proof is not None
+    assert fleet.rounds[-1] == Round(Phase.VERIFY, (tuple(unit for unit in range(10) if unit != 3),))
+
+
+def test_what_is_bad_inside_most_units_is_left_to_the_pairs():
+    class Inside(Fleet):
+        def tested(self, group):
+            return Reached(None, "hung") if len(group) == 1 else super().tested(group)
+
+    assert located(Ground((0, 1, 2, 3), (0, 1, 2, 3)), Inside(4)).alone == ()
+
+
+@relaxed
+@given(st.integers(1, 12), st.data())
+def test_whatever_is_answered_it_ends_and_blames_only_who_failed(count, data):
+    fleet_rates = st.none() | st.floats(0, 1e12)
+    answers: list[Results] = []
+    ground = Ground(tuple(range(count)), tuple(range(0, count, 2)))
+    for _ in range(80):
+        step = follow(locate(ground), answers)
+        if isinstance(step, Located):
+            break
+        answers.append({group: Reached(data.draw(fleet_rates), "hung") for group in step.groups})
+    else:
+        raise AssertionError("it goes on for ever")
+    for bad in step.diagnosis.bad:
+        assert bad.unit not in step.diagnosis.cleared
+        assert len(bad.tests) >= 3
