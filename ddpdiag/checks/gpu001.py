@@ -22,22 +22,25 @@ from ddpdiag.checks.gpu_view import Data, View, views_of
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpus import promised_gpus, visible_gpus
 from ddpdiag.probes.nvml import Trouble, enumerate_gpus
-from ddpdiag.probes.procfs import nvidia_gpus, proc_root
+from ddpdiag.probes.procfs import nvidia_gpus, proc_root, withheld_gpus
 from ddpdiag.probes.sysfs import nvidia_functions, sys_root
 from ddpdiag.stats import odd_ones_out
 
 
 def measure(ctx: Context) -> Data:
     # Cheap facts first: NVML may hang, and its step then says so.
-    listed = nvidia_gpus(proc_root(os.environ))
+    proc = proc_root(os.environ)
+    listed = nvidia_gpus(proc)
+    # What a container was given of the host's GPUs is a promise, too.
+    given = len(listed) if listed and withheld_gpus(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
     ctx.step("NVML")
     return Data(
         nvml=enumerate_gpus(),
         functions=functions,
         proc_gpus=None if listed is None else len(listed),
-        visible=visible_gpus(os.environ, proc_root(os.environ)),
-        promised=promised_gpus(os.environ),
+        visible=visible_gpus(os.environ, proc),
+        promised=promised_gpus(os.environ) or given,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
