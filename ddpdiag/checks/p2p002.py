@@ -1,8 +1,8 @@
 """Copies between the GPUs of a host, and to its memory: right, fast, and over.
 
-One rank of each host copies between all GPUs that it sees, one ordered pair after the other, directly and through
-pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on its
-position and its way, and is compared on arrival: CUDA and NVML call peer-to-peer access fine that an IOMMU or ACS
+One rank of each host copies between the GPUs that ranks take there, one ordered pair after the other, directly and
+through pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on
+its position and its way, and is compared on arrival: CUDA and NVML call peer-to-peer access fine that an IOMMU or ACS
 spoils. Rates are those of the fastest of some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where
 that takes too long), timed by CUDA events. `--depth deep` adds both directions at once, and all GPUs at once.
 
@@ -49,7 +49,8 @@ def measure(ctx: Context) -> Copies:
     from ddpdiag.workloads.copies import Told, copies
     from ddpdiag.workloads.cuda_devices import CudaDevices
 
-    devices = CudaDevices()
+    # Each rank takes cuda:local_rank; what lies behind may be somebody else's, full and busy.
+    devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         raise RuntimeError("torch sees no GPU")
     told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"))
