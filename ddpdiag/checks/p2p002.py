@@ -18,7 +18,8 @@ Findings and their causes:
 - asymmetric: one direction of a pair has less than `asymmetric_ratio` of the other.
 - slow: less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer
   access). Where whole groups are far from each other (sockets, bridges) it is good to know only.
-- p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried.
+- p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a
+  processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself.
 - host-slow: less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over
   such a slot: half of the lanes, a generation lost, memory of another socket.
 - unmeasured: there was no time for all. apart, taken: ranks see GPUs of their own, or have them to themselves.

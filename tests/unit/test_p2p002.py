@@ -7,10 +7,12 @@ from cards import healthy, pcie
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
+from paths import around
+from paths import host_of as paths_of
 from seen import seen_of, together, with_events
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002, gpu003
+from ddpdiag.checks import gpu002, gpu003, p2p001
 from ddpdiag.checks.p2p002 import CHECK, MOST_RETRIES
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
@@ -183,6 +185,15 @@ def test_peer_access_slower_than_the_host_is_a_warning():
     assert (finding.code, finding.severity) == ("P2P002.p2p-slower", Severity.WARNING)
     assert finding.message.startswith("n0: 10 GB/s directly between all GPUs, 15 GB/s through the host's memory")
     assert finding.env == {}
+
+
+@pytest.mark.parametrize(("processor", "named"), [("GenuineIntel", []), ("ARM", []), ("AuthenticAMD", [8]), (None, [8])])
+def test_peer_access_that_nccl_does_not_use_may_be_slow(processor, named):
+    far = [(a, b) for a, b in permutations(range(4), 2) if a // 2 != b // 2]
+    paths = paths_of(surroundings=around(processor=processor))
+    seen = together(world(4, {0: host_of(rates=dict.fromkeys(far, 13 * GB))}), seen_of(p2p001.CHECK, {0: paths}))
+    found = [own for own in CHECK.judge(seen) if own.code == "P2P002.p2p-slower"]
+    assert [len(own.evidence["pairs"]) for own in found] == named
 
 
 def test_without_peer_access_the_way_through_the_host_is_no_alternative():
