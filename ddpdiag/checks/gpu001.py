@@ -13,7 +13,9 @@ compare `nvidia-smi -L` with `lspci -d 10de:`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from msgspec import structs
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks.gpu_hidden import hidden
@@ -55,9 +57,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # What is not there cannot be shown either.
         if not any(finding.severity is Severity.ERROR for finding in absent):
             yield from hidden(seen, view)
+    shown = _shown(seen)
+    used = [_used(view, shown) for view in views]
+    for view in used:
         yield from _mixed(seen, view)
     yield from isolated(seen, views)
-    yield from _unlike_hosts(seen, views)
+    yield from _unlike_hosts(seen, used)
 
 
 def _is_met(seen: Seen[Data], view: View) -> bool:
@@ -192,6 +197,21 @@ def _silent_nvml(seen: Seen[Data], view: View) -> Finding:
         remedy=f"Run `nvidia-smi` on {view.host.name} and follow what it says"
         f"{'' if known else '; say --expect-gpus 0 if CPUs are meant'}.",
     )
+
+
+def _shown(seen: Seen[Data]) -> Mapping[int, frozenset[str | None]]:
+    """UUIDs of the GPUs that torch shows to each rank."""
+    from ddpdiag.checks import gpu002  # which imports this module
+
+    return {rank: frozenset(gpu.uuid for gpu in row.gpus) for rank, row in seen.of(gpu002.CHECK).by_rank.items()}
+
+
+def _used(view: View, shown: Mapping[int, frozenset[str | None]]) -> View:
+    """The host without GPUs that no rank is shown, such as one for the display; as it is where that is untold."""
+    if not all(rank in shown for rank in view.host.ranks):
+        return view
+    every = frozenset[str | None]().union(*(shown[rank] for rank in view.host.ranks))
+    return structs.replace(view, gpus=tuple(gpu for gpu in view.gpus if gpu.uuid in every) or view.gpus)
 
 
 def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:

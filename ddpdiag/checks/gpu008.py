@@ -4,8 +4,8 @@ Another process on a GPU takes memory and time from the job, and its rank become
 before any of our own workers has started CUDA, so whatever is seen there is somebody else's.
 
 Findings and their causes:
-- in-use: more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container the
-  pids are those of the host, or hidden. Less than any CUDA process takes is good to know only.
+- in-use: more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container
+  the pids are those of the host, or hidden. Less than any CUDA process takes is good to know only.
 - prohibited: compute mode "prohibited"; no CUDA process can start.
 - exclusive: compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another
   process has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), or

@@ -5,8 +5,8 @@ clocks and power limits, another driver another NCCL path; ECC takes memory and 
 persistence mode the driver starts the GPU anew for every first process, for about a second. Different models on one
 host, or between hosts, are GPU001's findings; different drivers are LCH003's, where it can read them.
 
-Findings: driver, vbios and ecc are warnings; persistence, and vbios of consumer cards, are good to know. Who differs from more than half of the GPUs
-of that model is named; without a majority, nobody.
+Findings: driver, vbios and ecc are warnings; persistence, and vbios of consumer cards, are good to know. Who differs
+from more than half of the GPUs of that model is named; without a majority, nobody.
 
 Causes: a card that was replaced, a host that missed an update. Fix: bring the named GPU or host to what the others have
 (`nvidia-smi -q`); `nvidia-smi -pm 1`, or let nvidia-persistenced run.

@@ -187,7 +187,9 @@ def test_peer_access_slower_than_the_host_is_a_warning():
     assert finding.env == {}
 
 
-@pytest.mark.parametrize(("processor", "named"), [("GenuineIntel", []), ("ARM", []), ("AuthenticAMD", [8]), (None, [8])])
+@pytest.mark.parametrize(
+    ("processor", "named"), [("GenuineIntel", []), ("ARM", []), ("AuthenticAMD", [8]), (None, [8])]
+)
 def test_peer_access_that_nccl_does_not_use_may_be_slow(processor, named):
     far = [(a, b) for a, b in permutations(range(4), 2) if a // 2 != b // 2]
     paths = paths_of(surroundings=around(processor=processor))
