@@ -175,8 +175,8 @@ def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
 
 
 def _rates(view: View, access: bool) -> dict[Way, float]:
-    pairs = {way: pair for way, pair in view.pairs.items() if pair.access is access}
-    return {way: pair.bytes_per_s for way, pair in pairs.items() if pair.bytes_per_s is not None}
+    rates = {way: pair.bytes_per_s or 0.0 for way, pair in view.pairs.items() if pair.access is access}
+    return {way: rate for way, rate in rates.items() if rate > 0}
 
 
 def _usual(rates: Mapping[Way, float]) -> float | None:
