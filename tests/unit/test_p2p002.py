@@ -225,6 +225,11 @@ def test_a_gpu_slower_than_its_siblings_is_named():
     assert "memory of another socket" in finding.message
 
 
+def test_gpus_behind_the_other_socket_are_no_slow_siblings():
+    far = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
+    assert judged(host_of(gpus={2: far, 3: far})) == []
+
+
 def test_of_two_gpus_neither_is_a_slow_sibling():
     assert judged(host_of(2, gpus={1: {"to_bytes_per_s": 25 * GB}}), count=2) == []
 
