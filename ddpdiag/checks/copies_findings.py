@@ -82,8 +82,6 @@ def _finding(
     said: str,
     evidence: Mapping[str, float | int | str],
     remedy: str,
-    *,
-    helps: bool = False,
 ) -> Finding:
     return seen.finding(
         word,
@@ -121,7 +119,6 @@ def wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
                 if also
                 else f"Try the job with NCCL_P2P_DISABLE=1, and {_ACS}."
             ),
-            helps=not also,
         )
 
 

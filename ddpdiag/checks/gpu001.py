@@ -227,7 +227,6 @@ def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
             gpus=tuple(gpu.uuid for gpu in view.gpus if gpu.index in odd.ranks and gpu.uuid),
             remedy="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
             "because CUDA counts the fastest first.",
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         )
 
 
