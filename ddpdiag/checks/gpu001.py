@@ -3,9 +3,10 @@
 The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
 only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
 one; `--expect-gpus 0` says that CPUs are meant.
-A difference that a promise explains (a job that was given 2 of 8 GPUs) is none. GPUs that are there must also be shown
-to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that follow it, an empty one hides all. And NCCL needs
-the GPUs of one host to be open to all ranks there, which Slurm's --gpus-per-task may prevent.
+A difference that a promise explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2) is
+none. GPUs that are there must also be shown to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that
+follow it, an empty one hides all. And NCCL needs the GPUs of one host to be open to all ranks there, which Slurm's
+--gpus-per-task may prevent.
 
 Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
 GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;

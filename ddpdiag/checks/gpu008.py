@@ -1,7 +1,7 @@
 """Who else uses a GPU, and whether the job may.
 
 Another process on a GPU takes memory and time from the job, and its rank becomes the slow one. The GPUs are asked
-before any of our own workers has started CUDA, so whatever is seen there is somebody else's.
+before any of our own workers has a CUDA context, so whatever is seen there is somebody else's.
 
 Findings and their causes:
 - in-use: more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container
