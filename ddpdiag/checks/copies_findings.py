@@ -11,9 +11,11 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.check import Seen
+from ddpdiag.checks import p2p001
 from ddpdiag.checks.copies_view import View
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Way, explain, ways_of
+from ddpdiag.checks.path_view import path_views
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.copies import PairCopies
 
@@ -80,8 +82,6 @@ def _finding(
     said: str,
     evidence: Mapping[str, float | int | str],
     remedy: str,
-    *,
-    helps: bool = False,
 ) -> Finding:
     return seen.finding(
         word,
@@ -119,7 +119,6 @@ def wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
                 if also
                 else f"Try the job with NCCL_P2P_DISABLE=1, and {_ACS}."
             ),
-            helps=not also,
         )
 
 
@@ -173,8 +172,8 @@ def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
 
 
 def _rates(view: View, access: bool) -> dict[Way, float]:
-    pairs = {way: pair for way, pair in view.pairs.items() if pair.access is access}
-    return {way: pair.bytes_per_s for way, pair in pairs.items() if pair.bytes_per_s is not None}
+    rates = {way: pair.bytes_per_s or 0.0 for way, pair in view.pairs.items() if pair.access is access}
+    return {way: rate for way, rate in rates.items() if rate > 0}
 
 
 def _usual(rates: Mapping[Way, float]) -> float | None:
@@ -211,8 +210,9 @@ def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Ite
 
 
 def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
-    """Direct copies that are slower than those through the host's memory, and not in `told`."""
-    reachable = {way: pair for way, pair in view.pairs.items() if pair.access}
+    """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
+    spared = _through_memory(seen, view)
+    reachable = {way: pair for way, pair in view.pairs.items() if pair.access and way not in spared}
     known = {way: ratio for way, pair in reachable.items() if (ratio := _gain(pair)) is not None}
     bad = {way for way, ratio in known.items() if ratio < limits.indirect_ratio} - told
     if not bad:
@@ -232,6 +232,13 @@ def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Itera
         {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
         f"Try the job with NCCL_P2P_DISABLE=1; {_ACS}.",
     )
+
+
+def _through_memory(seen: Seen[D], view: View) -> frozenset[Way]:
+    """Ways that NCCL does not use directly."""
+    hosts = [host for host in path_views(seen.of(p2p001.CHECK)) if host.host.ranks == view.host.ranks]
+    uuids = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
+    return frozenset(way for way in view.pairs if frozenset(view.uuids(way)) in uuids)
 
 
 def _gain(pair: PairCopies) -> float | None:

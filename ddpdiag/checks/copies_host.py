@@ -1,7 +1,7 @@
 """Findings about copies between GPUs and the host's memory: wrong, slower than siblings, or than the slot allows."""
 
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.bandwidth.text import rate_text, share_text
@@ -49,7 +49,7 @@ def host_slow(seen: Seen[D], views: Sequence[View], limits: Limits) -> Iterator[
     """GPUs below their siblings on the host, or far below their slot; each GPU and direction once."""
     for _, there, ways in host_ways(views):
         for own in ways:
-            usual = _usual([other for other in ways if other is not own and _alike(own, other)])
+            usual = _usual([other for other in ways if _alike(own, other)])
             slot = _slot(own)
             if usual is not None and own.bytes_per_s < limits.host_slow_ratio * usual:
                 yield _slow(seen, own, there, Slot(usual, "its siblings reach in the median"))
@@ -62,8 +62,8 @@ def _alike(one: Measured, other: Measured) -> bool:
 
 
 def _usual(siblings: Sequence[Measured]) -> float | None:
-    """The median of at least two others: of two GPUs neither is usual."""
-    return median(own.bytes_per_s for own in siblings) if len(siblings) > 1 else None
+    """The median, and of an even split the lower half: behind another socket than the memory all are slower."""
+    return median_low(own.bytes_per_s for own in siblings) if len(siblings) > 2 else None
 
 
 def _slot(own: Measured) -> Slot | None:

@@ -141,6 +141,6 @@ def host_ways(views: Iterable[View]) -> Iterator[tuple[Host, bool, list[Measured
             for view in own:
                 for index, gpu in view.gpus.items():
                     rate = gpu.to_bytes_per_s if there else gpu.from_bytes_per_s
-                    if rate is not None:
+                    if rate is not None and rate > 0:
                         ways.setdefault(gpu.uuid or (view.rank, index), Measured(view, index, rate))
             yield host, there, list(ways.values())

@@ -3,9 +3,10 @@
 The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
 only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
 one; `--expect-gpus 0` says that CPUs are meant.
-A difference that a promise explains (a job that was given 2 of 8 GPUs) is none. GPUs that are there must also be shown
-to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that follow it, an empty one hides all. And NCCL needs
-the GPUs of one host to be open to all ranks there, which Slurm's --gpus-per-task may prevent.
+A difference that a promise explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2) is
+none. GPUs that are there must also be shown to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that
+follow it, an empty one hides all. And NCCL needs the GPUs of one host to be open to all ranks there, which Slurm's
+--gpus-per-task may prevent.
 
 Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
 GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
@@ -13,7 +14,9 @@ compare `nvidia-smi -L` with `lspci -d 10de:`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from msgspec import structs
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks.gpu_hidden import hidden
@@ -22,22 +25,25 @@ from ddpdiag.checks.gpu_view import Data, View, views_of
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpus import promised_gpus, visible_gpus
 from ddpdiag.probes.nvml import Trouble, enumerate_gpus
-from ddpdiag.probes.procfs import nvidia_gpus, proc_root
+from ddpdiag.probes.procfs import nvidia_gpus, proc_root, withheld_gpus
 from ddpdiag.probes.sysfs import nvidia_functions, sys_root
 from ddpdiag.stats import odd_ones_out
 
 
 def measure(ctx: Context) -> Data:
     # Cheap facts first: NVML may hang, and its step then says so.
-    listed = nvidia_gpus(proc_root(os.environ))
+    proc = proc_root(os.environ)
+    listed = nvidia_gpus(proc)
+    # What a container was given of the host's GPUs is a promise, too.
+    given = len(listed) if listed and withheld_gpus(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
     ctx.step("NVML")
     return Data(
         nvml=enumerate_gpus(),
         functions=functions,
         proc_gpus=None if listed is None else len(listed),
-        visible=visible_gpus(os.environ, proc_root(os.environ)),
-        promised=promised_gpus(os.environ),
+        visible=visible_gpus(os.environ, proc),
+        promised=promised_gpus(os.environ) or given,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -52,9 +58,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # What is not there cannot be shown either.
         if not any(finding.severity is Severity.ERROR for finding in absent):
             yield from hidden(seen, view)
+    shown = _shown(seen)
+    used = [_used(view, shown) for view in views]
+    for view in used:
         yield from _mixed(seen, view)
     yield from isolated(seen, views)
-    yield from _unlike_hosts(seen, views)
+    yield from _unlike_hosts(seen, used)
 
 
 def _is_met(seen: Seen[Data], view: View) -> bool:
@@ -191,6 +200,21 @@ def _silent_nvml(seen: Seen[Data], view: View) -> Finding:
     )
 
 
+def _shown(seen: Seen[Data]) -> Mapping[int, frozenset[str | None]]:
+    """UUIDs of the GPUs that torch shows to each rank."""
+    from ddpdiag.checks import gpu002  # which imports this module
+
+    return {rank: frozenset(gpu.uuid for gpu in row.gpus) for rank, row in seen.of(gpu002.CHECK).by_rank.items()}
+
+
+def _used(view: View, shown: Mapping[int, frozenset[str | None]]) -> View:
+    """The host without GPUs that no rank is shown, such as one for the display; as it is where that is untold."""
+    if not all(rank in shown for rank in view.host.ranks):
+        return view
+    every = frozenset[str | None]().union(*(shown[rank] for rank in view.host.ranks))
+    return structs.replace(view, gpus=tuple(gpu for gpu in view.gpus if gpu.uuid in every) or view.gpus)
+
+
 def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
     odd = odd_ones_out({gpu.index: gpu.name for gpu in view.gpus if gpu.name})
     if odd:
@@ -204,7 +228,6 @@ def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
             gpus=tuple(gpu.uuid for gpu in view.gpus if gpu.index in odd.ranks and gpu.uuid),
             remedy="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
             "because CUDA counts the fastest first.",
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         )
 
 

@@ -39,8 +39,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> TorchGpu | None:
-        """The GPU that the rank takes."""
-        return None if self.chosen is None else self.gpus[self.chosen]
+        """The GPU that the rank takes; None where a recording names one that it does not list."""
+        known = self.chosen is not None and 0 <= self.chosen < len(self.gpus)
+        return self.gpus[self.chosen or 0] if known else None
 
 
 def measure(ctx: Context) -> Data:

@@ -10,7 +10,8 @@ Findings and their causes:
   from heat, or the host's power supply asked for less.
 - warm: software thermal slowdown (0x20): the driver lowers the clocks for heat.
 - margin: so close to the slowdown temperature, before there is any load: a fan, a pump, hot air from a neighbour.
-- power-limit: a lower limit than most GPUs of that model have (a warning), or all have one below the default (info).
+- power-limit: a lower limit than most GPUs of that model have (a warning; good to know where it is that card's own
+  default), or all have one below the default (good to know).
 
 Fix: look at fans, coolant, power supplies and cables; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows each.
 Set the limit with `nvidia-smi -i INDEX -pl WATTS`.
@@ -22,7 +23,7 @@ from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import gpu003
 from ddpdiag.checks.gpu_cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
 from ddpdiag.checks.run001 import Nothing
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding, Scalar, Severity
 
 # nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
 _HARDWARE = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
@@ -97,7 +98,7 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
         return
     for card, limit in limits.items():
         if limit is not None and limit < most:
-            yield finding_of(seen, card, _lower(card.health.index, limit, most))
+            yield finding_of(seen, card, _lower(card, limit, most))
     default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
     if default is not None and most < default:
         yield seen.finding(
@@ -110,7 +111,14 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
         )
 
 
-def _lower(index: int, limit: float, most: float) -> Fault:
+def _lower(card: Card, limit: float, most: float) -> Fault:
+    index, default = card.health.index, card.health.clocks.default_power_limit_watts
+    evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
+    if default is not None and limit >= default:
+        # Makers of consumer cards sell one model with several limits.
+        title, said = "a GPU is made for less power than others", f"power limit {limit:g} W, as its maker set it"
+        said += f"; others of that model have {most:g} W"
+        return Fault("power-limit", Severity.INFO, title, said, Action.NONE, evidence=evidence)
     return Fault(
         "power-limit",
         Severity.WARNING,
@@ -118,7 +126,7 @@ def _lower(index: int, limit: float, most: float) -> Fault:
         f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model",
         Action.NONE,
         f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.",
-        {"power_limit_watts": limit, "usual_power_limit_watts": most},
+        evidence,
     )
 
 

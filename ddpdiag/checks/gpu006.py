@@ -56,7 +56,7 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card, own in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(own) < expected:
-            yield finding_of(seen, card, _down(missing, len(own), expected, switched=switched))
+            yield finding_of(seen, card, _down(card, missing, expected, switched=switched))
     yield from _uneven(seen, up, switched=switched)
 
 
@@ -98,18 +98,20 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     )
 
 
-def _down(missing: Sequence[int], count: int, expected: int, *, switched: bool) -> Fault:
+def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) -> Fault:
     """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
-    which = ", ".join(map(str, missing))
+    which, count = ", ".join(map(str, missing)), sum(link.up for link in card.health.nvlinks)
+    # Drivers tell of a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
+    fixed = switched or "SXM" in (card.health.name or "")
     return Fault(
         "down",
         Severity.ERROR if switched else Severity.WARNING,
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
         f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
         "model have them up",
-        Action.RESET if switched else Action.MONITOR,
+        Action.RESET if fixed else Action.MONITOR,
         "If they stay down, isolate the host and have the links looked at."
-        if switched
+        if fixed
         else "A card without a bridge has none; else reset it, and have the bridge looked at.",
         {"links_down": list(missing), "links_up": count, "links_expected": expected},
     )

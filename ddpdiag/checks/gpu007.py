@@ -5,7 +5,8 @@ not yet initialized"). From driver 570 on, a GPU also says by itself what it nee
 
 Findings and their causes:
 - fabric: the GPU has not joined, or joining failed: nvidia-fabricmanager does not run, has another version than the
-  driver, or a switch is down.
+  driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it does on one
+  that was given to a virtual machine without its switches.
 - fabric-health: joined, but routes or bandwidth are degraded, or the configuration is wrong.
 - recovery: the driver asks for a reset, a reboot or a drain after an error (Xid 154 says the same in `dmesg`).
 - lost, reset-required: the GPU answered a question with that code.
@@ -17,7 +18,7 @@ Fix: `systemctl status nvidia-fabricmanager`, then what the finding says. `nvidi
 from collections.abc import Iterator
 
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
-from ddpdiag.checks import gpu003
+from ddpdiag.checks import gpu002, gpu003
 from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import Finding, Severity
@@ -64,24 +65,27 @@ _SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(gpu003.CHECK)
     yield from not_looked_at(seen, met)
+    rows = seen.of(gpu002.CHECK).by_rank.values()
+    started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
     for card in cards_of(met):
-        for fault in (*joined(card), *_degraded(card), *_recovery(card)):
+        for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card), *_recovery(card)):
             yield finding_of(seen, card, fault)
 
 
-def joined(card: Card) -> Iterator[Fault]:
-    """What keeps this GPU from its NVSwitch fabric, if it has one."""
+def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
+    """What keeps this GPU from its NVSwitch fabric, if it has one; `started`: CUDA shows it all the same."""
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
-        said = f"it has not joined the NVSwitch fabric yet (state: {state}), and CUDA does not start before"
+        but = "but CUDA starts" if started else "and CUDA does not start before"
+        said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
     elif fabric.state == JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
     else:
         return
     yield Fault(
         "fabric",
-        Severity.ERROR,
+        Severity.WARNING if started and state is not None else Severity.ERROR,
         "a GPU has not joined the NVSwitch fabric",
         said,
         Action.REBOOT,

@@ -1,16 +1,16 @@
 """Who else uses a GPU, and whether the job may.
 
 Another process on a GPU takes memory and time from the job, and its rank becomes the slow one. The GPUs are asked
-before any of our own workers has started CUDA, so whatever is seen there is somebody else's.
+before any of our own workers has a CUDA context, so whatever is seen there is somebody else's.
 
 Findings and their causes:
-- in-use: more than `used_mib` of memory in use: a process that was left over, another job. In a container the pids are
-  those of the host, or hidden.
+- in-use: more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container
+  the pids are those of the host, or hidden. Less than any CUDA process takes is good to know only.
 - prohibited: compute mode "prohibited"; no CUDA process can start.
 - exclusive: compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another
   process has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), or
   several ranks take it.
-- mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport.
+- mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single rank.
 
 Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
 -mig 0`, when nothing uses the GPU.
@@ -28,27 +28,33 @@ from ddpdiag.model import Finding, Severity
 # nvml.h, nvmlComputeMode_t.
 _PROHIBITED = 2
 _EXCLUSIVE = (1, 3)
+# A process that uses CUDA takes more, for its context alone.
+_CONTEXT_BYTES = 96 * MIB
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(gpu003.CHECK)
     yield from not_looked_at(seen, met)
     for card in cards_of(met):
-        for fault in (*_in_use(seen, card), *_mode(card), *_cut(card)):
+        for fault in (*_in_use(seen, card), *_mode(card), *_cut(card, alone=seen.world.size == 1)):
             yield finding_of(seen, card, fault)
 
 
 def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     used, most = card.health.memory_used_bytes, seen.number("used_mib")
-    if used is None or used <= most * MIB:
+    # Of a GPU that is cut into slices, the slices themselves take some, and those of others are none of the job's.
+    if used is None or used <= most * MIB or card.health.mig:
         return
+    small = used <= _CONTEXT_BYTES and not card.health.processes
     yield Fault(
         "in-use",
-        Severity.WARNING,
+        Severity.INFO if small else Severity.WARNING,
         "GPU memory is in use already",
         f"{used / MIB:.0f} MiB used by {_holders(card)} before this job touched it; at most {most:g} MiB expected",
         Action.NONE,
-        f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
+        "Nothing: a display or a monitor holds as much."
+        if small
+        else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
     )
 
@@ -58,7 +64,7 @@ def _holders(card: Card) -> str:
         f"pid {process.pid}" + (f" ({process.used_bytes / MIB:.0f} MiB)" if process.used_bytes is not None else "")
         for process in card.health.processes or ()
     ]
-    return ", ".join(shown) or "no process that is visible here"
+    return ", ".join(shown) or "no compute process that is visible here"
 
 
 def _mode(card: Card) -> Iterator[Fault]:
@@ -89,11 +95,12 @@ def _consequence(card: Card) -> str:
     return "harmless with one rank for each GPU"
 
 
-def _cut(card: Card) -> Iterator[Fault]:
+def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
     if card.health.mig:
         yield Fault(
             "mig",
-            Severity.WARNING,
+            # One rank talks to nobody.
+            Severity.INFO if alone else Severity.WARNING,
             "a GPU is cut into slices",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,

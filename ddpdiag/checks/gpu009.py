@@ -5,8 +5,8 @@ clocks and power limits, another driver another NCCL path; ECC takes memory and 
 persistence mode the driver starts the GPU anew for every first process, for about a second. Different models on one
 host, or between hosts, are GPU001's findings; different drivers are LCH003's, where it can read them.
 
-Findings: driver, vbios and ecc are warnings, persistence is good to know. Who differs from more than half of the GPUs
-of that model is named; without a majority, nobody.
+Findings: driver, vbios and ecc are warnings; persistence, and vbios of consumer cards, are good to know. Who differs
+from more than half of the GPUs of that model is named; without a majority, nobody.
 
 Causes: a card that was replaced, a host that missed an update. Fix: bring the named GPU or host to what the others have
 (`nvidia-smi -q`); `nvidia-smi -pm 1`, or let nvidia-persistenced run.
@@ -36,6 +36,8 @@ class Trait(NamedTuple):
 
 _DRIVER = Trait("driver", "driver", Severity.WARNING, "Install one driver version on all hosts, and reboot.")
 _VBIOS = Trait("vbios", "VBIOS", Severity.WARNING, "Ask the vendor for one VBIOS version; compare clocks and limits.")
+# Consumer cards of one model come from several makers, each with a VBIOS of its own.
+_MAKERS = _VBIOS._replace(severity=Severity.INFO, remedy="Nothing, if the cards are of several makers.")
 _ECC = Trait("ecc", "ECC mode", Severity.WARNING, "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
 _PERSISTENCE = Trait(
     "persistence", "persistence mode", Severity.INFO, "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run."
@@ -49,7 +51,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     for model, cards in by_model(cards_of(met)):
         for trait, values in (
             (_DRIVER, [None if told else card.driver for card in cards]),
-            (_VBIOS, [card.health.vbios for card in cards]),
+            (_MAKERS if "GeForce" in model else _VBIOS, [card.health.vbios for card in cards]),
             (_ECC, [_on(card.health.memory.ecc) for card in cards]),
             (_PERSISTENCE, [_on(card.health.persistence) for card in cards]),
         ):

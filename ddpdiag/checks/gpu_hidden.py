@@ -64,13 +64,15 @@ def _none(seen: Seen[Data], view: View, ranks: Sequence[int]) -> Finding:
     promised = any(view.answers[rank].promised for rank in ranks)
     others = any(row.visible for row in seen.by_rank.values())
     meant = seen.options.backend == "gloo"
+    unlisted = {view.answers[rank].cuda_visible_devices for rank in ranks} == {None}
+    then = "CUDA may still find them" if unlisted else "the job would take CPUs"
     why = ", although launcher or container promise some" if promised else ", while others have some" if others else ""
     return seen.finding(
         "hidden",
         Severity.ERROR if (promised or others) and not meant else Severity.WARNING,
         TITLE,
         f"{_there(view)}, but {_variable(view, ranks)} shows none to {ranks_text(ranks)}{why}: "
-        "no GPU was tested there, and the job would take CPUs.",
+        f"no GPU was tested there, and {then}.",
         ranks=ranks,
         evidence=_evidence(view, ranks),
         remedy=_how_to_show(view, ranks),

@@ -55,7 +55,6 @@ def _closed(seen: Seen[Data], views: Sequence[View]) -> Finding:
         evidence={"hosts": len(views), "gpus": [len(view.gpus) for view in views[:16]]},
         remedy="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
         "--gpu-bind=none, in place of --gpus-per-task. Else try NCCL_CUMEM_ENABLE=1.",
-        env={"NCCL_CUMEM_ENABLE": "1"},
     )
 
 

@@ -1,8 +1,8 @@
 """Copies between the GPUs of a host, and to its memory: right, fast, and over.
 
-One rank of each host copies between all GPUs that it sees, one ordered pair after the other, directly and through
-pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on its
-position and its way, and is compared on arrival: CUDA and NVML call peer-to-peer access fine that an IOMMU or ACS
+One rank of each host copies between the GPUs that ranks take there, one ordered pair after the other, directly and
+through pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on
+its position and its way, and is compared on arrival: CUDA and NVML call peer-to-peer access fine that an IOMMU or ACS
 spoils. Rates are those of the fastest of some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where
 that takes too long), timed by CUDA events. `--depth deep` adds both directions at once, and all GPUs at once.
 
@@ -18,7 +18,8 @@ Findings and their causes:
 - asymmetric: one direction of a pair has less than `asymmetric_ratio` of the other.
 - slow: less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer
   access). Where whole groups are far from each other (sockets, bridges) it is good to know only.
-- p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried.
+- p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a
+  processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself.
 - host-slow: less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over
   such a slot: half of the lanes, a generation lost, memory of another socket.
 - unmeasured: there was no time for all. apart, taken: ranks see GPUs of their own, or have them to themselves.
@@ -49,7 +50,8 @@ def measure(ctx: Context) -> Copies:
     from ddpdiag.workloads.copies import Told, copies
     from ddpdiag.workloads.cuda_devices import CudaDevices
 
-    devices = CudaDevices()
+    # Each rank takes cuda:local_rank; what lies behind may be somebody else's, full and busy.
+    devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         raise RuntimeError("torch sees no GPU")
     told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"))

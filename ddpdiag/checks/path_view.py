@@ -93,6 +93,16 @@ class PathView(Struct, frozen=True, kw_only=True):
         return tuple(pair for pair in self.pairs if pair.is_unlinked)
 
     @property
+    def through_memory(self) -> tuple[Pair, ...]:
+        """Pairs that NCCL by itself connects through the host's memory, however fast their copies are.
+
+        But for processors of AMD it uses P2P no further than behind PCIe switches (graph/paths.cc, ncclTopoCheckP2p).
+        """
+        if self.around.processor in (None, "AuthenticAMD"):
+            return ()
+        return tuple(pair for pair in self.unlinked if pair.level is not None and pair.level > Level.PXB)
+
+    @property
     def is_split(self) -> bool:
         """Are ranks shown different GPUs, so that nothing is known of some pairs?"""
         return len(self.views) > 1 and any(not pair.known for pair in self.pairs)

@@ -121,7 +121,7 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
     step(f"GPU {index} (PCI {pci})")
     # Three looks with questions between them: a reason that all of them show is no flicker.
     events = [_events(device)]
-    links = nvlinks(device)
+    links = nvlinks(device, newer=tells_recovery(driver))
     events.append(_events(device))
     used = device.of(memory)
     mig = device.numbers("nvmlDeviceGetMigMode")
@@ -151,7 +151,7 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
 
 
 def tells_recovery(driver: str | None) -> bool:
-    """Does a driver of this version ("570.86.15") know the field of the recovery action? NVML got it with 570."""
+    """Does a driver of this version ("570.86.15") know what NVML got with 570: the recovery action, Blackwell's?"""
     major = (driver or "").partition(".")[0]
     return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
 

@@ -90,13 +90,15 @@ def link_end(device: Device, number: int) -> int | None:
     return device.number("nvmlDeviceGetNvLinkRemoteDeviceType", number)
 
 
-def nvlinks(device: Device) -> tuple[NvLink, ...]:
-    """The links that tell their state; none on a card without NVLink."""
+def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
+    """The links that tell their state; none on a card without NVLink. `newer`: the driver knows Blackwell's fields."""
     states = link_states(device)
     known = list(states)
     speeds = device.fields("DEV_NVLINK_GET_SPEED", known)
     replays = _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY")
     recoveries = _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY")
+    # Blackwell counts them here only, whatever it answers to the older questions.
+    events = device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known) if newer else (None,) * len(known)
     crc = _errors(device, known, (_CRC_FLIT, _CRC_DATA), "DEV_NVLINK_ERROR_DL_CRC")
     return tuple(
         NvLink(
@@ -104,10 +106,10 @@ def nvlinks(device: Device) -> tuple[NvLink, ...]:
             up=states[number],
             bytes_per_s=None if speed is None else speed * _MEGABYTE,
             replays=replays[number],
-            recoveries=recoveries[number],
+            recoveries=_sum(recoveries[number], event),
             crc_errors=crc[number],
         )
-        for number, speed in zip(known, speeds, strict=True)
+        for number, speed, event in zip(known, speeds, events, strict=True)
     )
 
 
@@ -116,10 +118,15 @@ def _errors(device: Device, links: list[int], counters: tuple[int, ...], field: 
     sums: dict[int, int | None] = {}
     for link in links:
         counts = [device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter) for counter in counters]
-        told = [count for count in counts if count is not None]
-        sums[link] = sum(told) if told else None
+        sums[link] = _sum(*counts)
     missing = [link for link, count in sums.items() if count is None]
     return sums | dict(zip(missing, device.fields(field, missing), strict=True))
+
+
+def _sum(*counts: int | None) -> int | None:
+    """Of those that are told."""
+    told = [count for count in counts if count is not None]
+    return sum(told) if told else None
 
 
 def fabric(device: Device) -> Fabric:

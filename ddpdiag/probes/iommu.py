@@ -7,7 +7,7 @@ Without root the kernel shows the first 64 bytes of a config space only, so ACS 
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -57,6 +57,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """A host around its GPUs.
 
     `parameters` are those of the kernel that concern P2P. `virtual` is None where the processor has no flag for it.
+    `processor` is its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
     `peermem`: the module for GPUDirect RDMA is loaded; `imex` and `uvm`: the driver's device files are there.
     """
 
@@ -69,6 +70,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     peermem: bool = False
     imex: bool = False
     uvm: bool = False
+    processor: str | None = None
 
     def slot(self, pci: str | None) -> Slot:
         """Where that GPU sits; an empty slot if it is not known."""
@@ -99,16 +101,18 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
     """What these roots show around the GPUs with these PCI addresses."""
     slots = tuple(_slot(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
+    cpu = read_pairs(proc_root / "cpuinfo", ":")
     return Surroundings(
         parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
         iommus=_names(sys_root / "class" / "iommu"),
         iommu_groups=len(_names(sys_root / "kernel" / "iommu_groups")),
-        virtual=_is_virtual(proc_root, sys_root),
+        virtual=_is_virtual(cpu, sys_root),
         slots=slots,
         bridges=tuple(Bridge(address, _acs(sys_root, address)) for address in above),
         peermem=(sys_root / "module" / "nvidia_peermem").exists(),
         imex=(dev_root / "nvidia-caps-imex-channels").exists(),
         uvm=(dev_root / "nvidia-uvm").exists(),
+        processor=cpu.get("vendor_id") or ("ARM" if "CPU implementer" in cpu else None),
     )
 
 
@@ -180,9 +184,9 @@ def _names(folder: Path) -> tuple[str, ...]:
         return ()
 
 
-def _is_virtual(proc_root: Path, sys_root: Path) -> bool | None:
+def _is_virtual(cpu: Mapping[str, str], sys_root: Path) -> bool | None:
     """x86 has a flag that hypervisors set; Xen also shows itself in sysfs."""
     if _names(sys_root / "hypervisor"):
         return True
-    flags = read_pairs(proc_root / "cpuinfo", ":").get("flags")
+    flags = cpu.get("flags")
     return None if flags is None else "hypervisor" in flags.split()

@@ -9,6 +9,7 @@ from msgspec import Struct
 from ddpdiag.probes.files import read_pairs, read_text
 
 PROC = Path("/proc")
+DEV = Path("/dev")
 
 
 class ProcGpu(Struct, frozen=True):
@@ -60,20 +61,39 @@ def core_seconds(pid: int, root: Path = PROC) -> float | None:
     return (int(fields[0]) + int(fields[1])) / 1e9 if len(fields) > 1 else None
 
 
-def nvidia_gpus(root: Path) -> tuple[ProcGpu, ...] | None:
-    """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself."""
+def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
+    """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself.
+
+    A container may list all GPUs of the host (CDI does not hide them) and hold the device files of its own only: the
+    others are left out. Without any such file nothing was opened yet, and all count.
+    """
+    listed = _listed(root)
+    if listed is None:
+        return None
+    given = tuple(gpu for gpu, number in listed if number is None or (dev / f"nvidia{number}").exists())
+    return given or tuple(gpu for gpu, _ in listed)
+
+
+def withheld_gpus(root: Path, dev: Path = DEV) -> int:
+    """How many GPUs the driver lists that this container was not given."""
+    return len(_listed(root) or ()) - len(nvidia_gpus(root, dev) or ())
+
+
+def _listed(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
+    """GPUs, with the numbers of their device files."""
     try:
         entries = sorted((root / "driver" / "nvidia" / "gpus").iterdir())
     except OSError:
         return None
-    return tuple(_proc_gpu(entry) for entry in entries)
+    return [_proc_gpu(entry) for entry in entries]
 
 
-def _proc_gpu(entry: Path) -> ProcGpu:
+def _proc_gpu(entry: Path) -> tuple[ProcGpu, str | None]:
     facts = read_pairs(entry / "information", ":")
     uuid = facts.get("GPU UUID", "")
     # A card that was never opened says "GPU-????????-????-...".
-    return ProcGpu(entry.name, facts.get("Model"), uuid if uuid and "?" not in uuid else None)
+    gpu = ProcGpu(entry.name, facts.get("Model"), uuid if uuid and "?" not in uuid else None)
+    return gpu, facts.get("Device Minor")
 
 
 def memory(root: Path) -> Memory | None:

@@ -19,10 +19,11 @@ _PIECE_WORDS = (4 << 20) // 4
 
 
 class CudaDevices:
-    """All GPUs that torch shows to this process."""
+    """The GPUs that torch shows to this process; of these the first `most`, if that is known."""
 
-    def __init__(self) -> None:
-        self.count = torch.cuda.device_count()
+    def __init__(self, most: int | None = None) -> None:
+        shown = torch.cuda.device_count()
+        self.count = shown if most is None else min(shown, most)
         self._pieces: tuple[torch.Tensor, ...] = ()
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._started: list[int] = []

@@ -19,7 +19,7 @@ enum { MAX_LINKS = 18, MAX_PROCESSES = 8, MAX_ADDRESSES = 64, MAX_GPUS = 16, CAP
 
 struct value { int given; long long first, later; };
 struct answer { int code; unsigned sleep_seconds; };
-struct link { struct value state, speed, errors[5]; const char *remote; };
+struct link { struct value state, speed, errors[6]; const char *remote; };
 struct process { unsigned pid; unsigned long long used; };
 struct gpu {
     const char *uuid, *name, *bus_id, *vbios;
@@ -352,6 +352,7 @@ static int field(const struct gpu *gpu, struct field *field) {
     else if (field->id == 161) GIVE_VALUE(&field->value.ull, &link->errors[0]);
     else if (field->id == 162) GIVE_VALUE(&field->value.ull, &link->errors[1]);
     else if (field->id == 163) GIVE_VALUE(&field->value.ull, &link->errors[2]);
+    else if (field->id == 215) GIVE_VALUE(&field->value.ull, &link->errors[5]);
     else return NOT_SUPPORTED;
     return SUCCESS;
 }

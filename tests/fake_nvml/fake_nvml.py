@@ -31,8 +31,8 @@ HERE = Path(__file__).parent
 SOURCE = HERE / "fake_nvml.c"
 SICK = HERE / "sick"
 LIBRARY = "libnvidia-ml.so.1"
-# In the order of NVML_NVLINK_ERROR_DL_*.
-LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")
+# In the order of NVML_NVLINK_ERROR_DL_*; the last is the field of Blackwell.
+LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data", "recovery_event")
 # nvml.h: nvmlGpuTopologyLevel_t; nvmlGpuP2PStatus_t, and nvmlGpuP2PCapsIndex_t in its order.
 LEVELS = {"PSB": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 STATUSES = {"OK": 0, "CNS": 1, "GNS": 2, "TNS": 3, "DR": 4, "NS": 5, "U": 6}

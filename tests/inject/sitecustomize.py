@@ -336,7 +336,7 @@ def _have_gpus(count, fault="", *ends):
 
         faults = {"hang": _forever, "die": lambda: os._exit(3)}
         way = tuple(map(int, ends))
-        module.CudaDevices = lambda: CpuDevices(
+        module.CudaDevices = lambda *_: CpuDevices(
             int(count),
             wrong={way: 1} if fault == "wrong" else {},
             hang={way} if fault in faults else set(),

@@ -17,6 +17,13 @@ from ddpdiag.checks.p2p002 import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.workloads.copies import PROBE_BYTES, Job, Told, _words, copies, jobs
+from ddpdiag.workloads.cuda_devices import CudaDevices
+
+
+@pytest.mark.parametrize(("most", "count"), [(None, 8), (2, 2), (16, 8)])
+def test_gpus_behind_those_of_the_ranks_are_left_alone(monkeypatch, most, count):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert CudaDevices(most).count == count
 
 
 class Listener:

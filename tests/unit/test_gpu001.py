@@ -1,7 +1,8 @@
 """GPU001: the GPUs that should be there."""
 
-from seen import seen_of
+from seen import seen_of, together
 
+from ddpdiag.checks import gpu002
 from ddpdiag.checks.gpu001 import CHECK, Data
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.nvml import Enumeration, Gpu, Trouble
@@ -114,6 +115,13 @@ def test_gpus_that_an_empty_variable_hides_are_a_warning_that_says_they_were_not
     assert "Unset CUDA_VISIBLE_DEVICES" in finding.remedy
 
 
+def test_gpus_that_no_procfs_lists_may_still_be_found_by_cuda():
+    (finding,) = found(healthy(1, functions=(), visible=0))
+    assert (finding.code, finding.severity) == ("GPU001.hidden", Severity.WARNING)
+    assert "CUDA may still find them" in finding.message
+    assert "Set CUDA_VISIBLE_DEVICES=0" in finding.remedy
+
+
 def test_hidden_gpus_are_an_error_where_they_are_expected_and_silent_where_cpus_are():
     row = healthy(8, visible=0, cuda_visible_devices="")
     (finding,) = found(row, options=Options(expect_gpus=8))
@@ -212,6 +220,15 @@ def test_different_models_on_one_host_are_a_warning():
     assert finding.gpus == ("GPU-0-2",)
 
 
+def test_a_card_for_the_display_that_the_job_does_not_see_is_no_other_model():
+    display = gpu(2, name="NVIDIA DGX Display", uuid="GPU-0-2")
+    row = Data(nvml=Enumeration(gpus=(gpu(0), gpu(1), display)), functions=functions(3), visible=2, promised=2)
+    torch = gpu002.Data(torch="2", gpus=tuple(gpu002.TorchGpu("NVIDIA H100", f"GPU-0-{index}") for index in range(2)))
+    (known, other) = (seen_of(check, {0: own}) for check, own in ((CHECK, row), (gpu002.CHECK, torch)))
+    assert [finding.code for finding in CHECK.judge(known)] == ["GPU001.mixed"]
+    assert list(CHECK.judge(together(known, other))) == []
+
+
 def test_a_host_with_other_gpus_is_the_odd_one_out():
     other = Enumeration(gpus=(gpu(0, host=2, name="NVIDIA A100"),))
     (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1), visible=1))
@@ -233,7 +250,8 @@ def test_ranks_that_a_cgroup_shows_one_gpu_each_are_a_warning_with_the_remedy():
     assert (finding.code, finding.severity, finding.nodes) == ("GPU001.isolated", Severity.WARNING, ("n0",))
     assert "n0: rank 0 sees 1 of 4 GPUs" in finding.message
     assert "--gpu-bind=none" in finding.remedy
-    assert finding.env == {"NCCL_CUMEM_ENABLE": "1"}
+    assert finding.env == {}  # nothing was tried
+    assert "NCCL_CUMEM_ENABLE=1" in finding.remedy
 
 
 def test_ranks_that_a_variable_shows_one_gpu_each_are_good_to_know():

@@ -106,3 +106,7 @@ def test_a_rank_takes_the_gpu_of_its_local_rank():
     assert device_index(3, 2) == 1
     assert device_index(None, 2) == 0
     assert device_index(0, 0) is None
+
+
+def test_a_recording_that_names_a_gpu_it_does_not_list_names_none():
+    assert Data(torch="2", chosen=3).gpu is None

@@ -83,6 +83,12 @@ def test_a_lower_power_limit_than_that_of_the_others_is_a_warning():
     assert "nvidia-smi -i 5 -pl 700" in finding.remedy
 
 
+def test_cards_of_several_makers_have_their_own_limits():
+    (finding,) = judged(CHECK, host_of({1: clocks(power_limit_watts=450, default_power_limit_watts=450)}, count=2))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU005.power-limit", Severity.INFO, (uuid_of(1),))
+    assert "450 W, as its maker set it; others of that model have 700 W" in finding.message
+
+
 def test_a_limit_that_all_have_is_good_to_know_and_blames_nobody():
     (finding,) = judged(CHECK, host_of({index: clocks(power_limit_watts=500) for index in range(8)}))
     assert (finding.severity, finding.gpus, finding.nodes) == (Severity.INFO, (), ())

@@ -102,3 +102,11 @@ def test_replays_and_recoveries_are_a_warning():
 
 def test_crc_errors_alone_are_no_finding():
     assert with_fifth(CHECK, **links(link3={"crc_errors": 500})) == []
+
+
+def test_modules_on_a_board_have_no_bridges():
+    board = {"name": "NVIDIA A100-SXM4-80GB", "fabric": Fabric()}
+    changes = {index: board | (links(down=(3,)) if index == 5 else {}) for index in range(8)}
+    (finding,) = judged(CHECK, host_of(changes))
+    assert (finding.code, finding.gpus, finding.evidence["action"]) == ("GPU006.down", (uuid_of(5),), "reset")
+    assert "bridge" not in finding.remedy

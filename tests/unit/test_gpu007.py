@@ -1,10 +1,12 @@
 """GPU007: fabric and recovery."""
 
 import pytest
-from cards import fabric, host_of, judged, uuid_of, with_fifth
+from cards import fabric, host_of, judged, seen, uuid_of, with_fifth
 from hypothesis import given
 from hypothesis import strategies as st
+from seen import seen_of, together
 
+from ddpdiag.checks import gpu002
 from ddpdiag.checks.gpu007 import CHECK, health_words
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_device import Broken
@@ -32,6 +34,16 @@ def test_a_gpu_that_has_not_joined_is_an_error(changes, words):
     assert (finding.code, finding.severity, finding.gpus) == ("GPU007.fabric", Severity.ERROR, (uuid_of(5),))
     assert words in finding.message
     assert "nvidia-fabricmanager" in finding.remedy
+
+
+def test_a_gpu_that_has_not_joined_and_on_which_cuda_starts_is_a_warning():
+    row = gpu002.Data(torch="2", gpus=tuple(gpu002.TorchGpu("H100", uuid_of(index)) for index in range(8)))
+    world = {"size": 8, "ranks_per_node": 8, "gpus": 8}
+    torch = seen_of(gpu002.CHECK, dict.fromkeys(range(8), row), **world)
+    for changes, severity in (({"state": 2}, Severity.WARNING), ({"status": 999}, Severity.ERROR)):
+        met = together(seen(host_of({5: fabric(**changes)})), torch)
+        (finding,) = CHECK.judge(met.of(CHECK))
+        assert finding.severity is severity
 
 
 def test_an_error_of_the_fabric_manager_does_not_count_before_it_is_done():

@@ -24,7 +24,7 @@ def test_a_foreign_process_is_a_warning_with_its_pid():
 
 def test_memory_without_a_visible_process_is_told_too():
     (finding,) = with_fifth(CHECK, memory_used_bytes=1 << 30)
-    assert "no process that is visible here" in finding.message
+    assert "no compute process that is visible here" in finding.message
 
 
 def test_memory_that_an_idle_driver_holds_is_silent():
@@ -32,6 +32,23 @@ def test_memory_that_an_idle_driver_holds_is_silent():
     assert with_fifth(CHECK, memory_used_bytes=None, processes=None) == []
     options = Options(settings={"GPU008.used_mib": "30000"})
     assert judged(CHECK, host_of({5: FOREIGN}), options=options) == []
+
+
+def test_what_a_display_holds_is_good_to_know():
+    (finding,) = with_fifth(CHECK, memory_used_bytes=40 << 20)
+    assert (finding.code, finding.severity) == ("GPU008.in-use", Severity.INFO)
+    (server,) = with_fifth(CHECK, memory_used_bytes=40 << 20, processes=(Process(4711, 27 << 20),))
+    assert server.severity is Severity.WARNING
+
+
+def test_what_slices_of_a_gpu_hold_is_no_matter_of_the_job():
+    found = with_fifth(CHECK, mig=True, memory_used_bytes=20 << 30)
+    assert [finding.code for finding in found] == ["GPU008.mig"]
+
+
+def test_a_slice_is_harmless_for_a_single_rank():
+    (finding,) = judged(CHECK, host_of({0: {"mig": True}}, count=1), size=1, gpus=1)
+    assert (finding.code, finding.severity) == ("GPU008.mig", Severity.INFO)
 
 
 def test_a_prohibited_gpu_is_an_error():

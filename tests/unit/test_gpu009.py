@@ -28,6 +28,12 @@ def test_the_one_that_differs_is_named(changes, word, severity):
     assert "GPU 5 on n0" in finding.message
 
 
+def test_consumer_cards_of_several_makers_are_good_to_know():
+    changes = {index: {"name": "NVIDIA GeForce RTX 4090", "vbios": f"95.02.{index // 2}"} for index in range(4)}
+    (finding,) = judged(CHECK, host_of(changes, count=4))
+    assert (finding.code, finding.severity) == ("GPU009.vbios", Severity.INFO)
+
+
 def test_without_a_majority_nobody_is_named():
     (finding,) = judged(CHECK, host_of({index: {"vbios": "95.9"} for index in range(4)}))
     assert (finding.gpus, finding.nodes) == ((), ())

@@ -80,6 +80,7 @@ def findings(look: Look) -> list:
         ("mig-on", "GPU008.mig", Severity.WARNING),
         ("nvlink-down", "GPU006.down", Severity.ERROR),
         ("nvlink-errors", "GPU006.errors", Severity.WARNING),
+        ("nvlink-recovered", "GPU006.errors", Severity.WARNING),
         ("pcie-x8", "GPU004.narrow", Severity.WARNING),
         ("persistence-off", "GPU009.persistence", Severity.INFO),
         ("power-limit-low", "GPU005.power-limit", Severity.WARNING),

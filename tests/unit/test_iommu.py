@@ -159,11 +159,19 @@ def test_a_virtual_machine_shows_itself(tmp_path):
     assert around(tmp_path / "metal").virtual is False
     assert around(tmp_path / "guest", flags="fpu hypervisor").virtual is True
     proc, sys, dev = board(tmp_path / "arm")
-    (proc / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
+    (proc / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n")
     assert surroundings([], proc, sys, dev).virtual is None
+    assert surroundings([], proc, sys, dev).processor == "ARM"
     (sys / "hypervisor").mkdir()
     (sys / "hypervisor/type").write_text("xen\n")
     assert surroundings([], proc, sys, dev).virtual is True
+
+
+def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
+    proc, sys, dev = board(tmp_path)
+    assert surroundings([], proc, sys, dev).processor is None
+    (proc / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu\n")
+    assert surroundings([], proc, sys, dev).processor == "GenuineIntel"
 
 
 def test_modules_and_device_files_are_seen(tmp_path):

@@ -7,10 +7,12 @@ from cards import healthy, pcie
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
+from paths import around
+from paths import host_of as paths_of
 from seen import seen_of, together, with_events
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002, gpu003
+from ddpdiag.checks import gpu002, gpu003, p2p001
 from ddpdiag.checks.p2p002 import CHECK, MOST_RETRIES
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
@@ -185,6 +187,17 @@ def test_peer_access_slower_than_the_host_is_a_warning():
     assert finding.env == {}
 
 
+@pytest.mark.parametrize(
+    ("processor", "named"), [("GenuineIntel", []), ("ARM", []), ("AuthenticAMD", [8]), (None, [8])]
+)
+def test_peer_access_that_nccl_does_not_use_may_be_slow(processor, named):
+    far = [(a, b) for a, b in permutations(range(4), 2) if a // 2 != b // 2]
+    paths = paths_of(surroundings=around(processor=processor))
+    seen = together(world(4, {0: host_of(rates=dict.fromkeys(far, 13 * GB))}), seen_of(p2p001.CHECK, {0: paths}))
+    found = [own for own in CHECK.judge(seen) if own.code == "P2P002.p2p-slower"]
+    assert [len(own.evidence["pairs"]) for own in found] == named
+
+
 def test_without_peer_access_the_way_through_the_host_is_no_alternative():
     every = set(permutations(range(4), 2))
     assert judged(host_of(closed=every, rates=dict.fromkeys(every, 10 * GB))) == []
@@ -195,7 +208,7 @@ def test_thresholds_can_be_set():
     assert judged(host_of(rates=all_of(1, 15 * GB)), options=options) == []
 
 
-@given(st.dictionaries(st.sampled_from(list(permutations(range(4), 2))), st.floats(1e6, 1e12), max_size=12))
+@given(st.dictionaries(st.sampled_from(list(permutations(range(4), 2))), st.floats(-1e12, 1e12), max_size=12))
 def test_any_rates_are_judged_and_no_stranger_is_named(rates):
     for finding in judged(host_of(rates=rates)):
         assert set(finding.gpus) <= {uuid_of(index) for index in range(4)}
@@ -210,6 +223,11 @@ def test_a_gpu_slower_than_its_siblings_is_named():
     assert (finding.code, finding.severity, finding.gpus) == ("P2P002.host-slow", Severity.WARNING, (uuid_of(1),))
     assert "25 GB/s from the host to GPU 1" in finding.message
     assert "memory of another socket" in finding.message
+
+
+def test_gpus_behind_the_other_socket_are_no_slow_siblings():
+    far = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
+    assert judged(host_of(gpus={2: far, 3: far})) == []
 
 
 def test_of_two_gpus_neither_is_a_slow_sibling():

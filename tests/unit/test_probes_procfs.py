@@ -3,20 +3,21 @@
 import os
 from pathlib import Path
 
-from ddpdiag.probes.procfs import ProcGpu, boot_id, memory, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.procfs import ProcGpu, boot_id, memory, nvidia_gpus, proc_root, process_state, withheld_gpus
 from ddpdiag.probes.versions import driver_version
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 283
 GPU UUID: \t {uuid}
 Bus Location: \t 0000:1b:00.0
+Device Minor: \t {minor}
 """
 
 
-def add_gpu(root: Path, address: str, uuid: str = "GPU-11111111-2222") -> None:
+def add_gpu(root: Path, address: str, uuid: str = "GPU-11111111-2222", minor: int = 0) -> None:
     entry = root / "driver" / "nvidia" / "gpus" / address
     entry.mkdir(parents=True)
-    (entry / "information").write_text(INFORMATION.format(uuid=uuid))
+    (entry / "information").write_text(INFORMATION.format(uuid=uuid, minor=minor))
 
 
 def test_gpus_of_the_driver_are_listed_in_bus_order(tmp_path):
@@ -31,6 +32,23 @@ def test_gpus_of_the_driver_are_listed_in_bus_order(tmp_path):
 def test_a_uuid_that_the_driver_does_not_know_yet_is_none(tmp_path):
     add_gpu(tmp_path, "0000:1b:00.0", "GPU-????????-????")
     assert [gpu.uuid for gpu in nvidia_gpus(tmp_path)] == [None]
+
+
+def test_gpus_whose_device_files_a_container_lacks_are_none_of_its_own(tmp_path):
+    for minor in range(8):
+        add_gpu(tmp_path, f"0000:{minor}b:00.0", f"GPU-{minor}", minor)
+    (tmp_path / "dev").mkdir()
+    assert len(nvidia_gpus(tmp_path, tmp_path / "dev")) == 8  # nothing was opened since the boot
+    (tmp_path / "dev" / "nvidia6").touch()
+    assert [gpu.uuid for gpu in nvidia_gpus(tmp_path, tmp_path / "dev")] == ["GPU-6"]
+    assert withheld_gpus(tmp_path, tmp_path / "dev") == 7
+
+
+def test_a_driver_that_tells_no_device_file_is_believed(tmp_path):
+    (tmp_path / "driver" / "nvidia" / "gpus" / "0000:1b:00.0").mkdir(parents=True)
+    (tmp_path / "dev").mkdir()
+    assert len(nvidia_gpus(tmp_path, tmp_path / "dev")) == 1
+    assert withheld_gpus(tmp_path, tmp_path / "dev") == 0
 
 
 def test_without_a_driver_nothing_is_said_about_gpus(tmp_path):
