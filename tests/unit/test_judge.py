@@ -155,7 +155,7 @@ def test_only_stages_that_were_done_count_as_tested() -> None:
 def test_a_named_backend_without_its_gpus_is_unknown() -> None:
     reason = "nccl needs GPUs, and no rank shows one"
     skips = (Skip(code="TRN001", reason=reason, grounds=True),)
-    judged = report(recording(skips=skips, options=Options(backend="nccl", skip_stages=("p2p",))))
+    judged = report(recording(skips=skips, options=Options(backend="nccl", skip_stages=("p2p", "fabric"))))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
     assert f"TRN001 (ddp-mnist) could not run: {reason}" in judged.sentence
     assert report(recording(skips=skips, options=Options(backend="gloo"))).verdict is Verdict.FIT
