@@ -1,13 +1,14 @@
 """The world of a run, as checks see it: who came, on which hosts, with which GPUs."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from msgspec import Struct
 
 from ddpdiag.model import Arrival, Options, Place
 
 
-class World(Struct, frozen=True, kw_only=True):
+class World(Struct, frozen=True, kw_only=True, dict=True):
     """The processes of a run, as far as they came."""
 
     size: int
@@ -16,23 +17,23 @@ class World(Struct, frozen=True, kw_only=True):
     arrivals: dict[int, Arrival]
     out: frozenset[int] = frozenset()  # ranks that can take no further part
 
-    @property
+    @cached_property
     def places(self) -> dict[int, Place]:
         """Place of every rank that came."""
         return {rank: arrival.place for rank, arrival in self.arrivals.items()}
 
-    @property
+    @cached_property
     def living(self) -> tuple[int, ...]:
         """Ranks that can take part in a trial."""
         return tuple(rank for rank in self.arrivals if rank not in self.out)
 
-    @property
+    @cached_property
     def hosts(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """Ranks that came, by host (name and boot id)."""
-        hosts: dict[tuple[str, str], tuple[int, ...]] = {}
+        hosts: dict[tuple[str, str], list[int]] = {}
         for rank, arrival in self.arrivals.items():
-            hosts[arrival.host] = (*hosts.get(arrival.host, ()), rank)
-        return hosts
+            hosts.setdefault(arrival.host, []).append(rank)
+        return {host: tuple(ranks) for host, ranks in hosts.items()}
 
     def node_of(self, rank: int) -> str:
         """Host name of a rank, or "?" if it never came."""

@@ -84,15 +84,15 @@ class FabricView:
         trial = next((t for t in self._seen.trials if len(t.groups[0]) > len(self.fleet.ranks[0])), None)
         if trial is None:
             return None
+        asked = trial.groups[:_PAIRS_ASKED]
+        leaders = {rank for group in asked for rank in group if rank in self._host_of}
         limits = {
             outcome.rank: told
             for outcome in self._seen.outcomes
-            if outcome.trial == trial.number and outcome.rank in self._host_of and outcome.status is Status.DONE
+            if outcome.rank in leaders and outcome.trial == trial.number and outcome.status is Status.DONE
             if (told := decode(outcome.data, Data).limits) is not None
         }
-        if not limits:
-            return None
-        found = (self._expected_of(group, limits) for group in trial.groups[:_PAIRS_ASKED])
+        found = (self._expected_of(group, limits) for group in asked)
         return min((rate for rate in found if rate is not None), default=None)
 
     def _expected_of(self, group: Sequence[int], limits: Mapping[int, Limits]) -> float | None:

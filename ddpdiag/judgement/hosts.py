@@ -28,7 +28,8 @@ def sort_hosts(
     unseen = (node for finding in findings if finding.code.endswith(CANNOT_LOOK) for node in _hosts_of(world, finding))
     doubtful = {*bad, *_ends(errors), *unseen}
     good = () if why else tuple(name for name in _faithful(world) if name not in doubtful)
-    neither = [name for name, _ in world.hosts if name not in {*bad, *good}]
+    sorted_out = {*bad, *good}
+    neither = [name for name, _ in world.hosts if name not in sorted_out]
     remarks = (*_nowhere(world, recording, errors), why or _neither(neither), _untested(recording) if good else "")
     return HostsLine(bad=bad, good=good), tuple(filter(None, remarks))
 
