@@ -75,8 +75,8 @@ def sockets(view: View) -> Iterator[Finding]:
         f"although {kind} ports are up on both ends ({names} on {first}){cost}. {_why(why)}",
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
-        remedy="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the ports where the job runs (in a "
-        "container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and that NCCL_IB_HCA names them.",
+        remedy="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
+        "ports where the job runs (in a container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and that NCCL_IB_HCA names them.",
     )
 
 
@@ -194,8 +194,8 @@ def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
         ranks=ranks,
         gpus=gpus,
         evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
-        remedy="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; let all containers of a host "
-        "share its GPUs, its IPC namespace and its host name.",
+        remedy="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
+        "let all containers of a host share its GPUs, its IPC namespace and its host name.",
     )
 
 
