@@ -5,7 +5,8 @@ from typing import TypeVar
 
 from ddpdiag.bandwidth.text import times_text
 from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002
+from ddpdiag.checks import col001, gpu002
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.ladder import Ended, Kind, Part, Step
 from ddpdiag.checks.ladder_causes import cause
 from ddpdiag.checks.ladder_pairs import Places, places
@@ -23,15 +24,13 @@ from ddpdiag.checks.ladder_text import (
     tried_lines,
     verb,
 )
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import EventKind, Finding, Severity
 
 D = TypeVar("D")
 
 
 def findings(seen: Seen[D], climbed: Climbed) -> Iterator[Finding]:
     """At most one."""
-    if not climbed.tried:
-        return
     if isinstance(climbed.end, Step):
         yield _unfinished(seen, climbed)
         return
@@ -166,8 +165,7 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         env = Step(Part.WHOLE, end.members).env
         word, told = "unreliable", f"{exports_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
     else:
-        sets = len({tried.step.set for tried in climbed.tried})
-        word, told = "nothing", f"none of {sets} sets of variables changes that"
+        word, told = "nothing", f"{climbed.sets}, and none helps"
     return seen.finding(
         word,
         Severity.WARNING if climbed.first.works else Severity.ERROR,
@@ -184,17 +182,36 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
 
 
 def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
-    own = seen.world.backend
-    did = f"{own} {verb(climbed.first)}" if not climbed.first.works else f"{own} was compared"
+    own, broken = seen.world.backend, climbed.ground.broken
+    known = climbed.first if climbed.as_it_is else None
+    if known is not None and not known.works:
+        did = f"{own} {verb(known)}{error_text(known)}"
+    else:
+        did = f"{own} failed in {col001.CHECK.code}" if broken else f"{own} works as it is"
+    why, remedy = _why_unfinished(seen)
+    aim = "a way around was found" if broken or climbed.ground.slow_below is not None else "what is set was priced"
     return seen.finding(
         "unfinished",
         Severity.WARNING,
-        "the budget ended before a way around was found",
-        f"{did}{error_text(climbed.first)}; {len(climbed.tried)} sets of variables were tried before the run ended, "
-        "and more are left.",
+        f"{why} before {aim}",
+        f"{did}; {climbed.sets} until then, and more are left.",
         evidence=tried_lines(climbed),
-        remedy=f"Give it more time (--budget {max(180, round(3 * seen.options.budget_seconds))}).",
+        remedy=remedy,
     )
+
+
+def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
+    """What ended the climb, and what to do about it."""
+    events = seen.recording.events
+    lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
+    if lost:
+        return f"{ranks_text(lost)} was lost", "See RUN002; check again once that is mended."
+    if any(e.kind in (EventKind.SIGNAL, EventKind.LEAVING) for e in events):
+        return "the run was told to end", "Let it run to its end."
+    if seen.recording.end is None:
+        return "the recording ends", "Judge the whole recording, or check again."
+    more = max(180, round(3 * seen.options.budget_seconds))
+    return "the budget ended", f"Give it more time (--budget {more})."
 
 
 def _gpus(seen: Seen[D], where: Places) -> tuple[str, ...]:

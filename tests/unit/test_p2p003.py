@@ -1,0 +1,138 @@
+"""P2P003 as a whole: recordings of simulated worlds, from the plan to the finding."""
+
+from climbs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from ddpdiag.checks import all_checks, p2p003
+from ddpdiag.check import Seen
+from ddpdiag.judgement import judge
+from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Status
+from ddpdiag.model.bench import Limits
+
+LONG = Options(budget_seconds=600.0)
+
+
+def only(run):
+    (finding,) = run.findings()
+    return finding
+
+
+def test_a_pair_that_fails_is_named_with_both_gpus():
+    run = Run(8, hangs_unless(P2P, pair=(2, 5)), options=LONG).climb()
+    found = only(run)
+    assert found.code == "P2P003.fallback"
+    assert found.env == P2P
+    assert found.links == ("rank 2 -> rank 5",)
+    assert found.gpus == (uuid_of(2), uuid_of(5))
+    assert found.ranks == ()
+    assert "between ranks 2 and 5 on n0 only" in found.message
+
+
+def test_the_price_is_held_against_what_the_links_can_carry():
+    limits = Limits(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=450e9, pcie_bytes_per_s=64e9)
+    message = only(Run(8, hangs_unless(P2P), limits=limits, options=LONG).climb()).message
+    assert " % of " in message
+    assert "gloo:" not in message
+
+
+def test_without_limits_the_price_stands_beside_gloo():
+    assert "(gloo: " in only(Run(8, hangs_unless(P2P), options=LONG).climb()).message
+
+
+def test_a_found_set_stands_though_no_time_is_left_for_pairs():
+    run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).climb()
+    found = only(run)
+    assert (found.code, found.env) == ("P2P003.fallback", P2P)
+    assert p2p003.exports(run.seen) == P2P
+    assert len([part for part, _ in run.tried() if part == "pairs"]) < 2
+
+
+def test_time_for_training_is_kept_where_the_job_will_have_the_exports():
+    pairs = [
+        len([part for part, _ in Run(8, hangs_unless(P2P), options=options).climb().tried() if part == "pairs"])
+        for options in (Options(budget_seconds=48.0), Options(budget_seconds=48.0, exports=True))
+    ]
+    assert pairs[0] > pairs[1] == 0
+
+
+def test_pairs_get_less_time_once_it_is_known_how_long_it_takes():
+    run = Run(8, hangs_unless(P2P), options=LONG).climb()
+    deadlines = {trial.deadline_seconds for trial in run.seen.trials if trial.params["part"] == "pairs"}
+    assert deadlines == {6.0}
+    chosen = Options(budget_seconds=600.0, settings={"P2P003.deadline_seconds": "20"})
+    run = Run(8, hangs_unless(P2P), options=chosen).climb()
+    assert {trial.deadline_seconds for trial in run.seen.trials} == {20.0}
+
+
+def interrupted(run, status=Status.SKIPPED, **changes):
+    """The next trial of the ladder, which ends like that on all ranks."""
+    (trial,) = p2p003.plan(run.seen)
+    trial = structs.replace(trial, number=len(run.recording.trials) + 1, **changes)
+    outcomes = [Outcome(trial=trial.number, code="P2P003", rank=rank, status=status) for rank in trial.ranks]
+    run.recording = structs.replace(
+        run.recording, trials=(*run.recording.trials, trial), outcomes=(*run.recording.outcomes, *outcomes)
+    )
+    return run
+
+
+def test_what_ctrl_c_ends_has_not_failed():
+    run = Run(4, hangs_unless(P2P))
+    run.take(*p2p003.plan(run.seen))
+    run = interrupted(run)
+    event = Event(kind=EventKind.SIGNAL, seconds=30.0, detail="2")
+    run.recording = structs.replace(run.recording, events=(event,))
+    found = only(run)
+    assert found.code == "P2P003.unfinished"
+    assert found.title == "the run was told to end before a way around was found"
+    assert found.evidence["tried"] == ["as it is: hangs"]
+    assert "no sets of variables were tried" in found.message
+
+
+def test_a_hang_in_less_time_than_usual_is_no_answer():
+    run = interrupted(Run(4, hangs_unless(P2P)), Status.HUNG, hurried=True, deadline_seconds=2.0)
+    assert only(run).title == "the recording ends before a way around was found"
+    assert only(run).evidence["tried"] == []
+
+
+def test_a_rank_that_is_lost_ends_the_climb():
+    run = Run(4, hangs_unless(P2P))
+    run.take(*p2p003.plan(run.seen))
+    run = interrupted(run, Status.UNHEARD)
+    run.lose(2)
+    assert p2p003.plan(run.seen) == ()
+    assert only(run).title == "rank 2 was lost before a way around was found"
+    assert p2p003.exports(run.seen) == {}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_recording_cut_anywhere_is_judged(data):
+    answers = {
+        "pair": hangs_unless(P2P, pair=(1, 2)),
+        "nothing": lambda _group, _env: HANGS,
+        "well": lambda _group, _env: WORKS,
+        "plugin": hangs_unless({"NCCL_NET_PLUGIN": "none"}),
+    }
+    answer = answers[data.draw(st.sampled_from(sorted(answers)))]
+    variables = {0: {"NCCL_P2P_DISABLE": "1"}} if data.draw(st.booleans()) else {}
+    run = Run(8, answer, per_host=data.draw(st.sampled_from([8, 4, 1])), variables=variables, options=LONG).climb()
+    seen = run.cut(data.draw(st.integers(0, len(run.recording.outcomes))))
+    found = list(p2p003.judge(seen))
+    assert len(found) <= 1
+    # What is recommended was tried, and worked, three times with all ranks.
+    if exports := p2p003.exports(seen):
+        good = [t for t in seen.trials if t.env == exports and len(t.groups) == 1 and seen.went_well(t)]
+        assert len(good) >= 3
+    report = judge(seen.recording, all_checks())
+    assert not any("P2P003" in note for note in report.notes)
+    assert report.exports == exports
+    assert Severity.ERROR not in [f.severity for f in found] or report.exit_code
+
+
+def test_a_recording_without_the_ladder_is_judged():
+    run = Run(4, hangs_unless(P2P))
+    report = judge(run.recording, all_checks())
+    assert report.exports == {}
+    assert list(p2p003.judge(Seen(run.world, p2p003.CHECK, run.recording))) == []
