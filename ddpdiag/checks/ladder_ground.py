@@ -105,12 +105,12 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
         skipped |= dict.fromkeys((rung.name for rung in INSIDE), "each host has one rank")
     else:
         skipped |= {rung.name: why for rung, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
-    if len(hosts) < 2:
-        skipped |= dict.fromkeys((rung.name for rung in ACROSS), "there is one host")
-        skipped["IFNAME"] = "there is one host"
-    elif reason := _no_rdma(seen):
-        # A plugin may bring a network of its own.
+    # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
+    # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
+    if reason := _no_rdma(seen):
         skipped |= dict.fromkeys(("GDR", "IB"), reason)
+    if len(hosts) < 2:
+        skipped["IFNAME"] = "there is one host"
     names = _candidates(seen) if len(hosts) > 1 else ()
     if len(hosts) > 1 and len(names) < 2:
         skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
@@ -119,10 +119,13 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
 
 
 def _no_p2p(seen: Seen[D]) -> str:
-    """NCCL asks NVML as well, and takes no way that it does not allow."""
+    """NCCL asks NVML as well, and takes no way that it does not allow; but it gives up where there are NVLinks.
+
+    (ncclTopoCheckP2p in graph/paths.cc: "P2P is disabled between NVLINK connected GPUs", an error.)
+    """
     views = path_views(seen.of(p2p001.CHECK))
     pairs = [pair for view in views for pair in view.pairs]
-    told = len(views) == len(seen.world.hosts) and pairs and all(pair.works is False for pair in pairs)
+    told = len(views) == len(seen.world.hosts) and pairs and all(p.works is False and p.is_unlinked for p in pairs)
     return "NVML allows no P2P between any two GPUs" if told else ""
 
 

@@ -92,7 +92,7 @@ def measure(ctx: Context) -> Data:
             calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
         ctx.step("look at the ways out")
-        limits = ways_out(device) if device.type == "cuda" else None
+        limits = ways_out(device, ctx.trial.env) if device.type == "cuda" else None
     return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong, limits)
 
 
@@ -251,6 +251,11 @@ def exports(seen: Seen[Data]) -> dict[str, str | None]:
     if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
         return {}
     return Step(Part.WHOLE, end.members).env
+
+
+def job_exports(seen: Seen[Data]) -> dict[str, str | None]:
+    """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
+    return exports(seen) if seen.options.exports or works_with_exports(seen) else {}
 
 
 def works_with_exports(seen: Seen[Data]) -> bool:

@@ -1,7 +1,6 @@
 """Simulated runs of P2P003: what its plan asks for is answered by a world in which certain things do not work."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 
 from msgspec import Raw, structs
 from seen import world_of
@@ -57,14 +56,12 @@ class Run:
             run_id="hand", world_size=ranks, launcher="hand", options=self.world.options, created="", version="0"
         )
         self.recording = Recording(header=header, arrivals=self.world.arrivals)
-        self._done(
-            lch002.CHECK, {rank: lch002.Data(dict((variables or {}).get(rank, {})), {}) for rank in range(ranks)}
-        )
+        self.told(lch002.CHECK, {rank: lch002.Data(dict((variables or {}).get(rank, {})), {}) for rank in range(ranks)})
         gpus = {
             rank: gpu002.Data(torch="2", cuda="12", gpus=(gpu002.TorchGpu("H100", uuid_of(rank)),), chosen=0)
             for rank in range(ranks)
         }
-        self._done(gpu002.CHECK, gpus)
+        self.told(gpu002.CHECK, gpus)
         self._col001("gloo", (Status.DONE, gloo) if gloo is not None else HANGS)
         self._col001("nccl", answer(tuple(range(ranks)), {}))
 
@@ -125,13 +122,13 @@ class Run:
     def _col001(self, backend: str, answer: tuple[Status, float]) -> None:
         size, (status, seconds) = self.world.size, answer
         row = col001.Data(backend, size, 4, samples([1e-4]), LARGE, samples([seconds]), 0)
-        self._done(col001.CHECK, dict.fromkeys(range(size), row), status, {"backend": backend})
+        self.told(col001.CHECK, dict.fromkeys(range(size), row), status, {"backend": backend})
 
-    def _done(self, check, rows, status=Status.DONE, params=None) -> None:
+    def told(self, check, rows, status=Status.DONE, params=None) -> None:
+        """What another check saw."""
         trial = structs.replace(
             new_trial(Seen(self.world, check, self.recording), params=params), number=len(self.recording.trials) + 1
         )
-        numbers = count()
         self._add(
             trial,
             [
@@ -140,7 +137,7 @@ class Run:
                 )
                 if status is Status.DONE
                 else Outcome(trial=trial.number, code=check.code, rank=rank, status=status, seconds=10.0)
-                for rank, row in zip(numbers, rows.values(), strict=False)
+                for rank, row in rows.items()
             ],
         )
 

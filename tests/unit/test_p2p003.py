@@ -5,11 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.checks import all_checks, p2p003
 from ddpdiag.check import Seen
+from ddpdiag.checks import all_checks, p2p001, p2p003
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Status
 from ddpdiag.model.bench import Limits
+from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
+from ddpdiag.probes.iommu import Surroundings
 
 LONG = Options(budget_seconds=600.0)
 
@@ -136,3 +138,50 @@ def test_a_recording_without_the_ladder_is_judged():
     report = judge(run.recording, all_checks())
     assert report.exports == {}
     assert list(p2p003.judge(Seen(run.world, p2p003.CHECK, run.recording))) == []
+
+
+def nvml_says(run, status, nvlinks):
+    """What P2P001 saw of every pair."""
+    gpus = tuple(PathGpu(index=rank, uuid=uuid_of(rank), pci=f"0000:0{rank}:00.0", name="H100") for rank in range(2))
+    ways = tuple(
+        Way(
+            source=a,
+            target=1 - a,
+            level=int(Level.PIX),
+            nvlinks=nvlinks,
+            read=status,
+            write=status,
+            nvlink=0,
+            atomics=0,
+        )
+        for a in range(2)
+    )
+    run.told(p2p001.CHECK, {0: p2p001.Data(paths=Paths(gpus=gpus, ways=ways), around=Surroundings())})
+    return run
+
+
+def test_p2p_is_tried_where_nvml_forbids_it_over_nvlinks():
+    # NCCL then ends with "P2P is disabled between NVLINK connected GPUs", unless P2P is taken away.
+    forbidden = 1
+    linked = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 4).climb()
+    assert only(linked).env == P2P
+    bare = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 0).climb()
+    assert ("all ranks", "P2P") not in bare.tried()
+
+
+def test_a_plugin_breaks_on_one_host_too():
+    run = Run(4, hangs_unless({"NCCL_NET_PLUGIN": "none"}), options=LONG).climb()
+    assert only(run).env == {"NCCL_NET_PLUGIN": "none"}
+
+
+def test_training_does_not_take_what_only_makes_it_faster():
+    def answer(_group, env):
+        return (Status.DONE, 0.01 if "NCCL_P2P_DISABLE" in env else 0.05)
+
+    variables = dict.fromkeys(range(4), P2P)
+    run = Run(4, answer, variables=variables, options=LONG).climb()
+    assert only(run).code == "P2P003.held-back"
+    assert p2p003.exports(run.seen) == {"NCCL_P2P_DISABLE": None}
+    assert p2p003.job_exports(run.seen) == {}
+    asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, exports=True)).climb()
+    assert p2p003.job_exports(asked.seen) == {"NCCL_P2P_DISABLE": None}
