@@ -66,7 +66,7 @@ def both_fail(seen: Seen[D]) -> Finding:
 
 def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.first, end, climbed.ground)
+    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
     does = verb(climbed.first)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     works = f"gloo works, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
@@ -74,33 +74,33 @@ def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         "fallback",
         Severity.WARNING if seen.options.exports else Severity.ERROR,
         f"{own} {does}; {exports_text(env)} it works",
-        f"{works}{where.text}{error_text(climbed.first)}. What fails is {taken}: "
+        f"{works}{where.text}{error_text(climbed.first)}. The way around leaves out {taken}: "
         f"{exports_text(env)} {own} worked in {runs_text(end)}"
-        f"{price(climbed, end)}. {cause(seen, end.members)}".strip(),
+        f"{price(climbed, end)}. {cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(climbed),
         remedy=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
-        f"nothing less than this was seen to work, and it was tried {len(end.runs)} times.",
+        f"with less than this it failed, and this was tried {len(end.runs)} times.{_untold(seen, end)}",
         env=env,
     )
 
 
 def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.first, end, climbed.ground)
+    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     times = times_text(ratio(climbed, end.runs))
     return seen.finding(
         "slow",
         Severity.WARNING,
         f"{own} is slow; {exports_text(env)} it is {times} faster",
-        f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. What slows it down is "
-        f"{taken}: "
+        f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. The way around leaves "
+        f"out {taken}: "
         f"{exports_text(env)} it is {times} faster in {runs_text(end)}{price(climbed, end)}. "
-        f"{cause(seen, end.members)}".strip(),
+        f"{cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
@@ -131,12 +131,13 @@ def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
+    alone, them = len(end.members) == 1, "it" if len(end.members) == 1 else "them"
     return seen.finding(
         "needed",
         Severity.INFO,
-        f"{settings} is needed here",
-        f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without it"
-        f"{error_text(without)}: keep it until the cause is mended.",
+        f"{settings} is needed here" if alone else f"of {settings} something is needed here",
+        f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without {them}"
+        f"{error_text(without)}: keep {them} until the cause is mended.",
         evidence=tried_lines(climbed),
     )
 
@@ -157,7 +158,7 @@ def _transient(seen: Seen[D], climbed: Climbed) -> Finding:
 
 def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own = seen.world.backend
-    where = places(seen, climbed.first, end, climbed.ground)
+    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
     does = verb(climbed.first) if not climbed.first.works else f"is slow ({rate(climbed.first)} busbw)"
     works = f"gloo works{gloo_text(climbed)}, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
     if end.kind is Kind.UNRELIABLE:
@@ -200,6 +201,17 @@ def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
     )
 
 
+def _untold(seen: Seen[D], end: Ended) -> str:
+    """That nobody knows between which ranks, where there was no time for it."""
+    if not end.pairs_left or end.rounds:
+        return ""
+    return f" Between which ranks it fails was not looked at for lack of time (--budget {_more_seconds(seen)})."
+
+
+def _more_seconds(seen: Seen[D]) -> int:
+    return max(180, round(3 * seen.options.budget_seconds))
+
+
 def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
     """What ended the climb, and what to do about it."""
     events = seen.recording.events
@@ -210,8 +222,7 @@ def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
         return "the run was told to end", "Let it run to its end."
     if seen.recording.end is None:
         return "the recording ends", "Judge the whole recording, or check again."
-    more = max(180, round(3 * seen.options.budget_seconds))
-    return "the budget ended", f"Give it more time (--budget {more})."
+    return "the budget ended", f"Give it more time (--budget {_more_seconds(seen)})."
 
 
 def _gpus(seen: Seen[D], where: Places) -> tuple[str, ...]:

@@ -8,7 +8,17 @@ from ddpdiag.checks import col001, gpu003, hst004, lch002, p2p001, rdz003
 from ddpdiag.checks.gpu_cards import cards_of
 from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.ladder import Ground, Member, Members
-from ddpdiag.checks.ladder_rungs import ACROSS, INSIDE, NVLS, P2P, holding_back, interface_rungs, own_overrides
+from ddpdiag.checks.ladder_rungs import (
+    ACROSS,
+    INSIDE,
+    NVLS,
+    P2P,
+    Files,
+    holding_back,
+    holds_back,
+    interface_rungs,
+    own_overrides,
+)
 from ddpdiag.checks.path_view import path_views
 from ddpdiag.model import Trial
 from ddpdiag.probes.sockets import is_loopback
@@ -63,14 +73,15 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
 def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
     """Where the climb begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    mine = own_overrides(*_settings(seen))
+    settings, files = _settings(seen)
+    mine = own_overrides(settings, files)
     rungs, _ = rungs_here(seen)
     return Ground(
         broken=own is not None and not own.works,
         slow_below=_slow_below(own, gloo, limits),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
-        holding=holding_back(_settings(seen)[0], mine),
+        holding=holding_back(settings, files, mine),
         inside=tuple(rung for rung in INSIDE if rung in rungs),
         across=tuple(rung for rung in ACROSS if rung in rungs),
         alternatives=tuple(rung for rung in rungs if rung not in INSIDE and rung not in ACROSS),
@@ -87,14 +98,17 @@ def _slow_below(own: Before | None, gloo: Before | None, limits: Thresholds) -> 
     return least if own.busbw < least else None
 
 
-def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """NCCL's variables on any rank, and its configuration files."""
+def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], Files]:
+    """NCCL's variables on any rank, and its configuration files; of different values, one that costs speed."""
     variables: dict[str, str] = {}
-    files: dict[str, None] = {}
+    files: dict[str, dict[str, str]] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
-        variables |= {name: value for name, value in data.variables.items() if name.startswith("NCCL_")}
-        files |= dict.fromkeys(data.files)
-    return variables, tuple(files)
+        for name, value in data.variables.items():
+            if name.startswith("NCCL_") and not holds_back(name, variables.get(name)):
+                variables[name] = value
+        for path, rows in data.files.items():
+            files.setdefault(path, {}).update(rows)
+    return variables, files
 
 
 def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:

@@ -21,7 +21,8 @@ Findings:
 - held-back: your own variables cost speed (`gain` times), and nothing needs them. needed: it fails without them.
 - transient: it failed in COL001, and not in three runs after that.
 - unreliable: a set of variables worked, and then did not. nothing: none works.
-- unfinished: the budget (or the run) ended before the ladder did. both: gloo fails as well, so it is not how GPUs are joined.
+- unfinished: the budget (or the run) ended before the ladder did. both: gloo fails as well, so it is not how GPUs are
+  joined.
 
 Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
 without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
@@ -100,7 +101,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next rung; none without a rank that was lost meanwhile, since fewer ranks are another question."""
     if len(seen.world.living) < seen.world.size or why_not(seen, _limits(seen)) is not None:
         return ()
-    step, tried = _climb(seen)
+    step, _ = _climb(seen)
     if isinstance(step, Ended):
         return ()
     trial = _trial(seen, step)

@@ -47,6 +47,7 @@ class Run:
         per_host: int = 8,
         gloo: float | None = 0.05,
         variables: Mapping[int, Mapping[str, str]] | None = None,
+        files: Mapping[str, Mapping[str, str]] | None = None,
         limits: Limits | None = None,
         options: Options | None = None,
     ) -> None:
@@ -56,7 +57,15 @@ class Run:
             run_id="hand", world_size=ranks, launcher="hand", options=self.world.options, created="", version="0"
         )
         self.recording = Recording(header=header, arrivals=self.world.arrivals)
-        self.told(lch002.CHECK, {rank: lch002.Data(dict((variables or {}).get(rank, {})), {}) for rank in range(ranks)})
+        self.told(
+            lch002.CHECK,
+            {
+                rank: lch002.Data(
+                    dict((variables or {}).get(rank, {})), {path: dict(rows) for path, rows in (files or {}).items()}
+                )
+                for rank in range(ranks)
+            },
+        )
         gpus = {
             rank: gpu002.Data(torch="2", cuda="12", gpus=(gpu002.TorchGpu("H100", uuid_of(rank)),), chosen=0)
             for rank in range(ranks)

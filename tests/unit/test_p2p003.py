@@ -1,5 +1,6 @@
 """P2P003 as a whole: recordings of simulated worlds, from the plan to the finding."""
 
+import pytest
 from climbs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,3 +186,79 @@ def test_training_does_not_take_what_only_makes_it_faster():
     assert p2p003.job_exports(run.seen) == {}
     asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, exports=True)).climb()
     assert p2p003.job_exports(asked.seen) == {"NCCL_P2P_DISABLE": None}
+
+
+def test_of_two_hosts_the_one_that_fails_inside_is_named():
+    # Two ranks a host: there are no pairs to tell them apart.
+    run = Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG).climb()
+    found = only(run)
+    assert found.nodes == ("n1",)
+    assert found.gpus == (uuid_of(2), uuid_of(3))
+    assert "hangs inside n1, and works inside the other hosts" in found.message
+
+
+def test_of_two_hosts_of_many_gpus_the_pair_is_named():
+    found = only(Run(8, hangs_unless(P2P, pair=(5, 6)), per_host=4, options=LONG).climb())
+    assert found.nodes == ("n1",)
+    assert found.links == ("rank 5 -> rank 6",)
+
+
+def test_what_fails_between_hosts_only_blames_no_host():
+    def answer(group, env):
+        return HANGS if max(group) > 3 > min(group) and env.get("NCCL_IB_DISABLE") != "1" else WORKS
+
+    found = only(Run(8, answer, per_host=4, options=LONG).climb())
+    assert (found.env, found.nodes) == ({"NCCL_IB_DISABLE": "1"}, ())
+    assert "hangs between hosts, and works inside each" in found.message
+
+
+def test_a_forgotten_variable_of_one_rank_is_priced():
+    def answer(_group, env):
+        return (Status.DONE, 0.01 if "NCCL_P2P_DISABLE" in env else 0.05)
+
+    variables = {rank: {"NCCL_P2P_DISABLE": "1" if rank == 1 else "0"} for rank in range(4)}
+    found = only(Run(4, answer, variables=variables, options=LONG).climb())
+    assert (found.code, found.env) == ("P2P003.held-back", {"NCCL_P2P_DISABLE": None})
+    assert found.title.startswith("NCCL_P2P_DISABLE=1 costs bandwidth")
+
+
+@pytest.mark.parametrize(
+    ("path", "env"),
+    [("/home/me/.nccl.conf", {"NCCL_CONF_FILE": "/dev/null"}), ("/etc/nccl.conf", {"NCCL_P2P_DISABLE": "0"})],
+)
+def test_a_forgotten_line_of_a_file_is_priced(path, env):
+    def answer(_group, now):
+        return (Status.DONE, 0.01 if now == env else 0.05)
+
+    found = only(Run(4, answer, files={path: {"NCCL_P2P_DISABLE": "1"}}, options=LONG).climb())
+    assert (found.code, found.env) == ("P2P003.held-back", env)
+    assert path in found.title
+
+
+def test_of_several_that_are_set_something_is_needed():
+    def answer(_group, env):
+        return HANGS if env else WORKS
+
+    variables = {rank: {"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": "Ring"} for rank in range(4)}
+    found = only(Run(4, answer, variables=variables, options=LONG).climb())
+    assert found.code == "P2P003.needed"
+    assert found.title == "of NCCL_ALGO=Ring, NCCL_P2P_DISABLE=1 something is needed here"
+
+
+def test_one_rank_is_not_blamed_before_all_pairs_were_tried():
+    def answer(group, env):
+        return HANGS if 2 in group and env.get("NCCL_P2P_DISABLE") != "1" else WORKS
+
+    run = Run(4, answer, options=LONG).climb()
+    assert only(run).ranks == (2,)
+    rounds = [trial for trial in run.seen.trials if trial.params["part"] == "pairs"]
+    number = rounds[-1].number
+    fewer = structs.replace(
+        run.recording,
+        trials=tuple(trial for trial in run.recording.trials if trial.number < number),
+        outcomes=tuple(outcome for outcome in run.recording.outcomes if outcome.trial < number),
+    )
+    (found,) = p2p003.judge(Seen(run.world, p2p003.CHECK, fewer))
+    assert found.ranks == ()
+    assert len(found.links) == 2
+    assert "(2 of 4 pairs that were tried)" in found.message
