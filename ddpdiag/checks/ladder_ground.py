@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from ddpdiag.blame import is_echo
 from ddpdiag.check import Seen
 from ddpdiag.checks import col001, gpu003, hst004, lch002, p2p001, rdz003
 from ddpdiag.checks.gpu_cards import cards_of
@@ -20,10 +21,20 @@ from ddpdiag.checks.ladder_rungs import (
     own_overrides,
 )
 from ddpdiag.checks.path_view import path_views
-from ddpdiag.model import Trial
+from ddpdiag.model import Status, Trial
 from ddpdiag.probes.sockets import is_loopback
 
 D = TypeVar("D")
+
+# Texts of torch, CUDA and NCCL (init.cc) for what is wrong before anything is sent.
+_OTHER_REASONS = (
+    "Unknown backend type",
+    "Distributed package doesn't have",
+    "torch sees none",
+    "Duplicate GPU detected",
+    "no kernel image is available",
+    "CUDA out of memory",
+)
 
 
 class Thresholds(NamedTuple):
@@ -60,6 +71,8 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if own is None:
         return None
+    if reason := _other_reason(seen, own):
+        return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
     known = ground_of(seen, limits)
@@ -68,6 +81,14 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     if not seen.of(lch002.CHECK).by_rank:
         return f"{seen.world.backend} works as it is; what is set was not looked at ({lch002.CHECK.code})"
     return f"{seen.world.backend} works as it is, and nothing that is set holds it back"
+
+
+def _other_reason(seen: Seen[D], own: Before) -> str:
+    """What the ranks said that failed by themselves, if all of that has nothing to do with how GPUs are joined."""
+    outcomes = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    errors = [o.error.partition("\n")[0] for o in outcomes if not o.told and not is_echo(o)]
+    other = errors and all(any(text in error for text in _OTHER_REASONS) for error in errors)
+    return errors[0] if other else ""
 
 
 def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:

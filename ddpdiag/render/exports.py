@@ -5,8 +5,7 @@ from shlex import quote
 
 from ddpdiag.model import Report
 
-# Why nothing has to be set, or what could be set is not known.
-_NOTHING = "no variable was found to be needed, or to help"
+# Why what could be set is not known.
 _WITHOUT = {
     "P2P003.unfinished": "nothing, since the search for variables was not finished",
     "P2P003.nothing": "nothing, since it failed with all that was tried",
@@ -41,4 +40,13 @@ def _why(report: Report) -> str:
     if report.exports:
         does = "needs here" if "P2P003.fallback" in found else "is faster with"
         return f"what {report.world.backend} {does}, as it was tried"
-    return next((said for code, said in _WITHOUT.items() if code in found), _NOTHING)
+    return next((said for code, said in _WITHOUT.items() if code in found), None) or _unasked(report)
+
+
+def _unasked(report: Report) -> str:
+    """Where nothing was found: was anything looked for?"""
+    ladder = next((check for check in report.checks if check.code == "P2P003"), None)
+    if ladder is not None and ladder.statuses:
+        return "no variable was found to be needed, or to help"
+    why = f" ({' '.join(ladder.skipped_because.split())})" if ladder and ladder.skipped_because else ""
+    return f"nothing, since no variable was looked for{why}"

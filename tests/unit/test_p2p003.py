@@ -9,10 +9,11 @@ from msgspec import structs
 from ddpdiag.check import Seen
 from ddpdiag.checks import all_checks, p2p001, p2p003
 from ddpdiag.judgement import judge
-from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Status
+from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
 from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
 from ddpdiag.probes.iommu import Surroundings
+from ddpdiag.render import exports
 
 LONG = Options(budget_seconds=600.0)
 
@@ -125,12 +126,12 @@ def test_a_recording_cut_anywhere_is_judged(data):
     found = list(p2p003.judge(seen))
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
-    if exports := p2p003.exports(seen):
-        good = [t for t in seen.trials if t.env == exports and len(t.groups) == 1 and seen.went_well(t)]
+    if wanted := p2p003.exports(seen):
+        good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.went_well(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
     assert not any("P2P003" in note for note in report.notes)
-    assert report.exports == exports
+    assert report.exports == wanted
     assert Severity.ERROR not in [f.severity for f in found] or report.exit_code
 
 
@@ -262,3 +263,47 @@ def test_one_rank_is_not_blamed_before_all_pairs_were_tried():
     assert found.ranks == ()
     assert len(found.links) == 2
     assert "(2 of 4 pairs that were tried)" in found.message
+
+
+@pytest.mark.parametrize(
+    ("error", "climbs"),
+    [("AssertionError: Unknown backend type ncll", False), ("DistBackendError: unhandled system error", True)],
+)
+def test_no_variable_is_looked_for_where_none_can_help(error, climbs):
+    run = Run(4, hangs_unless(P2P))
+    own = max(outcome.trial for outcome in run.recording.outcomes)
+    outcomes = tuple(
+        structs.replace(o, status=Status.RAISED, error=error) if o.trial == own else o for o in run.recording.outcomes
+    )
+    run.recording = structs.replace(run.recording, outcomes=outcomes)
+    assert bool(p2p003.plan(run.seen)) is climbs
+    assert (p2p003.moot(run.seen) is None) is climbs
+
+
+def test_what_hung_before_a_rank_was_lost_is_told():
+    run = Run(4, hangs_unless({"NCCL_SHM_DISABLE": "1"}))
+    run.take(*p2p003.plan(run.seen))
+    run = interrupted(run, Status.UNHEARD)
+    run.lose(2)
+    codes = {finding.code for finding in judge(run.recording, all_checks()).findings}
+    assert {"RUN002.lost", "RUN003.hung", "P2P003.unfinished"} <= codes
+
+
+@pytest.mark.parametrize(
+    ("answer", "budget", "says"),
+    [
+        (hangs_unless(P2P), 600.0, "what nccl needs here"),
+        (lambda _group, _env: HANGS, 600.0, "failed with all that was tried"),
+        (lambda _group, _env: WORKS, 600.0, "works as it is, and nothing that is set holds it back"),
+    ],
+)
+def test_a_file_of_exports_says_why_it_is_empty(answer, budget, says):
+    run = Run(4, answer, options=Options(budget_seconds=budget)).climb()
+    if reason := p2p003.moot(run.seen):
+        skip = Skip(code="P2P003", reason=reason, grounds=True)
+        run.recording = structs.replace(run.recording, skips=(skip,))
+    assert says in exports.render(judge(run.recording, all_checks()))
+
+
+def test_an_exact_name_of_an_interface_is_quoted():
+    assert exports.shell_line("NCCL_SOCKET_IFNAME", "=eth0") == "export NCCL_SOCKET_IFNAME='=eth0'"
