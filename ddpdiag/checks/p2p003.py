@@ -6,10 +6,10 @@ fault, and this check climbs a ladder. Every rung is an all-reduce with checked 
 
 1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; then, one on top of the other, inside
 a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0; between hosts:
-NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts
-its network, too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the first set that works, each member is left out
-once, and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a
-host then show between which GPUs it fails, if there is time.
+NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network,
+too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the
+first set that works, each member is left out once, and what is not needed goes. What is left must work three times
+before it is recommended. Pairs of ranks inside a host then show between which GPUs it fails, if there is time.
 
 Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
 all-reduce without it shows what that costs.
