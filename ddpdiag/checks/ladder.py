@@ -43,11 +43,15 @@ class Part(Enum):
 
 
 class Step(NamedTuple):
-    """What is to be tried: with whom, with which overrides, and for pairs in which round."""
+    """What is to be tried: with whom, with which overrides, and for pairs in which round.
+
+    `stands` is the end that holds already, where this step only adds to it.
+    """
 
     part: Part
     members: Members = ()
     round: int = 0
+    stands: "Ended | None" = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -115,13 +119,17 @@ class Kind(Enum):
 
 
 class Ended(NamedTuple):
-    """How the climb ended, with which members, and what shows it: the runs of that set, and the rounds of pairs."""
+    """How the climb ended, with which members, and what shows it: the runs of that set, and the rounds of pairs.
+
+    `pairs_left` says that not every pair was tried that could tell something.
+    """
 
     kind: Kind
     members: Members = ()
     runs: tuple[Tried, ...] = ()
     rounds: tuple[Tried, ...] = ()
     inside_works: bool = False
+    pairs_left: bool = False
 
 
 Answers = Mapping[tuple[str, str, int], Sequence[Tried]]
@@ -162,12 +170,11 @@ def _climb(ground: Ground) -> Climb:
     least = ground.rescue * best if first.works else 0.0
     found, inside_works = yield from _ascend(ground, least)
     if found is None:
-        rounds = yield from _pairs(ground, first, inside_works=inside_works)
-        return Ended(Kind.NOTHING, (), (), rounds, inside_works)
+        return (yield from _pairs(ground, Ended(Kind.NOTHING, inside_works=inside_works)))
     members, last = yield from _minimise(found, least)
     runs, steady = yield from _confirm(members, last)
-    rounds = yield from _pairs(ground, first, inside_works=inside_works)
-    return Ended(Kind.FOUND if steady else Kind.UNRELIABLE, members, runs, rounds, inside_works)
+    kind = Kind.FOUND if steady else Kind.UNRELIABLE
+    return (yield from _pairs(ground, Ended(kind, members, runs, inside_works=inside_works)))
 
 
 def _is_enough(tried: Tried, least: float) -> bool:
@@ -250,19 +257,20 @@ def _confirm(members: Members, last: Tried) -> Generator[Step, Tried, tuple[tupl
     return tuple(runs), runs[-1].works
 
 
-def _pairs(ground: Ground, first: Tried, *, inside_works: bool) -> Generator[Step, Tried, tuple[Tried, ...]]:
+def _pairs(ground: Ground, end: Ended) -> Climb:
     """Rounds of pairs inside the hosts, as it is, where more than two ranks could be the reason."""
     most = max(map(len, ground.hosts))
-    if most <= 2 or inside_works:
-        return ()
-    rounds: list[Tried] = []
-    for number in range(min(most - 1 + most % 2, MAX_ROUNDS)):
-        tried = yield Step(Part.PAIRS, (), number)
-        rounds.append(tried)
-        all_fail = all(len(own.failed) == len(pairs_of(ground.hosts, at)) for at, own in enumerate(rounds))
-        if len(rounds) == ROUNDS_THAT_TELL and all_fail:
+    if most <= 2 or end.inside_works:
+        return end
+    every = most - 1 + most % 2
+    for number in range(min(every, MAX_ROUNDS)):
+        stands = end._replace(pairs_left=True)
+        tried = yield Step(Part.PAIRS, (), number, stands)
+        end = end._replace(rounds=(*end.rounds, tried), pairs_left=number + 1 < every)
+        all_fail = all(len(own.failed) == len(pairs_of(ground.hosts, at)) for at, own in enumerate(end.rounds))
+        if len(end.rounds) == ROUNDS_THAT_TELL and all_fail:
             break
-    return tuple(rounds)
+    return end
 
 
 def pairs_of(hosts: Sequence[tuple[int, ...]], number: int) -> tuple[tuple[int, ...], ...]:

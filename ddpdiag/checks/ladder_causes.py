@@ -37,32 +37,34 @@ def kind_of(member: Member) -> str:
     return member.name.partition(" ")[0]
 
 
-def cause(seen: Seen[D], members: Sequence[Member]) -> str:
+def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str:
     """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
 
-    What was set by the user and is taken away is its own cause.
+    What was set by the user and is taken away is its own cause. `nodes` are the hosts on which it fails, if that is
+    known: what was seen on others explains nothing.
     """
     kind = next((kind for member in members if (kind := kind_of(member)) in _USUAL), None)
     if kind is None:
         return ""
-    if kind == "P2P" and (said := _suspected(seen)):
+    if kind == "P2P" and (said := _suspected(seen, nodes)):
         return f"Probable cause: {said}."
-    seen_too = _witnessed(seen, _WITNESSES.get(kind, ()))
+    seen_too = _witnessed(seen, _WITNESSES.get(kind, ()), nodes)
     if seen_too is not None:
         return f"Probable cause: {seen_too.title} ({seen_too.code}): {seen_too.message}"
     return f"Mostly, {_USUAL[kind]}."
 
 
-def _suspected(seen: Seen[D]) -> str:
-    """What speaks for P2P to fail on the first host where something does."""
-    hosts = seen.world.hosts.values()
+def _suspected(seen: Seen[D], nodes: Sequence[str]) -> str:
+    """What speaks for P2P to fail on the first of these hosts where something does."""
+    hosts = [ranks for (name, _), ranks in seen.world.hosts.items() if not nodes or name in nodes]
     found = (suspicions(seen.of(p2p001.CHECK), ranks) for ranks in hosts)
     return next((said[0] for said in found if said), "")
 
 
-def _witnessed(seen: Seen[D], checks: Sequence[Check[Any]]) -> Finding | None:
+def _witnessed(seen: Seen[D], checks: Sequence[Check[Any]], nodes: Sequence[str]) -> Finding | None:
     for check in checks:
         for finding in check.judge(seen.of(check)):
-            if finding.severity is not Severity.INFO:
+            elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
+            if finding.severity is not Severity.INFO and not elsewhere:
                 return finding
     return None

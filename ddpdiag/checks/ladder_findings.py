@@ -5,7 +5,8 @@ from typing import TypeVar
 
 from ddpdiag.bandwidth.text import times_text
 from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002
+from ddpdiag.checks import col001, gpu002
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.ladder import Ended, Kind, Part, Step
 from ddpdiag.checks.ladder_causes import cause
 from ddpdiag.checks.ladder_pairs import Places, places
@@ -23,15 +24,13 @@ from ddpdiag.checks.ladder_text import (
     tried_lines,
     verb,
 )
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import EventKind, Finding, Severity
 
 D = TypeVar("D")
 
 
 def findings(seen: Seen[D], climbed: Climbed) -> Iterator[Finding]:
     """At most one."""
-    if not climbed.tried:
-        return
     if isinstance(climbed.end, Step):
         yield _unfinished(seen, climbed)
         return
@@ -67,7 +66,7 @@ def both_fail(seen: Seen[D]) -> Finding:
 
 def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.first, end, climbed.ground)
+    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
     does = verb(climbed.first)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     works = f"gloo works, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
@@ -75,33 +74,33 @@ def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         "fallback",
         Severity.WARNING if seen.options.exports else Severity.ERROR,
         f"{own} {does}; {exports_text(env)} it works",
-        f"{works}{where.text}{error_text(climbed.first)}. What fails is {taken}: "
+        f"{works}{where.text}{error_text(climbed.first)}. The way around leaves out {taken}: "
         f"{exports_text(env)} {own} worked in {runs_text(end)}"
-        f"{price(climbed, end)}. {cause(seen, end.members)}".strip(),
+        f"{price(climbed, end)}. {cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(climbed),
         remedy=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
-        f"nothing less than this was seen to work, and it was tried {len(end.runs)} times.",
+        f"with less than this it failed, and this was tried {len(end.runs)} times.{_untold(seen, end)}",
         env=env,
     )
 
 
 def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.first, end, climbed.ground)
+    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     times = times_text(ratio(climbed, end.runs))
     return seen.finding(
         "slow",
         Severity.WARNING,
         f"{own} is slow; {exports_text(env)} it is {times} faster",
-        f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. What slows it down is "
-        f"{taken}: "
+        f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. The way around leaves "
+        f"out {taken}: "
         f"{exports_text(env)} it is {times} faster in {runs_text(end)}{price(climbed, end)}. "
-        f"{cause(seen, end.members)}".strip(),
+        f"{cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
@@ -132,12 +131,13 @@ def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
+    alone, them = len(end.members) == 1, "it" if len(end.members) == 1 else "them"
     return seen.finding(
         "needed",
         Severity.INFO,
-        f"{settings} is needed here",
-        f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without it"
-        f"{error_text(without)}: keep it until the cause is mended.",
+        f"{settings} is needed here" if alone else f"of {settings} something is needed here",
+        f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without {them}"
+        f"{error_text(without)}: keep {them} until the cause is mended.",
         evidence=tried_lines(climbed),
     )
 
@@ -158,7 +158,7 @@ def _transient(seen: Seen[D], climbed: Climbed) -> Finding:
 
 def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     own = seen.world.backend
-    where = places(seen, climbed.first, end, climbed.ground)
+    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
     does = verb(climbed.first) if not climbed.first.works else f"is slow ({rate(climbed.first)} busbw)"
     works = f"gloo works{gloo_text(climbed)}, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
     if end.kind is Kind.UNRELIABLE:
@@ -166,8 +166,7 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         env = Step(Part.WHOLE, end.members).env
         word, told = "unreliable", f"{exports_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
     else:
-        sets = len({tried.step.set for tried in climbed.tried})
-        word, told = "nothing", f"none of {sets} sets of variables changes that"
+        word, told = "nothing", f"{climbed.sets}, and none helps"
     return seen.finding(
         word,
         Severity.WARNING if climbed.first.works else Severity.ERROR,
@@ -184,17 +183,46 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
 
 
 def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
-    own = seen.world.backend
-    did = f"{own} {verb(climbed.first)}" if not climbed.first.works else f"{own} was compared"
+    own, broken = seen.world.backend, climbed.ground.broken
+    known = climbed.first if climbed.as_it_is else None
+    if known is not None and not known.works:
+        did = f"{own} {verb(known)}{error_text(known)}"
+    else:
+        did = f"{own} failed in {col001.CHECK.code}" if broken else f"{own} works as it is"
+    why, remedy = _why_unfinished(seen)
+    aim = "a way around was found" if broken or climbed.ground.slow_below is not None else "what is set was priced"
     return seen.finding(
         "unfinished",
         Severity.WARNING,
-        "the budget ended before a way around was found",
-        f"{did}{error_text(climbed.first)}; {len(climbed.tried)} sets of variables were tried before the run ended, "
-        "and more are left.",
+        f"{why} before {aim}",
+        f"{did}; {climbed.sets} until then, and more are left.",
         evidence=tried_lines(climbed),
-        remedy=f"Give it more time (--budget {max(180, round(3 * seen.options.budget_seconds))}).",
+        remedy=remedy,
     )
+
+
+def _untold(seen: Seen[D], end: Ended) -> str:
+    """That nobody knows between which ranks, where there was no time for it."""
+    if not end.pairs_left or end.rounds:
+        return ""
+    return f" Between which ranks it fails was not looked at for lack of time (--budget {_more_seconds(seen)})."
+
+
+def _more_seconds(seen: Seen[D]) -> int:
+    return max(180, round(3 * seen.options.budget_seconds))
+
+
+def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
+    """What ended the climb, and what to do about it."""
+    events = seen.recording.events
+    lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
+    if lost:
+        return f"{ranks_text(lost)} was lost", "See RUN002; check again once that is mended."
+    if any(e.kind in (EventKind.SIGNAL, EventKind.LEAVING) for e in events):
+        return "the run was told to end", "Let it run to its end."
+    if seen.recording.end is None:
+        return "the recording ends", "Judge the whole recording, or check again."
+    return "the budget ended", f"Give it more time (--budget {_more_seconds(seen)})."
 
 
 def _gpus(seen: Seen[D], where: Places) -> tuple[str, ...]:

@@ -3,17 +3,38 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from ddpdiag.blame import is_echo
 from ddpdiag.check import Seen
 from ddpdiag.checks import col001, gpu003, hst004, lch002, p2p001, rdz003
 from ddpdiag.checks.gpu_cards import cards_of
 from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.ladder import Ground, Member, Members
-from ddpdiag.checks.ladder_rungs import ACROSS, INSIDE, NVLS, P2P, holding_back, interface_rungs, own_overrides
+from ddpdiag.checks.ladder_rungs import (
+    ACROSS,
+    INSIDE,
+    NVLS,
+    P2P,
+    Files,
+    holding_back,
+    holds_back,
+    interface_rungs,
+    own_overrides,
+)
 from ddpdiag.checks.path_view import path_views
-from ddpdiag.model import Trial
+from ddpdiag.model import Status, Trial
 from ddpdiag.probes.sockets import is_loopback
 
 D = TypeVar("D")
+
+# Texts of torch, CUDA and NCCL (init.cc) for what is wrong before anything is sent.
+_OTHER_REASONS = (
+    "Unknown backend type",
+    "Distributed package doesn't have",
+    "torch sees none",
+    "Duplicate GPU detected",
+    "no kernel image is available",
+    "CUDA out of memory",
+)
 
 
 class Thresholds(NamedTuple):
@@ -50,6 +71,8 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if own is None:
         return None
+    if reason := _other_reason(seen, own):
+        return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
     known = ground_of(seen, limits)
@@ -60,17 +83,26 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     return f"{seen.world.backend} works as it is, and nothing that is set holds it back"
 
 
+def _other_reason(seen: Seen[D], own: Before) -> str:
+    """What the ranks said that failed by themselves, if all of that has nothing to do with how GPUs are joined."""
+    outcomes = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    errors = [o.error.partition("\n")[0] for o in outcomes if not o.told and not is_echo(o)]
+    other = errors and all(any(text in error for text in _OTHER_REASONS) for error in errors)
+    return errors[0] if other else ""
+
+
 def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
     """Where the climb begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    mine = own_overrides(*_settings(seen))
+    settings, files = _settings(seen)
+    mine = own_overrides(settings, files)
     rungs, _ = rungs_here(seen)
     return Ground(
         broken=own is not None and not own.works,
         slow_below=_slow_below(own, gloo, limits),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
-        holding=holding_back(_settings(seen)[0], mine),
+        holding=holding_back(settings, files, mine),
         inside=tuple(rung for rung in INSIDE if rung in rungs),
         across=tuple(rung for rung in ACROSS if rung in rungs),
         alternatives=tuple(rung for rung in rungs if rung not in INSIDE and rung not in ACROSS),
@@ -87,14 +119,17 @@ def _slow_below(own: Before | None, gloo: Before | None, limits: Thresholds) -> 
     return least if own.busbw < least else None
 
 
-def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """NCCL's variables on any rank, and its configuration files."""
+def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], Files]:
+    """NCCL's variables on any rank, and its configuration files; of different values, one that costs speed."""
     variables: dict[str, str] = {}
-    files: dict[str, None] = {}
+    files: dict[str, dict[str, str]] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
-        variables |= {name: value for name, value in data.variables.items() if name.startswith("NCCL_")}
-        files |= dict.fromkeys(data.files)
-    return variables, tuple(files)
+        for name, value in data.variables.items():
+            if name.startswith("NCCL_") and not holds_back(name, variables.get(name)):
+                variables[name] = value
+        for path, rows in data.files.items():
+            files.setdefault(path, {}).update(rows)
+    return variables, files
 
 
 def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
@@ -105,12 +140,12 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
         skipped |= dict.fromkeys((rung.name for rung in INSIDE), "each host has one rank")
     else:
         skipped |= {rung.name: why for rung, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
-    if len(hosts) < 2:
-        skipped |= dict.fromkeys((rung.name for rung in ACROSS), "there is one host")
-        skipped["IFNAME"] = "there is one host"
-    elif reason := _no_rdma(seen):
-        # A plugin may bring a network of its own.
+    # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
+    # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
+    if reason := _no_rdma(seen):
         skipped |= dict.fromkeys(("GDR", "IB"), reason)
+    if len(hosts) < 2:
+        skipped["IFNAME"] = "there is one host"
     names = _candidates(seen) if len(hosts) > 1 else ()
     if len(hosts) > 1 and len(names) < 2:
         skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
@@ -119,10 +154,13 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
 
 
 def _no_p2p(seen: Seen[D]) -> str:
-    """NCCL asks NVML as well, and takes no way that it does not allow."""
+    """NCCL asks NVML as well, and takes no way that it does not allow; but it gives up where there are NVLinks.
+
+    (ncclTopoCheckP2p in graph/paths.cc: "P2P is disabled between NVLINK connected GPUs", an error.)
+    """
     views = path_views(seen.of(p2p001.CHECK))
     pairs = [pair for view in views for pair in view.pairs]
-    told = len(views) == len(seen.world.hosts) and pairs and all(pair.works is False for pair in pairs)
+    told = len(views) == len(seen.world.hosts) and pairs and all(p.works is False and p.is_unlinked for p in pairs)
     return "NVML allows no P2P between any two GPUs" if told else ""
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from ddpdiag.check import Seen
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.ladder import Ended, Ground, Tried
+from ddpdiag.checks.ladder import Ended, Ground, Part, Tried
 from ddpdiag.stats import quantile
 
 D = TypeVar("D")
@@ -28,19 +28,29 @@ class Places(NamedTuple):
     concerned: tuple[int, ...] = ()
 
 
-def places(seen: Seen[D], first: Tried, end: Ended, ground: Ground) -> Places:
+def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
     """From the rounds of pairs, where these differ; else the hosts."""
     bad, good = _sorted_pairs(end.rounds, slow=first.works)
     if bad and good:
-        return _between(seen, bad, good)
+        return _between(seen, bad, good, whole=not end.pairs_left)
     hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])
     if len(ground.hosts) == 1:
-        every = ", between all pairs of its ranks" if bad and len(bad) > 1 else ""
-        alone = ", though each pair of its ranks works by itself" if good else ""
+        every = f", between all {len(bad)} pairs of its ranks that were tried" if bad and len(bad) > 1 else ""
+        alone = ", though each pair of its ranks works by itself" if good and not end.pairs_left else ""
         return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
     if end.inside_works:
         return Places(" between hosts, and works inside each")
-    return Places()
+    return _inside_some(seen, tried)
+
+
+def _inside_some(seen: Seen[D], tried: Sequence[Tried]) -> Places:
+    """Hosts that fail by themselves as it is, where others do not."""
+    alone = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
+    if alone is None or not alone.failed or not alone.busbws:
+        return Places()
+    ranks = tuple(sorted(rank for group in alone.failed for rank in group))
+    nodes = seen.world.nodes_of(ranks)
+    return Places(f" inside {names_text(nodes)}, and works inside the other hosts", (), nodes, concerned=ranks)
 
 
 def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Pair], list[Pair]]:
@@ -53,15 +63,19 @@ def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Pair], l
     return [*failed, *(pair for pair in rates if rates[pair] < least)], [p for p in rates if rates[p] >= least]
 
 
-def _between(seen: Seen[D], bad: Sequence[Pair], good: Sequence[Pair]) -> Places:
-    """One rank that fails with everybody is to blame; else the ways are, and neither of their ends."""
+def _between(seen: Seen[D], bad: Sequence[Pair], good: Sequence[Pair], *, whole: bool) -> Places:
+    """One rank that fails with everybody is to blame; else the ways are, and neither of their ends.
+
+    Where not the `whole` of the pairs was tried, more of them may fail.
+    """
     cleared = {rank for pair in good for rank in pair}
     alone = tuple(sorted({rank for pair in bad for rank in pair} - cleared))
     nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
-    if len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
+    if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
         text = f" between {ranks_text(alone)} on {nodes[0]} and all others there, and works between these"
         return Places(text, alone, nodes, concerned=alone)
     concerned = tuple(sorted({rank for pair in bad for rank in pair}))
     said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
     links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)
-    return Places(f" between {said} on {names_text(nodes)} only", (), nodes, links, concerned)
+    only = "only" if whole else f"({len(bad)} of {len(bad) + len(good)} pairs that were tried)"
+    return Places(f" between {said} on {names_text(nodes)} {only}", (), nodes, links, concerned)

@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from ddpdiag.checks.ladder import Member, Members
 
+# NCCL's configuration files by path, as their variables.
+Files = Mapping[str, Mapping[str, str]]
+_CONF_FILE = "NCCL_CONF_FILE"
+
 P2P = Member("P2P", {"NCCL_P2P_DISABLE": "1"}, "direct copies between GPUs (P2P)")
 SHM = Member("SHM", {"NCCL_SHM_DISABLE": "1"}, "shared memory (/dev/shm)")
 NVLS = Member("NVLS", {"NCCL_NVLS_ENABLE": "0"}, "NVLink SHARP (NVLS)")
@@ -34,23 +38,38 @@ _CLOSING = {
 }  # fmt: skip
 
 
-def own_overrides(settings: Mapping[str, str], files: Sequence[str]) -> Members:
+def own_overrides(settings: Mapping[str, str], files: Files) -> Members:
     """A member for each NCCL variable that is set, which takes it away; and one for a configuration file of the user.
 
-    What /etc/nccl.conf sets cannot be taken away by a variable.
+    The environment wins over /etc/nccl.conf, but only what that disables has a value that undoes it.
     """
     names = [name for name in sorted(settings) if name.startswith("NCCL_") and not name.startswith(_WATCHING)]
     variables = tuple(Member(f"no {name}", {name: None}, f"{name}={settings[name]}") for name in names)
     own = [path for path in files if not path.startswith("/etc/")]
-    return (*variables, *(Member(f"no {path}", {"NCCL_CONF_FILE": "/dev/null"}, path) for path in own[:1]))
+    user = (Member(f"no {path}", {_CONF_FILE: "/dev/null"}, path) for path in own[:1])
+    disabled = (
+        Member(f"no {name}", {name: "0"}, f"{name}=1 in {path}")
+        for path, rows in files.items()
+        for name, value in rows.items()
+        if path.startswith("/etc/") and name not in settings and name.endswith("_DISABLE") and value.strip() == "1"
+    )
+    return (*variables, *user, *disabled)
 
 
-def holding_back(settings: Mapping[str, str], own: Members) -> Members:
+def holding_back(settings: Mapping[str, str], files: Files, own: Members) -> Members:
     """Those of the user's own that cost speed where nothing needs them."""
-    return tuple(member for member in own if any(_holds(name, settings.get(name)) for name in member.env))
+    in_files = {name: value for rows in files.values() for name, value in rows.items()}
+
+    def is_one(member: Member) -> bool:
+        if _CONF_FILE in member.env:
+            return any(holds_back(name, value) for name, value in files[member.what].items() if name not in settings)
+        return any(holds_back(name, settings.get(name, in_files.get(name))) for name in member.env)
+
+    return tuple(filter(is_one, own))
 
 
-def _holds(name: str, value: str | None) -> bool:
+def holds_back(name: str, value: str | None) -> bool:
+    """Does a variable with this value cost speed where nothing needs it?"""
     if value is None:
         return False
     return name in _NARROWING or _CLOSING.get(name) == value.strip().lower()

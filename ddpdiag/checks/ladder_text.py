@@ -39,8 +39,14 @@ class Climbed(NamedTuple):
 
     @property
     def first(self) -> Tried:
-        """What the environment as it is does: the run that failed, if one did."""
+        """What the environment as it is does: the run that failed, if one did. There is one, once there is an end."""
         return next((tried for tried in self.as_it_is if not tried.works), self.as_it_is[0])
+
+    @property
+    def sets(self) -> str:
+        """How many sets of variables were tried, beside the environment as it is: "2 sets of variables were tried"."""
+        count = len({tried.step.set for tried in self.tried if tried.step.members})
+        return f"{count or 'no'} {'set of variables was' if count == 1 else 'sets of variables were'} tried"
 
 
 def verb(tried: Tried) -> str:

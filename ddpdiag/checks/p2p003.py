@@ -6,10 +6,10 @@ fault, and this check climbs a ladder. Every rung is an all-reduce with checked 
 
 1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; then, one on top of the other, inside
 a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0; between hosts:
-NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1, and each interface that all hosts have in
-NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the first set that works, each member is left out
-once, and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a
-host then show between which GPUs it fails.
+NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network,
+too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the
+first set that works, each member is left out once, and what is not needed goes. What is left must work three times
+before it is recommended. Pairs of ranks inside a host then show between which GPUs it fails, if there is time.
 
 Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
 all-reduce without it shows what that costs.
@@ -21,7 +21,8 @@ Findings:
 - held-back: your own variables cost speed (`gain` times), and nothing needs them. needed: it fails without them.
 - transient: it failed in COL001, and not in three runs after that.
 - unreliable: a set of variables worked, and then did not. nothing: none works.
-- unfinished: the budget ended before the ladder did. both: gloo fails as well, so it is not how GPUs are joined.
+- unfinished: the budget (or the run) ended before the ladder did. both: gloo fails as well, so it is not how GPUs are
+  joined.
 
 Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
 without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
@@ -33,7 +34,7 @@ Fix: `ddpdiag check --env-file ways.env` writes the exports; source them in the 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
@@ -47,6 +48,7 @@ from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_he
 from ddpdiag.checks.ladder_text import Climbed
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
+from ddpdiag.model.trial import spent_seconds
 from ddpdiag.stats import Samples, samples
 from ddpdiag.world import World, without_gpu
 
@@ -54,6 +56,10 @@ _SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
 _LARGE_BYTES = {"cpu": 4 << 20}
 _LARGE_ON_GPU_BYTES = 64 << 20
+# Pairs get so many times what a set that works took, and at least so much.
+_PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
+# What the run needs after the last pair: its report; and where the job will have the exports, training with them.
+_END_SECONDS, _LATER_SECONDS = 5.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 
 
@@ -87,18 +93,33 @@ def measure(ctx: Context) -> Data:
             calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
         ctx.step("look at the ways out")
-        limits = ways_out(device) if device.type == "cuda" else None
+        limits = ways_out(device, ctx.trial.env) if device.type == "cuda" else None
     return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong, limits)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The next rung."""
-    if why_not(seen, _limits(seen)) is not None:
+    """The next rung; none without a rank that was lost meanwhile, since fewer ranks are another question."""
+    if len(seen.world.living) < seen.world.size or why_not(seen, _limits(seen)) is not None:
         return ()
-    step, _ = climbed(seen)
+    step, _ = _climb(seen)
     if isinstance(step, Ended):
         return ()
-    return (_trial(seen, step),)
+    trial = _trial(seen, step)
+    if step.stands is None:
+        return (trial,)
+    trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
+    left = seen.options.budget_seconds - spent_seconds(seen.recording.outcomes)
+    later = _LATER_SECONDS if seen.options.exports and step.stands.kind is Outcomes.FOUND else 0.0
+    return (trial,) if left > trial.deadline_seconds + _END_SECONDS + later else ()
+
+
+def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
+    """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
+    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
+    if not worked or "P2P003.deadline_seconds" in seen.options.settings:
+        return usual
+    slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
+    return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
 
 
 def _limits(seen: Seen[Data]) -> Thresholds:
@@ -117,12 +138,32 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
 
 
 def climbed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """How far the climb is: the next step or the end, and what was tried."""
+    """How far the climb came: the end, or the next step where nothing can be said without it; and what was tried."""
+    step, tried = _climb(seen)
+    return (step.stands or step if isinstance(step, Step) else step), tried
+
+
+def _climb(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     answers: dict[tuple[str, str, int], list[Tried]] = {}
     for trial in seen.trials:
+        if _is_cut(seen, trial):
+            continue
         key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
         answers.setdefault(key, []).append(_tried(seen, trial))
     return climb(ground_of(seen, _limits(seen)), answers)
+
+
+def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
+    """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
+    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
+    if not outcomes.keys() >= set(trial.ranks):
+        return True
+    return any(
+        o.status is Status.SKIPPED
+        or (o.status is Status.UNHEARD and o.rank in seen.world.out)
+        or (o.status is Status.HUNG and trial.hurried and not o.told)
+        for o in outcomes.values()
+    )
 
 
 def _tried(seen: Seen[Data], trial: Trial) -> Tried:
@@ -211,6 +252,11 @@ def exports(seen: Seen[Data]) -> dict[str, str | None]:
     if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
         return {}
     return Step(Part.WHOLE, end.members).env
+
+
+def job_exports(seen: Seen[Data]) -> dict[str, str | None]:
+    """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
+    return exports(seen) if seen.options.exports or works_with_exports(seen) else {}
 
 
 def works_with_exports(seen: Seen[Data]) -> bool:

@@ -96,7 +96,7 @@ def _nominal(sys: Path, names: Sequence[str]) -> float | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
-    env = p2p003.exports(seen.of(p2p003.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    env = p2p003.job_exports(seen.of(p2p003.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
     return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
 
 

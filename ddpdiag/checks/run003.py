@@ -86,7 +86,7 @@ def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
     """What failed in each group of each trial, unless a lost rank explains it."""
-    lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST}
+    lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
     known_causes = causes(seen)
     for trial in seen.recording.trials:
@@ -97,9 +97,17 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
             way = _way(seen, trial)
             own = way or between(known_causes, frozenset(seen.world.nodes_of(group)))
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
-            if blame is None or (lost and (lost.issuperset(blame.ranks) or all(map(is_echo, _failed(outcomes))))):
+            if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
                 continue  # RUN002 names the lost
             yield Failure(trial, outcomes, blame, own, bool(way))
+
+
+def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
+    """Did it fail because of the lost? A rank that gave an outcome of its own was lost later."""
+    if blame.ranks and lost.issuperset(blame.ranks):
+        return True
+    silent = lost - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
+    return bool(silent) and (not blame.ranks or all(map(is_echo, _failed(outcomes))))
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:

@@ -77,7 +77,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One training of the whole world, over the backend that a job would take, with the variables that it needs."""
-    env = p2p003.exports(seen.of(p2p003.CHECK))
+    env = p2p003.job_exports(seen.of(p2p003.CHECK))
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 

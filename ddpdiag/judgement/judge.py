@@ -24,6 +24,7 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]
@@ -184,12 +185,8 @@ def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
 
 
 def _spent(codes: set[str], recording: Recording) -> float:
-    """Seconds of a stage's trials, each as long as its slowest rank took."""
-    slowest: dict[int, float] = {}
-    for outcome in recording.outcomes:
-        if outcome.code in codes:
-            slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
-    return sum(slowest.values())
+    """Seconds of a stage's trials."""
+    return spent_seconds(outcome for outcome in recording.outcomes if outcome.code in codes)
 
 
 def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:

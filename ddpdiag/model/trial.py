@@ -1,5 +1,6 @@
 """Trials, and what came of them."""
 
+from collections.abc import Iterable
 from enum import Enum
 
 from msgspec import Raw, Struct, field
@@ -123,3 +124,11 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     ras: str = ""
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
+
+
+def spent_seconds(outcomes: Iterable[Outcome]) -> float:
+    """What trials took, each as long as its slowest rank."""
+    slowest: dict[int, float] = {}
+    for outcome in outcomes:
+        slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
+    return sum(slowest.values())

@@ -5,11 +5,21 @@ from shlex import quote
 
 from ddpdiag.model import Report
 
+# Why what could be set is not known.
+_WITHOUT = {
+    "P2P003.unfinished": "nothing, since the search for variables was not finished",
+    "P2P003.nothing": "nothing, since it failed with all that was tried",
+    "P2P003.unreliable": "nothing, since what worked failed again",
+    "P2P003.both": "nothing, since gloo fails as well and no variable was looked for",
+}
+
 
 def shell_line(name: str, value: str | None) -> str:
     """A line that sets or unsets a variable; a value with unseen characters is written so that bash reads it back."""
     if value is None:
         return f"unset {quote(name)}"
+    if value.startswith("=") and quote(value) == value:
+        return f"export {quote(name)}='{value}'"  # bare, zsh would look for a command of that name
     if value.isprintable():
         return f"export {quote(name)}={quote(value)}"
     escaped = value.encode("unicode_escape").decode().replace("'", "\\'")
@@ -26,6 +36,17 @@ def _lines(exports: Mapping[str, str | None]) -> list[str]:
 
 
 def _why(report: Report) -> str:
+    found = {finding.code for finding in report.findings}
     if report.exports:
-        return f"what {report.world.backend} needs here, as it was tried"
-    return "no variable was found to be needed, or to help"
+        does = "needs here" if "P2P003.fallback" in found else "is faster with"
+        return f"what {report.world.backend} {does}, as it was tried"
+    return next((said for code, said in _WITHOUT.items() if code in found), None) or _unasked(report)
+
+
+def _unasked(report: Report) -> str:
+    """Where nothing was found: was anything looked for?"""
+    ladder = next((check for check in report.checks if check.code == "P2P003"), None)
+    if ladder is not None and ladder.statuses:
+        return "no variable was found to be needed, or to help"
+    why = f" ({' '.join(ladder.skipped_because.split())})" if ladder and ladder.skipped_because else ""
+    return f"nothing, since no variable was looked for{why}"

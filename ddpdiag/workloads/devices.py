@@ -1,6 +1,7 @@
 """The device that a rank uses with a backend, and the ways out of it."""
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -58,9 +59,13 @@ def describe(device: torch.device) -> Device:
     return Device(about.name, device.index, text, pci)
 
 
-def ways_out(device: torch.device) -> Limits:
-    """What the network card, and a GPU's NVLinks and slot, can carry: their nominal rates."""
-    nic = route_out("nccl" if device.type == "cuda" else "gloo", os.environ, sys_root(os.environ))
+def ways_out(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
+    """What the network card, and a GPU's NVLinks and slot, can carry: their nominal rates.
+
+    `overrides` are variables that were set for an experiment and say nothing of what is there.
+    """
+    env = {name: value for name, value in os.environ.items() if name not in set(overrides)}
+    nic = route_out("nccl" if device.type == "cuda" else "gloo", env, sys_root(os.environ))
     limits = Limits(
         nic=nic.name if nic else None,
         nic_bytes_per_s=nic.bytes_per_s if nic else None,

@@ -1,0 +1,309 @@
+"""P2P003 as a whole: recordings of simulated worlds, from the plan to the finding."""
+
+import pytest
+from climbs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import all_checks, p2p001, p2p003
+from ddpdiag.judgement import judge
+from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
+from ddpdiag.model.bench import Limits
+from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
+from ddpdiag.probes.iommu import Surroundings
+from ddpdiag.render import exports
+
+LONG = Options(budget_seconds=600.0)
+
+
+def only(run):
+    (finding,) = run.findings()
+    return finding
+
+
+def test_a_pair_that_fails_is_named_with_both_gpus():
+    run = Run(8, hangs_unless(P2P, pair=(2, 5)), options=LONG).climb()
+    found = only(run)
+    assert found.code == "P2P003.fallback"
+    assert found.env == P2P
+    assert found.links == ("rank 2 -> rank 5",)
+    assert found.gpus == (uuid_of(2), uuid_of(5))
+    assert found.ranks == ()
+    assert "between ranks 2 and 5 on n0 only" in found.message
+
+
+def test_the_price_is_held_against_what_the_links_can_carry():
+    limits = Limits(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=450e9, pcie_bytes_per_s=64e9)
+    message = only(Run(8, hangs_unless(P2P), limits=limits, options=LONG).climb()).message
+    assert " % of " in message
+    assert "gloo:" not in message
+
+
+def test_without_limits_the_price_stands_beside_gloo():
+    assert "(gloo: " in only(Run(8, hangs_unless(P2P), options=LONG).climb()).message
+
+
+def test_a_found_set_stands_though_no_time_is_left_for_pairs():
+    run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).climb()
+    found = only(run)
+    assert (found.code, found.env) == ("P2P003.fallback", P2P)
+    assert p2p003.exports(run.seen) == P2P
+    assert len([part for part, _ in run.tried() if part == "pairs"]) < 2
+
+
+def test_time_for_training_is_kept_where_the_job_will_have_the_exports():
+    pairs = [
+        len([part for part, _ in Run(8, hangs_unless(P2P), options=options).climb().tried() if part == "pairs"])
+        for options in (Options(budget_seconds=48.0), Options(budget_seconds=48.0, exports=True))
+    ]
+    assert pairs[0] > pairs[1] == 0
+
+
+def test_pairs_get_less_time_once_it_is_known_how_long_it_takes():
+    run = Run(8, hangs_unless(P2P), options=LONG).climb()
+    deadlines = {trial.deadline_seconds for trial in run.seen.trials if trial.params["part"] == "pairs"}
+    assert deadlines == {6.0}
+    chosen = Options(budget_seconds=600.0, settings={"P2P003.deadline_seconds": "20"})
+    run = Run(8, hangs_unless(P2P), options=chosen).climb()
+    assert {trial.deadline_seconds for trial in run.seen.trials} == {20.0}
+
+
+def interrupted(run, status=Status.SKIPPED, **changes):
+    """The next trial of the ladder, which ends like that on all ranks."""
+    (trial,) = p2p003.plan(run.seen)
+    trial = structs.replace(trial, number=len(run.recording.trials) + 1, **changes)
+    outcomes = [Outcome(trial=trial.number, code="P2P003", rank=rank, status=status) for rank in trial.ranks]
+    run.recording = structs.replace(
+        run.recording, trials=(*run.recording.trials, trial), outcomes=(*run.recording.outcomes, *outcomes)
+    )
+    return run
+
+
+def test_what_ctrl_c_ends_has_not_failed():
+    run = Run(4, hangs_unless(P2P))
+    run.take(*p2p003.plan(run.seen))
+    run = interrupted(run)
+    event = Event(kind=EventKind.SIGNAL, seconds=30.0, detail="2")
+    run.recording = structs.replace(run.recording, events=(event,))
+    found = only(run)
+    assert found.code == "P2P003.unfinished"
+    assert found.title == "the run was told to end before a way around was found"
+    assert found.evidence["tried"] == ["as it is: hangs"]
+    assert "no sets of variables were tried" in found.message
+
+
+def test_a_hang_in_less_time_than_usual_is_no_answer():
+    run = interrupted(Run(4, hangs_unless(P2P)), Status.HUNG, hurried=True, deadline_seconds=2.0)
+    assert only(run).title == "the recording ends before a way around was found"
+    assert only(run).evidence["tried"] == []
+
+
+def test_a_rank_that_is_lost_ends_the_climb():
+    run = Run(4, hangs_unless(P2P))
+    run.take(*p2p003.plan(run.seen))
+    run = interrupted(run, Status.UNHEARD)
+    run.lose(2)
+    assert p2p003.plan(run.seen) == ()
+    assert only(run).title == "rank 2 was lost before a way around was found"
+    assert p2p003.exports(run.seen) == {}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_recording_cut_anywhere_is_judged(data):
+    answers = {
+        "pair": hangs_unless(P2P, pair=(1, 2)),
+        "nothing": lambda _group, _env: HANGS,
+        "well": lambda _group, _env: WORKS,
+        "plugin": hangs_unless({"NCCL_NET_PLUGIN": "none"}),
+    }
+    answer = answers[data.draw(st.sampled_from(sorted(answers)))]
+    variables = {0: {"NCCL_P2P_DISABLE": "1"}} if data.draw(st.booleans()) else {}
+    run = Run(8, answer, per_host=data.draw(st.sampled_from([8, 4, 1])), variables=variables, options=LONG).climb()
+    seen = run.cut(data.draw(st.integers(0, len(run.recording.outcomes))))
+    found = list(p2p003.judge(seen))
+    assert len(found) <= 1
+    # What is recommended was tried, and worked, three times with all ranks.
+    if wanted := p2p003.exports(seen):
+        good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.went_well(t)]
+        assert len(good) >= 3
+    report = judge(seen.recording, all_checks())
+    assert not any("P2P003" in note for note in report.notes)
+    assert report.exports == wanted
+    assert Severity.ERROR not in [f.severity for f in found] or report.exit_code
+
+
+def test_a_recording_without_the_ladder_is_judged():
+    run = Run(4, hangs_unless(P2P))
+    report = judge(run.recording, all_checks())
+    assert report.exports == {}
+    assert list(p2p003.judge(Seen(run.world, p2p003.CHECK, run.recording))) == []
+
+
+def nvml_says(run, status, nvlinks):
+    """What P2P001 saw of every pair."""
+    gpus = tuple(PathGpu(index=rank, uuid=uuid_of(rank), pci=f"0000:0{rank}:00.0", name="H100") for rank in range(2))
+    ways = tuple(
+        Way(
+            source=a,
+            target=1 - a,
+            level=int(Level.PIX),
+            nvlinks=nvlinks,
+            read=status,
+            write=status,
+            nvlink=0,
+            atomics=0,
+        )
+        for a in range(2)
+    )
+    run.told(p2p001.CHECK, {0: p2p001.Data(paths=Paths(gpus=gpus, ways=ways), around=Surroundings())})
+    return run
+
+
+def test_p2p_is_tried_where_nvml_forbids_it_over_nvlinks():
+    # NCCL then ends with "P2P is disabled between NVLINK connected GPUs", unless P2P is taken away.
+    forbidden = 1
+    linked = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 4).climb()
+    assert only(linked).env == P2P
+    bare = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 0).climb()
+    assert ("all ranks", "P2P") not in bare.tried()
+
+
+def test_a_plugin_breaks_on_one_host_too():
+    run = Run(4, hangs_unless({"NCCL_NET_PLUGIN": "none"}), options=LONG).climb()
+    assert only(run).env == {"NCCL_NET_PLUGIN": "none"}
+
+
+def test_training_does_not_take_what_only_makes_it_faster():
+    def answer(_group, env):
+        return (Status.DONE, 0.01 if "NCCL_P2P_DISABLE" in env else 0.05)
+
+    variables = dict.fromkeys(range(4), P2P)
+    run = Run(4, answer, variables=variables, options=LONG).climb()
+    assert only(run).code == "P2P003.held-back"
+    assert p2p003.exports(run.seen) == {"NCCL_P2P_DISABLE": None}
+    assert p2p003.job_exports(run.seen) == {}
+    asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, exports=True)).climb()
+    assert p2p003.job_exports(asked.seen) == {"NCCL_P2P_DISABLE": None}
+
+
+def test_of_two_hosts_the_one_that_fails_inside_is_named():
+    # Two ranks a host: there are no pairs to tell them apart.
+    run = Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG).climb()
+    found = only(run)
+    assert found.nodes == ("n1",)
+    assert found.gpus == (uuid_of(2), uuid_of(3))
+    assert "hangs inside n1, and works inside the other hosts" in found.message
+
+
+def test_of_two_hosts_of_many_gpus_the_pair_is_named():
+    found = only(Run(8, hangs_unless(P2P, pair=(5, 6)), per_host=4, options=LONG).climb())
+    assert found.nodes == ("n1",)
+    assert found.links == ("rank 5 -> rank 6",)
+
+
+def test_what_fails_between_hosts_only_blames_no_host():
+    def answer(group, env):
+        return HANGS if max(group) > 3 > min(group) and env.get("NCCL_IB_DISABLE") != "1" else WORKS
+
+    found = only(Run(8, answer, per_host=4, options=LONG).climb())
+    assert (found.env, found.nodes) == ({"NCCL_IB_DISABLE": "1"}, ())
+    assert "hangs between hosts, and works inside each" in found.message
+
+
+def test_a_forgotten_variable_of_one_rank_is_priced():
+    def answer(_group, env):
+        return (Status.DONE, 0.01 if "NCCL_P2P_DISABLE" in env else 0.05)
+
+    variables = {rank: {"NCCL_P2P_DISABLE": "1" if rank == 1 else "0"} for rank in range(4)}
+    found = only(Run(4, answer, variables=variables, options=LONG).climb())
+    assert (found.code, found.env) == ("P2P003.held-back", {"NCCL_P2P_DISABLE": None})
+    assert found.title.startswith("NCCL_P2P_DISABLE=1 costs bandwidth")
+
+
+@pytest.mark.parametrize(
+    ("path", "env"),
+    [("/home/me/.nccl.conf", {"NCCL_CONF_FILE": "/dev/null"}), ("/etc/nccl.conf", {"NCCL_P2P_DISABLE": "0"})],
+)
+def test_a_forgotten_line_of_a_file_is_priced(path, env):
+    def answer(_group, now):
+        return (Status.DONE, 0.01 if now == env else 0.05)
+
+    found = only(Run(4, answer, files={path: {"NCCL_P2P_DISABLE": "1"}}, options=LONG).climb())
+    assert (found.code, found.env) == ("P2P003.held-back", env)
+    assert path in found.title
+
+
+def test_of_several_that_are_set_something_is_needed():
+    def answer(_group, env):
+        return HANGS if env else WORKS
+
+    variables = {rank: {"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": "Ring"} for rank in range(4)}
+    found = only(Run(4, answer, variables=variables, options=LONG).climb())
+    assert found.code == "P2P003.needed"
+    assert found.title == "of NCCL_ALGO=Ring, NCCL_P2P_DISABLE=1 something is needed here"
+
+
+def test_one_rank_is_not_blamed_before_all_pairs_were_tried():
+    def answer(group, env):
+        return HANGS if 2 in group and env.get("NCCL_P2P_DISABLE") != "1" else WORKS
+
+    run = Run(4, answer, options=LONG).climb()
+    assert only(run).ranks == (2,)
+    rounds = [trial for trial in run.seen.trials if trial.params["part"] == "pairs"]
+    number = rounds[-1].number
+    fewer = structs.replace(
+        run.recording,
+        trials=tuple(trial for trial in run.recording.trials if trial.number < number),
+        outcomes=tuple(outcome for outcome in run.recording.outcomes if outcome.trial < number),
+    )
+    (found,) = p2p003.judge(Seen(run.world, p2p003.CHECK, fewer))
+    assert found.ranks == ()
+    assert len(found.links) == 2
+    assert "(2 of 4 pairs that were tried)" in found.message
+
+
+@pytest.mark.parametrize(
+    ("error", "climbs"),
+    [("AssertionError: Unknown backend type ncll", False), ("DistBackendError: unhandled system error", True)],
+)
+def test_no_variable_is_looked_for_where_none_can_help(error, climbs):
+    run = Run(4, hangs_unless(P2P))
+    own = max(outcome.trial for outcome in run.recording.outcomes)
+    outcomes = tuple(
+        structs.replace(o, status=Status.RAISED, error=error) if o.trial == own else o for o in run.recording.outcomes
+    )
+    run.recording = structs.replace(run.recording, outcomes=outcomes)
+    assert bool(p2p003.plan(run.seen)) is climbs
+    assert (p2p003.moot(run.seen) is None) is climbs
+
+
+def test_what_hung_before_a_rank_was_lost_is_told():
+    run = Run(4, hangs_unless({"NCCL_SHM_DISABLE": "1"}))
+    run.take(*p2p003.plan(run.seen))
+    run = interrupted(run, Status.UNHEARD)
+    run.lose(2)
+    codes = {finding.code for finding in judge(run.recording, all_checks()).findings}
+    assert {"RUN002.lost", "RUN003.hung", "P2P003.unfinished"} <= codes
+
+
+@pytest.mark.parametrize(
+    ("answer", "budget", "says"),
+    [
+        (hangs_unless(P2P), 600.0, "what nccl needs here"),
+        (lambda _group, _env: HANGS, 600.0, "failed with all that was tried"),
+        (lambda _group, _env: WORKS, 600.0, "works as it is, and nothing that is set holds it back"),
+    ],
+)
+def test_a_file_of_exports_says_why_it_is_empty(answer, budget, says):
+    run = Run(4, answer, options=Options(budget_seconds=budget)).climb()
+    if reason := p2p003.moot(run.seen):
+        skip = Skip(code="P2P003", reason=reason, grounds=True)
+        run.recording = structs.replace(run.recording, skips=(skip,))
+    assert says in exports.render(judge(run.recording, all_checks()))
+
+
+def test_an_exact_name_of_an_interface_is_quoted():
+    assert exports.shell_line("NCCL_SOCKET_IFNAME", "=eth0") == "export NCCL_SOCKET_IFNAME='=eth0'"
