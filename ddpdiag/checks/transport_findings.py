@@ -76,7 +76,8 @@ def sockets(view: View) -> Iterator[Finding]:
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
         remedy="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
-        "ports where the job runs (in a container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and that NCCL_IB_HCA names them.",
+        "ports where the job runs (in a container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and "
+        "that NCCL_IB_HCA names them.",
     )
 
 
