@@ -310,7 +310,8 @@ class Check(Generic[D]):
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
     where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
-    did not go well. A check that runs `last` looks once more at what the others may have changed.
+    did not go well. A check with `last` looks once more at what the others may have changed, after all of them: it
+    tells the seconds that this takes, which are kept for it.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -330,7 +331,7 @@ class Check(Generic[D]):
     matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
     hindrance: Callable[[Seen[D]], str | None] | None = None
-    last: bool = False
+    last: Callable[[Seen[D]], float] | None = None
     needs: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0

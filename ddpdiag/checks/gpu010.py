@@ -29,8 +29,11 @@ from ddpdiag.checks import gpu003
 from ddpdiag.checks.gpu_cards import Action, Card, Fault, cards_of, finding_of, key_of, not_looked_at
 from ddpdiag.checks.gpu_rises import Pair, came_up, corrected, counted, flawed_links, replayed, slowed
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.probes.gpu_health import Health, Look
+
+# For a worker that has to be started anew, since the last one was ended.
+_START_SECONDS = 0.5
 
 
 def plan(seen: Seen[Look]) -> Sequence[Trial]:
@@ -42,6 +45,12 @@ def plan(seen: Seen[Look]) -> Sequence[Trial]:
 def moot(seen: Seen[Look]) -> str | None:
     """Without a first look there is nothing to compare with."""
     return None if _first(seen) else f"{gpu003.CHECK.code} ({gpu003.CHECK.name}) saw no GPU to compare with"
+
+
+def last(seen: Seen[Look]) -> float:
+    """As long as the first look."""
+    took = (o.seconds for o in seen.of(gpu003.CHECK).outcomes if o.status is Status.DONE)
+    return max(took, default=0.0) + _START_SECONDS
 
 
 def _first(seen: Seen[Look]) -> Mapping[int, Look]:
@@ -139,7 +148,7 @@ CHECK = Check(
     plan=plan,
     moot=moot,
     ground=gpu003.ground,
-    last=True,
+    last=last,
     deadline=gpu003.CHECK.deadline,
     settings={
         # NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).

@@ -23,12 +23,11 @@ from ddpdiag.runtime.messages import (
     Upward,
 )
 from ddpdiag.runtime.muster import PATIENCE, Muster, Patience, RunEnded
+from ddpdiag.runtime.spending import CUT_SECONDS, LEAST_SECONDS, RESERVE_SECONDS, BudgetSpent, kept_seconds, too_late
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]
 
-# Kept back from the budget for judgement, report and farewell.
-RESERVE_SECONDS = 3.0
 # The first trial with torch waits for its import: 1-2 s from a local disk, more than 10 s from a busy file server.
 IMPORT_SECONDS = 30.0
 
@@ -72,6 +71,7 @@ class Coordinator:
         self._muster = Muster(hub, header, told_to_leave, patience, self._lines.append)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
+        self._to_come: list[AnyCheck] = []  # of those that run last
 
     # The run ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Coordinator:
         try:
             self._muster.gather(min(wait_seconds, self._header.options.budget_seconds - RESERVE_SECONDS))
             self._run_checks()
-        except RunEnded:
+        except (RunEnded, BudgetSpent):
             pass
         self._lines.append(End(seconds=self._muster.now()))
         return self.recording()
@@ -110,13 +110,17 @@ class Coordinator:
 
     def _run_checks(self) -> None:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
-        # Plain ones first: they run while the nurseries import torch.
-        for kind in (Kind.PLAIN, Kind.TORCH):
-            for stage in Stage:
-                of_stage = [c for c in chosen if c.stage is stage and c.kind is kind and not c.last]
-                self._run_stage(stage, of_stage)
+        self._to_come = [check for check in chosen if check.last is not None]
+        try:
+            # Plain ones first: they run while the nurseries import torch.
+            for kind in (Kind.PLAIN, Kind.TORCH):
+                for stage in Stage:
+                    of_stage = [c for c in chosen if c.stage is stage and c.kind is kind and c.last is None]
+                    self._run_stage(stage, of_stage)
+        except BudgetSpent:
+            pass  # noted where it was raised
         for stage in Stage:
-            self._run_stage(stage, [check for check in chosen if check.stage is stage and check.last])
+            self._run_stage(stage, [check for check in self._to_come if check.stage is stage])
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> None:
         if not checks:
@@ -133,6 +137,7 @@ class Coordinator:
         self._listener.stage_ended(stage.value, "failed" if failed else "done", self._muster.now() - begin)
 
     def _run_check(self, check: AnyCheck) -> None:
+        self._to_come = [other for other in self._to_come if other is not check]
         skip = self._reason_to_skip(check)
         if skip is not None:
             self._lines.append(skip)
@@ -141,6 +146,10 @@ class Coordinator:
         if check.moot is not None and not check.plan(seen) and (reason := check.moot(seen)):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=True))
             return
+        kept = self._kept()
+        if check.last is not None and check.plan(seen) and (reason := too_late(self._left(kept), check.last(seen))):
+            self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
+            return
         self._listener.check_started(check.code, check.name)
         while trials := check.plan(self._seen(check)):
             for trial in trials:
@@ -148,7 +157,20 @@ class Coordinator:
                     reason = f"{ranks_text(sorted(gone))} can take no further part"
                     self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
                     return
-                self._run_trial(trial)
+                self._run_trial(trial, kept)
+
+    def _left(self, kept: float) -> float:
+        """Of the budget, what trials may still take."""
+        return self._header.options.budget_seconds - self._muster.now() - RESERVE_SECONDS - kept
+
+    def _kept(self) -> float:
+        """Of the budget, what is kept for the checks that run last and have something to do."""
+        takes = [
+            check.last(seen)
+            for check in self._to_come
+            if check.last is not None and self._reason_to_skip(check) is None and check.plan(seen := self._seen(check))
+        ]
+        return kept_seconds(self._header.options.budget_seconds, takes)
 
     def _reason_to_skip(self, check: AnyCheck) -> Skip | None:
         world = self._world()
@@ -180,20 +202,19 @@ class Coordinator:
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
-    def _run_trial(self, planned: Trial) -> None:
-        left = self._header.options.budget_seconds - self._muster.now() - RESERVE_SECONDS
-        if left < 1.0:
+    def _run_trial(self, planned: Trial, kept: float) -> None:
+        left = self._left(kept)
+        if left < LEAST_SECONDS:
             spent = f"before {planned.code} could run"
             self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._muster.now(), detail=spent))
-            raise RunEnded
+            raise BudgetSpent
         number = sum(isinstance(line, Trial) for line in self._lines) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
         trial = with_number(planned, number, wanted, left)
         self._lines.append(trial)
-        flight = Flight(
-            trial, trial.deadline_seconds + min(SLACK_SECONDS, left - trial.deadline_seconds + 1.5), self._muster.clock
-        )
+        slack = min(SLACK_SECONDS, left - trial.deadline_seconds + CUT_SECONDS)
+        flight = Flight(trial, trial.deadline_seconds + slack, self._muster.clock)
         for rank in trial.ranks:
             self._muster.send(rank, flight.order(rank))
         try:

@@ -43,8 +43,8 @@ PATIENCE = Patience()
 
 
 class RunEnded(Exception):
-    """The run cannot go on: a signal, ranks that leave, or the budget. What was seen so far is judged, with the
-    `messages` that came last."""
+    """The run cannot go on: a signal, or ranks that leave. What was seen so far is judged, with the `messages` that
+    came last."""
 
     def __init__(self, messages: Sequence[tuple[int, Upward]] = ()) -> None:
         super().__init__()

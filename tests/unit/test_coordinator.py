@@ -326,3 +326,57 @@ def test_a_plan_sees_what_came_of_its_trials_before() -> None:
     recording = conduct(StandIn(2), check(plan=thrice))
     assert [trial.params["n"] for trial in recording.trials] == [0, 2, 4]
     assert [trial.number for trial in recording.trials] == [1, 2, 3]
+
+
+# Checks that run last ------------------------------------------------------------------------------------------------
+
+
+def last(code: str = "GPU010", takes: float = 0.1, **more: object) -> Check[Nothing]:
+    return check(code, last=lambda seen: takes, **more)
+
+
+def five_seconds(*checks: Check[Nothing]) -> Recording:
+    """Of these, 3 are kept for the end of the run."""
+    return conduct(StandIn(2), *checks, options=Options(budget_seconds=5.0))
+
+
+def test_for_checks_that_run_last_time_is_kept_so_that_they_run_when_the_others_have_none() -> None:
+    recording = five_seconds(last(), check())
+    assert [trial.code for trial in recording.trials] == ["GPU010"]
+    assert [event.detail for event in recording.events] == ["before COL001 could run"]
+
+
+def test_others_have_so_much_less_time() -> None:
+    (cut, _) = conduct(StandIn(2), check(), last(takes=1.0), options=Options(budget_seconds=9.5)).trials
+    assert cut.hurried
+    assert 3.0 < cut.deadline_seconds < 3.5  # of 6.5
+
+
+def test_where_they_have_nothing_to_do_nothing_is_kept() -> None:
+    for idle in (last(plan=lambda seen: ()), last(ground=lambda world: "no GPU")):
+        recording = five_seconds(check(), idle)
+        assert [trial.code for trial in recording.trials] == ["COL001"]
+        assert recording.events == ()
+
+
+def test_one_that_takes_longer_than_what_is_left_is_left_out_rather_than_cut_short() -> None:
+    recording = five_seconds(last(takes=2.1))
+    assert recording.trials == ()
+    (skip,) = recording.skips
+    assert (skip.code, skip.grounds) == ("GPU010", False)
+    assert "the budget had left 2.0 s, and it takes 2.1 s" in skip.reason
+
+
+def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
+    first, second = conduct(StandIn(2), last(), last("GPU011"), options=Options(budget_seconds=6.5)).trials
+    assert first.deadline_seconds < 2.0
+    assert second.deadline_seconds > 3.0
+
+
+def test_a_run_that_is_told_to_leave_does_not_wait_for_them() -> None:
+    def told(rank: int, message: Downward) -> list[Upward]:
+        return [Leaving(2)] if isinstance(message, Order) else [Alive()]
+
+    recording = conduct(StandIn(2, told), check(), last())
+    assert [trial.code for trial in recording.trials] == ["COL001"]
+    assert not recording.skips

@@ -1,0 +1,30 @@
+"""What trials may take of a run's budget, and what is kept from them. Pure."""
+
+from collections.abc import Sequence
+
+# Kept back for judgement, report and farewell.
+RESERVE_SECONDS = 3.0
+# With less than this, no trial is begun.
+LEAST_SECONDS = 1.0
+# What a trial that the budget cuts short may take beyond its deadline.
+CUT_SECONDS = 1.5
+# Checks that run last have this many times what they say that they take, but no more than this share of the budget.
+_KEPT_TIMES = 1.5
+_KEPT_SHARE = 1 / 3
+
+
+class BudgetSpent(Exception):
+    """Too little is left for the next trial; checks that run last, for which some was kept, may still run."""
+
+
+def kept_seconds(budget_seconds: float, takes: Sequence[float]) -> float:
+    """What is kept for checks that run last and say that they take so long."""
+    return min(_KEPT_SHARE * budget_seconds, _KEPT_TIMES * sum(takes) + CUT_SECONDS) if takes else 0.0
+
+
+def too_late(left_seconds: float, takes_seconds: float) -> str | None:
+    """Why a check that takes so long is not begun, or None: cut short, it would look as if it had hung."""
+    least = max(LEAST_SECONDS, takes_seconds)
+    if left_seconds >= least:
+        return None
+    return f"the budget had left {max(0.0, left_seconds):.1f} s, and it takes {least:.1f} s"
