@@ -8,7 +8,7 @@ RESERVE_SECONDS = 3.0
 LEAST_SECONDS = 1.0
 # What a trial that the budget cuts short may take beyond its deadline.
 CUT_SECONDS = 1.5
-# Checks that run last have this many times what they say that they take, but no more than this share of the budget.
+# For each check that runs last this many times what it says that it takes is kept; for all no more than this share.
 _KEPT_TIMES = 1.5
 _KEPT_SHARE = 1 / 3
 
@@ -18,8 +18,9 @@ class BudgetSpent(Exception):
 
 
 def kept_seconds(budget_seconds: float, takes: Sequence[float]) -> float:
-    """What is kept for checks that run last and say that they take so long."""
-    return min(_KEPT_SHARE * budget_seconds, _KEPT_TIMES * sum(takes) + CUT_SECONDS) if takes else 0.0
+    """What is kept for checks that run last and say that they take so long: what runs before each may be cut short."""
+    wanted = sum(_KEPT_TIMES * max(LEAST_SECONDS, seconds) + CUT_SECONDS for seconds in takes)
+    return min(_KEPT_SHARE * budget_seconds, wanted)
 
 
 def too_late(left_seconds: float, takes_seconds: float) -> str | None:
