@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from ddpdiag.errors import UnknownBackend
 from ddpdiag.flights import in_words, lag, split
 from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.stats import odd_ones_out
@@ -107,6 +108,12 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
         return Blame(status=Status.DIED, ranks=died, why="only its process ended, and the others were told to stop")
     return blame
+
+
+def without_backend(outcomes: Iterable[Outcome]) -> dict[int, str]:
+    """Ranks whose torch does not know the backend, with what it said."""
+    begin = f"{UnknownBackend.__name__}: "
+    return {o.rank: o.error.removeprefix(begin) for o in outcomes if o.error.startswith(begin)}
 
 
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> bool:

@@ -32,6 +32,10 @@ class UsageError(Explained):
     """Bad input: the sentence names what, where, and what was expected."""
 
 
+class UnknownBackend(Exception):
+    """This torch has no such backend, and the text names those that it has. In a worker, where it is an outcome."""
+
+
 class RunLost(Explained):
     """The run went on without this rank, or ended without rank 0; `exit_code` says how this rank leaves."""
 

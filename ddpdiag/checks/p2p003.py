@@ -44,7 +44,7 @@ from ddpdiag.checks.col001 import affordable
 from ddpdiag.checks.ladder import Ended, Part, Step, Tried, climb, pairs_of
 from ddpdiag.checks.ladder import Kind as Outcomes
 from ddpdiag.checks.ladder_findings import both_fail, findings
-from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_here, why_not
+from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_here, unaware, why_not
 from ddpdiag.checks.ladder_text import Climbed
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
@@ -222,7 +222,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)
-    if seen.trials:
+    if seen.trials and not unaware(seen):
         end, tried = climbed(seen)
         expected = _expected(seen)
         yield from findings(

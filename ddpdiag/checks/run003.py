@@ -10,6 +10,7 @@ that failed over gloo is a warning where the job takes another backend, which wo
 Findings and their causes:
 - unheard: a rank's supervisor sent no result. died: the process ended by a signal or an exit code, without an answer.
 - raised: an exception, whose text is shown. If all ranks raised the same, none of them is to blame.
+- unsupported: the torch of no rank knows the backend that was asked for (exit code 2).
 - hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
   left of the budget. A rank that was still going on then has not hung: RUN004 tells of it.
 - mismatch: ranks posted different collectives under the same number (see below).
@@ -28,7 +29,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished
+from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished, without_backend
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import col001, p2p003
 from ddpdiag.checks.bundle import bundle, state_text, waits_text
@@ -67,13 +68,37 @@ class Failure(NamedTuple):
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the first trial in which they did."""
     told: set[tuple[str, tuple[int, ...], bool]] = set()
+    unsupported = _unsupported(seen)
+    yield from unsupported.values()
     for trial, outcomes, blame, own, bypassed in failures(seen):
+        if trial.params.get("backend") in unsupported:
+            continue
         way = (_word(blame), blame.ranks, seen.is_excused(trial))
         if way not in told and not unfinished(trial, blame, outcomes):
             told.add(way)
             explained = bypassed or (bool(own) and not blame.ranks and not blame.sides)
             tell = _explained if explained else _finding
             yield _excused(seen, trial, tell(seen, trial, blame, outcomes, own))
+
+
+def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
+    """A finding for each backend that the torch of no rank knows: a name that was mistyped, and nobody's fault."""
+    asked: dict[Scalar, dict[int, str]] = {}
+    for trial in seen.recording.trials:
+        outcomes = [outcome for outcome in seen.recording.outcomes if outcome.trial == trial.number]
+        said = without_backend(outcomes)
+        if said and len(said) == len(outcomes):
+            asked.setdefault(trial.params.get("backend"), said)
+    return {
+        backend: seen.finding(
+            "unsupported",
+            Severity.ERROR,
+            next(iter(said.values())),
+            f"No rank has a backend of the name {backend}, so nothing was tried over it.",
+            remedy="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
+        )
+        for backend, said in asked.items()
+    }
 
 
 def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:

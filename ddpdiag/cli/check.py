@@ -60,6 +60,8 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
     """Take part in a run, or start one on this host; the exit code."""
     _utf8("--run-id", asked.run_id)
     _utf8("--backend", wishes.backend)
+    if not wishes.backend.strip():
+        raise UsageError("--backend: expected a name, such as nccl or gloo")
     launch = read_launch(
         os.environ,
         asked,
@@ -132,7 +134,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         skip_stages=split(wishes.skip_stages),
         select=tuple(code.upper() for code in split(wishes.select)),
         ignore=tuple(code.upper() for code in split(wishes.ignore)),
-        backend=wishes.backend,
+        backend=wishes.backend.strip().lower(),  # as torch does
         expect_gpus=wishes.expect_gpus,
         budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch.place),
         data_dir=_directory("--data-dir", wishes.data_dir, launch),

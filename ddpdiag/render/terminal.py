@@ -16,6 +16,8 @@ from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Ranks, blamed
 from ddpdiag.render.units import count, label, quantity, seconds
 
+# What was asked for, or how the run was ended: there is nobody to look for.
+_OF_THE_RUN = (".unsupported", ".budget", ".told")
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
@@ -176,7 +178,7 @@ def _finding(page: Page, finding: Finding, *, details: bool) -> None:
         # Good to know is no blame.
         word = "about: " if finding.severity is Severity.INFO else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
-    elif finding.severity is not Severity.INFO:
+    elif finding.severity is not Severity.INFO and not finding.code.endswith(_OF_THE_RUN):
         page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
     _evidence(page, finding, details=details)
     if finding.remedy:

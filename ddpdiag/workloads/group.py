@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.check import Context
+from ddpdiag.errors import UnknownBackend
 from ddpdiag.probes.sockets import allowed_ports
 from ddpdiag.workloads.devices import choose_device
 
@@ -38,7 +39,12 @@ def unknown_backend(backend: str) -> str | None:
 
 @contextmanager
 def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
-    """The default group over the trial's group of ranks, with a store of its own; yields this rank's device."""
+    """The default group over the trial's group of ranks, with a store of its own; yields this rank's device.
+
+    UnknownBackend where torch has no such backend.
+    """
+    if (unknown := unknown_backend(backend)) is not None:
+        raise UnknownBackend(unknown)
     ctx.step(f"choose a device for {backend}")
     begin = time.perf_counter()
     device = choose_device(backend, ctx.place.local_rank)

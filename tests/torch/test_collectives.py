@@ -8,8 +8,12 @@ import sys
 import pytest
 import torch
 
+from ddpdiag.blame import without_backend
 from ddpdiag.checks.wrong_values import guilt
+from ddpdiag.errors import UnknownBackend
+from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total
+from ddpdiag.workloads.group import process_group
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -106,3 +110,15 @@ def test_a_part_that_counts_twice_is_recognised(answers):
 def test_the_sum_of_all_parts_is_what_is_expected(ranks):
     parts = torch.stack([pattern(20, rank, CPU) for rank in range(ranks)])
     assert torch.equal(parts.sum(0), total(20, ranks, CPU))
+
+
+def test_a_backend_that_torch_does_not_know_is_told_apart_from_one_that_fails():
+    with (
+        pytest.raises(UnknownBackend, match=r"knows no backend glo, only .*gloo") as raised,
+        process_group(None, "glo"),
+    ):
+        pass
+    # As a worker writes it.
+    error = f"{type(raised.value).__name__}: {raised.value}"
+    outcome = Outcome(trial=1, code="COL001", rank=3, status=Status.RAISED, error=error)
+    assert without_backend([outcome]) == {3: str(raised.value)}

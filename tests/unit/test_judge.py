@@ -233,6 +233,33 @@ def test_gloos_faults_are_errors_where_the_jobs_own_backend_fails_too() -> None:
     assert over_both(gloo=Status.DONE, nccl=Status.DIED).verdict is Verdict.UNFIT
 
 
+UNKNOWN_BACKEND = "UnknownBackend: torch 9.9 knows no backend ncl, only gloo, nccl"
+
+
+def over_a_typo(*errors: str) -> Report:
+    """`--backend ncl`: what the ranks raised in its all-reduce, after one over gloo that was done."""
+    run = recording(options=Options(backend="ncl"))
+    trial = structs.replace(run.trials[0], number=2, params={"backend": "ncl"})
+    again = [
+        Outcome(trial=2, code="COL001", rank=rank, status=Status.RAISED, error=error)
+        for rank, error in enumerate(errors)
+    ]
+    return report(structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again)))
+
+
+def test_a_backend_that_torch_does_not_know_is_wrong_usage_and_blames_nobody() -> None:
+    judged = over_a_typo(UNKNOWN_BACKEND, UNKNOWN_BACKEND)
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 2)
+    assert judged.sentence == "torch 9.9 knows no backend ncl, only gloo, nccl."
+    assert [(finding.code, finding.ranks) for finding in judged.findings] == [("RUN003.unsupported", ())]
+
+
+def test_a_rank_whose_torch_alone_lacks_the_backend_is_blamed() -> None:
+    judged = over_a_typo("RuntimeError: Connection closed by peer", UNKNOWN_BACKEND)
+    assert judged.verdict is Verdict.UNFIT
+    assert [(finding.code, finding.ranks) for finding in judged.findings] == [("RUN003.raised", (1,))]
+
+
 def test_a_recording_without_an_end_is_never_fit() -> None:
     judged = report(recording(ended=False))
     assert judged.verdict is Verdict.UNKNOWN
