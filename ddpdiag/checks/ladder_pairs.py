@@ -30,7 +30,8 @@ class Places(NamedTuple):
 
 def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
     """From the rounds of pairs, where these differ; else the hosts."""
-    bad, good = _sorted_pairs(end.rounds, slow=first.works)
+    ground = climbed.ground
+    bad, good = _sorted_pairs(end.rounds, slow=climbed.first.works)
     if bad and good:
         return _between(seen, bad, good, whole=not end.pairs_left)
     hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])

@@ -1,4 +1,4 @@
-"""Copies between the GPUs of a host, and to its memory: right, fast, and over.
+"""Copies between the GPUs of a host, and to its memory: right values, and rates.
 
 One rank of each host copies between the GPUs that ranks take there, one ordered pair after the other, directly and
 through pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on

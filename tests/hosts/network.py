@@ -130,6 +130,14 @@ class Host:
         self.call("ip", "addr", "add", address, "dev", name)
         self.call("ip", "link", "set", name, "up")
 
+    def plug(self, device: str, address: str) -> None:
+        """A second cable to the switch, with an address such as 192.168.121.1/24."""
+        port = f"{device}-{self.index}"  # of the bridge
+        self._switch.cable(port, self._inside, device)
+        self._switch.call("ip", "link", "set", port, "master", _BRIDGE, "up")
+        self.call("ip", "addr", "add", address, "dev", device)
+        self.call("ip", "link", "set", device, "up")
+
     def hold_port(self, port: int, words: Sequence[str] = ("other-job",)) -> None:
         """Another process listens on a port; its command line ends with `words`."""
         listen = "import socket, time; s = socket.create_server(('', %d)); time.sleep(1e6)"
