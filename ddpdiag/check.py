@@ -4,6 +4,7 @@
 the world, inside a worker that may die.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -107,11 +108,15 @@ class Row(NamedTuple, Generic[D]):
 
 @dataclass(frozen=True)
 class Seen(Generic[D]):
-    """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'."""
+    """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
+
+    `left_seconds` is what the budget leaves for trials, which a plan may heed and no judgement does.
+    """
 
     world: World
     check: "Check[D]"
     recording: Recording
+    left_seconds: float = math.inf
 
     @cached_property
     def memo(self) -> dict[str, object]:

@@ -122,6 +122,12 @@ def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
     return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
 
 
+def _has_time_for_pairs(seen: Seen[Data]) -> bool:
+    """They show where it fails, and cut short they would show nothing; the exports are there to train with."""
+    training = _TRAINING_SECONDS if seen.options.exports else 0.0
+    return seen.left_seconds >= new_trial(seen).deadline_seconds + training
+
+
 def _limits(seen: Seen[Data]) -> Thresholds:
     return Thresholds(seen.number("gain"), seen.number("rescue"), seen.number("slower_than_gloo"))
 
@@ -149,8 +155,18 @@ def _climb(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
         if _is_cut(seen, trial):
             continue
         key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
-        answers.setdefault(key, []).append(_tried(seen, trial))
-    return climb(ground_of(seen, _limits(seen)), answers)
+        if not _was_cut_short(seen, trial):
+            answers.setdefault(key, []).append(_tried(seen, trial))
+    return answers
+
+
+def _was_cut_short(seen: Seen[Data], trial: Trial) -> bool:
+    """Did the run end in the middle of it, or the budget leave it less time than it should have? It says nothing."""
+    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number and o.status is not Status.SKIPPED}
+    worst = _worst(list(outcomes.values()))
+    return not outcomes.keys() >= set(trial.ranks) or (
+        trial.hurried and worst is not None and worst.status in (Status.HUNG, Status.UNHEARD)
+    )
 
 
 def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
@@ -176,7 +192,7 @@ def _tried(seen: Seen[Data], trial: Trial) -> Tried:
     return Tried(
         step=step,
         works=not failed,
-        how=_how(worst) if failed else "",
+        how=_how(worst, rows) if failed else "",
         busbw=min(rates.values()) if rates and not failed else None,
         failed=failed,
         error=worst.error.partition("\n")[0] if worst else "",
@@ -199,8 +215,10 @@ def _worst(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
 
 
-def _how(worst: Outcome | None) -> str:
-    return worst.status.value if worst is not None else "wrong"
+def _how(worst: Outcome | None, rows: Mapping[int, Data]) -> str:
+    if worst is not None:
+        return worst.status.value
+    return "wrong" if any(data.wrong for data in rows.values()) else Status.RAISED.value
 
 
 def moot(seen: Seen[Data]) -> str | None:

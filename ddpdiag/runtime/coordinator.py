@@ -1,6 +1,7 @@
 """The coordinator: rank 0 asks each check for its next trials, hands them out, and waits for all, or the deadline."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ddpdiag.check import Check, Scope, Seen, Stage, with_number
@@ -151,7 +152,7 @@ class Coordinator:
             self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
             return
         self._listener.check_started(check.code, check.name)
-        while trials := check.plan(self._seen(check)):
+        while trials := check.plan(replace(self._seen(check), left_seconds=self._left(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
                     reason = f"{ranks_text(sorted(gone))} can take no further part"
