@@ -50,6 +50,10 @@ _MISMATCH = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
 )
+_SHARED = "Look at what the ranks share: the network between their hosts, its firewall, the interface in use."
+_SHARED_HERE = (
+    "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the ways between its GPUs."
+)
 
 
 class Failure(NamedTuple):
@@ -189,9 +193,7 @@ def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequen
         f"{what} {verb}, and nobody can be blamed",
         f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_MISMATCH
-        if blame.sides
-        else "Look at what the ranks share: the network between their hosts, its firewall, the interface in use.",
+        remedy=_MISMATCH if blame.sides else _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE,
     )
 
 

@@ -133,7 +133,7 @@ SCENARIOS = {
         faults=[{"kind": "hang"}],
         word="unfinished",
         options=("--budget", "25"),
-        says=("the budget ended before a way around was found", "--budget 180"),
+        says=("the run ended before a way around was found", "--budget 180"),
     ),
 }
 
