@@ -6,11 +6,11 @@ everybody waits.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.errors import UnknownBackend
+from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.flights import in_words, lag, split
 from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.stats import odd_ones_out
@@ -110,10 +110,13 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     return blame
 
 
-def without_backend(outcomes: Iterable[Outcome]) -> dict[int, str]:
-    """Ranks whose torch does not know the backend, with what it said."""
-    begin = f"{UnknownBackend.__name__}: "
-    return {o.rank: o.error.removeprefix(begin) for o in outcomes if o.error.startswith(begin)}
+def without_backend(
+    outcomes: Iterable[Outcome], kinds: Collection[type[AbsentBackend]] = (AbsentBackend, UnknownBackend)
+) -> dict[int, str]:
+    """Ranks whose torch does not have the backend, with what was said of it."""
+    names = {kind.__name__ for kind in kinds}
+    said = ((outcome.rank, *outcome.error.partition(": ")) for outcome in outcomes)
+    return {rank: text for rank, name, _, text in said if name in names}
 
 
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> bool:

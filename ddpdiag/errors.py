@@ -32,8 +32,12 @@ class UsageError(Explained):
     """Bad input: the sentence names what, where, and what was expected."""
 
 
-class UnknownBackend(Exception):
-    """This torch has no such backend, and the text names those that it has. In a worker, where it is an outcome."""
+class AbsentBackend(Exception):
+    """This torch was built without the backend. In a worker, where it is an outcome."""
+
+
+class UnknownBackend(AbsentBackend):
+    """No torch has a backend of this name unless something registers it: it may be mistyped."""
 
 
 class RunLost(Explained):

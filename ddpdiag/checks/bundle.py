@@ -22,6 +22,7 @@ _MOST_STACKS = 4
 # Of NCCL's own report, errors and warnings first.
 _MOST_RAS_LINES = 24
 _RAS_SECTIONS = ("Errors", "Warnings")
+_MOST_OUTPUT = 600
 # Outside of this frame a stack is that of the worker itself, and always the same.
 _OUTERMOST = "_measure (worker.py:"
 
@@ -29,6 +30,13 @@ _OUTERMOST = "_measure (worker.py:"
 def state_text(process: ProcessState) -> str:
     """Such as "sleeping"."""
     return _STATES.get(process.state or "", f"in state {process.state}" if process.state else "in an unknown state")
+
+
+def last_words(output: str) -> str:
+    """The last whole lines of an output, without what a traceback draws and indents."""
+    lines = [line.strip() for line in output[-_MOST_OUTPUT:].splitlines()]
+    whole = lines[1:] if len(output) > _MOST_OUTPUT and len(lines) > 1 else lines
+    return "\n".join(line for line in whole if line.strip("^~ "))
 
 
 def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:

@@ -63,7 +63,7 @@ def measure(ctx: Context) -> Data:
             ranks=len(ctx.group),
             pid=os.getpid(),
             device="",
-            unsupported=(unknown,),
+            unsupported=(str(unknown),),
         )
     with process_group(ctx, backend) as device:
         about = describe(device)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ddpdiag.check import Seen
-from ddpdiag.checks.bundle import state_text
+from ddpdiag.checks.bundle import last_words, state_text
 from ddpdiag.checks.copies_findings import Limits
 from ddpdiag.checks.copies_view import View
 from ddpdiag.checks.hosts import names_text
@@ -127,7 +127,7 @@ def _evidence(outcome: Outcome) -> dict[str, Scalar | list[Scalar]]:
         "trial": outcome.trial,
         "seconds": round(outcome.seconds, 1),
         **({"pid": process.pid, "state": process.state, "wchan": process.wchan} if process else {}),
-        **({"output": outcome.detail[-600:]} if outcome.detail else {}),
+        **({"output": last_words(outcome.detail)} if outcome.detail else {}),
     }
 
 

@@ -70,7 +70,7 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     """Why there is nothing to climb for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ranks := unaware(seen):
-        return f"torch does not know {seen.world.backend} on {ranks_text(ranks)}"
+        return f"torch has no {seen.world.backend} on {ranks_text(ranks)}"
     if own is None:
         return None
     if reason := _other_reason(seen, own):

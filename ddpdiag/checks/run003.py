@@ -32,10 +32,11 @@ from msgspec import structs
 from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished, without_backend
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import col001, p2p003
-from ddpdiag.checks.bundle import bundle, state_text, waits_text
+from ddpdiag.checks.bundle import bundle, last_words, state_text, waits_text
 from ddpdiag.checks.causes import between, causes
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.run001 import Nothing
+from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 
 D = TypeVar("D")
@@ -54,6 +55,7 @@ _SHARED = "Look at what the ranks share: the network between their hosts, its fi
 _SHARED_HERE = (
     "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the ways between its GPUs."
 )
+_ANOTHER_TORCH = "Install a torch that was built with this backend, or name another one with --backend."
 
 
 class Failure(NamedTuple):
@@ -90,7 +92,7 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
     asked: dict[Scalar, dict[int, str]] = {}
     for trial in seen.recording.trials:
         outcomes = [outcome for outcome in seen.recording.outcomes if outcome.trial == trial.number]
-        said = without_backend(outcomes)
+        said = without_backend(outcomes, (UnknownBackend,))
         if said and len(said) == len(outcomes):
             asked.setdefault(trial.params.get("backend"), said)
     return {
@@ -186,6 +188,7 @@ def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequen
     what = _what(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
+    shared = _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE
     told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
     return seen.finding(
         _word(blame),
@@ -193,7 +196,7 @@ def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequen
         f"{what} {verb}, and nobody can be blamed",
         f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_MISMATCH if blame.sides else _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE,
+        remedy=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
     )
 
 
@@ -265,7 +268,7 @@ def _evidence(
         evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
     evidence |= bundle(blame.ranks, outcomes)
     if outcome.detail:
-        evidence["output"] = outcome.detail[-600:]
+        evidence["output"] = last_words(outcome.detail)
     return evidence
 
 

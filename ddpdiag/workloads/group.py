@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.check import Context
-from ddpdiag.errors import UnknownBackend
+from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.probes.sockets import allowed_ports
 from ddpdiag.workloads.devices import choose_device
 
@@ -27,24 +27,26 @@ def group_timeout(ctx: Context) -> timedelta:
     return timedelta(seconds=ctx.trial.deadline_seconds + _BEYOND_DEADLINE_SECONDS)
 
 
-def unknown_backend(backend: str) -> str | None:
+def unknown_backend(backend: str) -> AbsentBackend | None:
     """Why this torch has no such backend, or None: others than its own must be registered before they are named."""
     # The list has names that were not built in; `fake` moves nothing.
     listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]
     known = [name for name in listed if dist.is_backend_available(name)]
     if backend in known:
         return None
-    return f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}"
+    if backend in listed:
+        return AbsentBackend(f"torch {torch.__version__} was built without {backend}; it has {', '.join(known)}")
+    return UnknownBackend(f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}")
 
 
 @contextmanager
 def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     """The default group over the trial's group of ranks, with a store of its own; yields this rank's device.
 
-    UnknownBackend where torch has no such backend.
+    AbsentBackend where torch has no such backend.
     """
     if (unknown := unknown_backend(backend)) is not None:
-        raise UnknownBackend(unknown)
+        raise unknown
     ctx.step(f"choose a device for {backend}")
     begin = time.perf_counter()
     device = choose_device(backend, ctx.place.local_rank)

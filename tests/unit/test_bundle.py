@@ -7,7 +7,7 @@ from test_run_checks import only, outcome, run_of
 
 from ddpdiag.blame import blamed
 from ddpdiag.checks import run003
-from ddpdiag.checks.bundle import bundle, waits_text
+from ddpdiag.checks.bundle import bundle, last_words, waits_text
 from ddpdiag.model import Outcome, ProcessState, Status
 
 WAIT = "connect all ranks: wait"
@@ -134,3 +134,10 @@ def test_a_report_that_was_cut_is_shown_from_its_start_and_a_long_one_is_counted
     assert isinstance(long["nccl_ras"], list)
     assert long["nccl_ras"][-1] == "... and 76 more lines, in the recording"
     assert "nccl_ras" not in bundle((2,), WAITING)
+
+
+def test_an_output_is_told_by_its_last_whole_lines_without_what_a_traceback_draws() -> None:
+    traceback = "Traceback:\n  File a, line 1\n    f(x)\n    ^^~~\nValueError: no"
+    assert last_words(traceback) == "Traceback:\nFile a, line 1\nf(x)\nValueError: no"
+    assert last_words("x" * 590 + " cut\nshort") == "short"
+    assert last_words("x" * 700) == "x" * 600

@@ -254,6 +254,13 @@ def test_a_backend_that_torch_does_not_know_is_wrong_usage_and_blames_nobody() -
     assert [(finding.code, finding.ranks) for finding in judged.findings] == [("RUN003.unsupported", ())]
 
 
+def test_a_torch_that_was_built_without_the_backend_is_no_wrong_usage() -> None:
+    absent = "AbsentBackend: torch 9.9 was built without nccl; it has gloo"
+    judged = over_a_typo(absent, absent)
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNFIT, 1)
+    assert [finding.code for finding in judged.findings] == ["RUN003.raised"]
+
+
 def test_a_rank_whose_torch_alone_lacks_the_backend_is_blamed() -> None:
     judged = over_a_typo("RuntimeError: Connection closed by peer", UNKNOWN_BACKEND)
     assert judged.verdict is Verdict.UNFIT
