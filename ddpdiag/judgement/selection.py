@@ -1,6 +1,7 @@
 """Which checks a run takes, from its options. Pure."""
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ddpdiag.check import Check, Stage
@@ -9,6 +10,8 @@ from ddpdiag.model import Depth, Options
 from ddpdiag.world import World, without_gpu
 
 _DEPTHS = tuple(Depth)
+# So many names fit into a sentence.
+_FEW = 12
 
 
 def selected(check: Check[Any], options: Options) -> bool:
@@ -65,4 +68,13 @@ def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
 def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {name}: no such thing; the {word} are {', '.join(known) or 'none'}")
+            raise UsageError(f"{option} {name}: no such thing; {_those(name, known, word)}")
+
+
+def _those(name: str, known: Sequence[str], word: str) -> str:
+    """What there is instead: all of a few, and of many those that look alike."""
+    if len(known) <= _FEW:
+        return f"the {word} are {', '.join(known) or 'none'}"
+    near = get_close_matches(name, known, n=3)
+    meant = f"did you mean {', '.join(near)}? " if near else ""
+    return f"{meant}`ddpdiag checks` lists the {word}"

@@ -69,8 +69,9 @@ def test_what_a_check_declares_can_be_set() -> None:
     [
         (Options(stages=("gpus",)), "--stage gpus: no such thing; the stages are launch, host"),
         (Options(skip_stages=("run",)), "--skip-stage run: no such thing"),
-        (Options(select=("XYZ",)), "--select XYZ: no such thing; the codes are LCH001"),
+        (Options(select=("XYZ",)), "--select XYZ: no such thing; `ddpdiag checks` lists the codes"),
         (Options(ignore=("COL9",)), "--ignore COL9"),
+        (Options(select=("P2P03",)), "--select P2P03: no such thing; did you mean P2P003"),
         (Options(select=("",)), "--select : no such thing"),
         (Options(settings={"COL9.x": "1"}), "--set COL9"),
         (Options(settings={"RDZ001.repeats": "1"}), "names of RDZ001 are RDZ001.repeat, RDZ001.deadline_seconds"),
