@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ddpdiag.codec import decode
 from ddpdiag.model import (
@@ -356,9 +356,3 @@ class Check(Generic[D]):
     def title(self) -> str:
         """First line of the manual page."""
         return self.manual.strip().splitlines()[0].rstrip(".")
-
-
-def with_number(trial: Trial, number: int, wanted_seconds: float, left_seconds: float) -> Trial:
-    """The trial as it is handed out: numbered, and within what is left of the budget."""
-    hurried = left_seconds < wanted_seconds
-    return structs.replace(trial, number=number, deadline_seconds=min(wanted_seconds, left_seconds), hurried=hurried)

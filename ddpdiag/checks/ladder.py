@@ -91,7 +91,7 @@ class Ground(NamedTuple):
     bandwidth below which it is.
     `own` are the user's own overrides as members that take them away, `holding` those among them that cost speed.
     `inside` and `across` are the rungs that may matter here; the `alternatives` come last, one at a time. `hosts` are
-    the ranks of each host. Of the rounds of pairs, `rounds` are wanted at most.
+    the ranks of each host.
     """
 
     broken: bool
@@ -104,7 +104,6 @@ class Ground(NamedTuple):
     alternatives: Members = ()
     gain: float = 1.2
     rescue: float = 2.0
-    rounds: int = MAX_ROUNDS
 
 
 class Kind(Enum):

@@ -30,8 +30,7 @@ class Places(NamedTuple):
 
 def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
     """From the rounds of pairs, where these differ; else the hosts."""
-    ground = climbed.ground
-    bad, good = _sorted_pairs(end.rounds, slow=climbed.first.works)
+    bad, good = _sorted_pairs(end.rounds, slow=first.works)
     if bad and good:
         return _between(seen, bad, good, whole=not end.pairs_left)
     hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])
@@ -41,6 +40,8 @@ def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, grou
         return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
     if end.inside_works:
         return Places(" between hosts, and works inside each")
+    if max(map(len, ground.hosts)) == 1:
+        return Places(" between hosts")
     return _inside_some(seen, tried)
 
 

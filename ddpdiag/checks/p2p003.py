@@ -38,17 +38,17 @@ from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.blame import without_backend
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import col001
 from ddpdiag.checks.col001 import affordable
 from ddpdiag.checks.ladder import Ended, Part, Step, Tried, climb, pairs_of
 from ddpdiag.checks.ladder import Kind as Outcomes
 from ddpdiag.checks.ladder_findings import both_fail, findings
-from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_here, unaware, why_not
+from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_here, why_not
 from ddpdiag.checks.ladder_text import Climbed
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
-from ddpdiag.model.trial import spent_seconds
 from ddpdiag.stats import Samples, samples
 from ddpdiag.world import World, without_gpu
 
@@ -58,8 +58,8 @@ _LARGE_BYTES = {"cpu": 4 << 20}
 _LARGE_ON_GPU_BYTES = 64 << 20
 # Pairs get so many times what a set that works took, and at least so much.
 _PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
-# What the run needs after the last pair: its report; and where the job will have the exports, training with them.
-_END_SECONDS, _LATER_SECONDS = 5.0, 15.0
+# What must be left after the last pair: time to end it; and where the job will have the exports, to train with them.
+_END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 
 
@@ -108,9 +108,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if step.stands is None:
         return (trial,)
     trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
-    left = seen.options.budget_seconds - spent_seconds(seen.recording.outcomes)
     later = _LATER_SECONDS if seen.options.exports and step.stands.kind is Outcomes.FOUND else 0.0
-    return (trial,) if left > trial.deadline_seconds + _END_SECONDS + later else ()
+    return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
 
 
 def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
@@ -120,12 +119,6 @@ def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
         return usual
     slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
     return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
-
-
-def _has_time_for_pairs(seen: Seen[Data]) -> bool:
-    """They show where it fails, and cut short they would show nothing; the exports are there to train with."""
-    training = _TRAINING_SECONDS if seen.options.exports else 0.0
-    return seen.left_seconds >= new_trial(seen).deadline_seconds + training
 
 
 def _limits(seen: Seen[Data]) -> Thresholds:
@@ -155,18 +148,8 @@ def _climb(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
         if _is_cut(seen, trial):
             continue
         key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
-        if not _was_cut_short(seen, trial):
-            answers.setdefault(key, []).append(_tried(seen, trial))
-    return answers
-
-
-def _was_cut_short(seen: Seen[Data], trial: Trial) -> bool:
-    """Did the run end in the middle of it, or the budget leave it less time than it should have? It says nothing."""
-    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number and o.status is not Status.SKIPPED}
-    worst = _worst(list(outcomes.values()))
-    return not outcomes.keys() >= set(trial.ranks) or (
-        trial.hurried and worst is not None and worst.status in (Status.HUNG, Status.UNHEARD)
-    )
+        answers.setdefault(key, []).append(_tried(seen, trial))
+    return climb(ground_of(seen, _limits(seen)), answers)
 
 
 def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
@@ -192,7 +175,7 @@ def _tried(seen: Seen[Data], trial: Trial) -> Tried:
     return Tried(
         step=step,
         works=not failed,
-        how=_how(worst, rows) if failed else "",
+        how=_how(worst) if failed else "",
         busbw=min(rates.values()) if rates and not failed else None,
         failed=failed,
         error=worst.error.partition("\n")[0] if worst else "",
@@ -215,10 +198,8 @@ def _worst(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
 
 
-def _how(worst: Outcome | None, rows: Mapping[int, Data]) -> str:
-    if worst is not None:
-        return worst.status.value
-    return "wrong" if any(data.wrong for data in rows.values()) else Status.RAISED.value
+def _how(worst: Outcome | None) -> str:
+    return worst.status.value if worst is not None else "wrong"
 
 
 def moot(seen: Seen[Data]) -> str | None:
@@ -240,7 +221,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)
-    if seen.trials and not unaware(seen):
+    if seen.trials and not without_backend(seen.outcomes):
         end, tried = climbed(seen)
         expected = _expected(seen)
         yield from findings(

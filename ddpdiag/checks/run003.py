@@ -24,6 +24,7 @@ most, because its path through the code or its shapes differ.
 Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -90,10 +91,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
     """A finding for each backend that the torch of no rank knows: a name that was mistyped, and nobody's fault."""
     asked: dict[Scalar, dict[int, str]] = {}
+    outcomes: dict[int, list[Outcome]] = defaultdict(list)
+    for outcome in seen.recording.outcomes:
+        outcomes[outcome.trial].append(outcome)
     for trial in seen.recording.trials:
-        outcomes = [outcome for outcome in seen.recording.outcomes if outcome.trial == trial.number]
-        said = without_backend(outcomes, (UnknownBackend,))
-        if said and len(said) == len(outcomes):
+        said = without_backend(outcomes[trial.number], (UnknownBackend,))
+        if said and len(said) == len(outcomes[trial.number]):
             asked.setdefault(trial.params.get("backend"), said)
     return {
         backend: seen.finding(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ddpdiag.check import Check, Scope, Seen, Stage, with_number
+from ddpdiag.check import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.codec import assemble
 from ddpdiag.judgement.selection import asked_for, selected
@@ -24,7 +24,15 @@ from ddpdiag.runtime.messages import (
     Upward,
 )
 from ddpdiag.runtime.muster import PATIENCE, Muster, Patience, RunEnded
-from ddpdiag.runtime.spending import CUT_SECONDS, LEAST_SECONDS, RESERVE_SECONDS, BudgetSpent, kept_seconds, too_late
+from ddpdiag.runtime.spending import (
+    CUT_SECONDS,
+    LEAST_SECONDS,
+    RESERVE_SECONDS,
+    BudgetSpent,
+    kept_seconds,
+    too_late,
+    with_number,
+)
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
+from ddpdiag.model import Trial
+
 # Kept back for judgement, report and farewell.
 RESERVE_SECONDS = 3.0
 # With less than this, no trial is begun.
@@ -29,3 +33,9 @@ def too_late(left_seconds: float, takes_seconds: float) -> str | None:
     if left_seconds >= least:
         return None
     return f"the budget had left {max(0.0, left_seconds):.1f} s, and it takes {least:.1f} s"
+
+
+def with_number(trial: Trial, number: int, wanted_seconds: float, left_seconds: float) -> Trial:
+    """The trial as it is handed out: numbered, and within what is left of the budget."""
+    hurried = left_seconds < wanted_seconds
+    return structs.replace(trial, number=number, deadline_seconds=min(wanted_seconds, left_seconds), hurried=hurried)

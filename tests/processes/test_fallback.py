@@ -73,7 +73,6 @@ SCENARIOS = {
         word="fallback",
         env=P2P,
         ranks=4,
-        options=("--budget", "120"),
         says=("between ranks 1 and 2 on",),
         links=("rank 1 -> rank 2",),
     ),
@@ -82,7 +81,6 @@ SCENARIOS = {
         word="fallback",
         env=P2P,
         ranks=4,
-        options=("--budget", "120"),
         says=("between rank 2 on", "and all others there"),
         blames=(2,),
     ),
@@ -133,7 +131,7 @@ SCENARIOS = {
         faults=[{"kind": "hang"}],
         word="unfinished",
         options=("--budget", "25"),
-        says=("the run ended before a way around was found", "--budget 180"),
+        says=("the budget ended before a way around was found", "--budget 180"),
     ),
 }
 

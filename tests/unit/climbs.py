@@ -1,16 +1,19 @@
 """Simulated runs of P2P003: what its plan asks for is answered by a world in which certain things do not work."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.check import Seen, new_trial, with_number
+from ddpdiag.check import Seen, new_trial
 from ddpdiag.checks import col001, gpu002, lch002, p2p003
 from ddpdiag.codec import encode
 from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import Header
+from ddpdiag.model.trial import spent_seconds
+from ddpdiag.runtime.spending import RESERVE_SECONDS, with_number
 from ddpdiag.stats import samples
 
 # How a group of ranks does with these variables: the status of its ranks (DONE for right values) and seconds.
@@ -81,7 +84,8 @@ class Run:
     def climb(self, most: int = 80) -> "Run":
         """Every trial that the plan asks for, within the budget, as the coordinator runs them."""
         for _ in range(most):
-            trials = p2p003.plan(self.seen)
+            left = self.world.options.budget_seconds - RESERVE_SECONDS - spent_seconds(self.recording.outcomes)
+            trials = p2p003.plan(replace(self.seen, left_seconds=left))
             if not trials:
                 self.recording = structs.replace(self.recording, end=End(seconds=60.0))
                 return self

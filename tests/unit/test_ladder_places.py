@@ -7,7 +7,6 @@ from seen import seen_of
 from ddpdiag.checks import run001
 from ddpdiag.checks.ladder import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.checks.ladder_pairs import Places, places
-from ddpdiag.checks.ladder_text import Climbed
 
 FAILS = Tried(Step(Part.WHOLE), works=False, how="hung")
 
@@ -18,7 +17,7 @@ def placed(hosts: tuple[tuple[int, ...], ...], *tried: Tried, inside_works: bool
     seen = seen_of(run001.CHECK, {}, size=len(ranks), ranks_per_node=len(hosts[0]))
     ground = Ground(broken=True, slow_below=None, hosts=hosts)
     end = Ended(Kind.NOTHING, inside_works=inside_works)
-    return places(seen, Climbed(end=end, tried=(FAILS, *tried), ground=ground, skipped={}), end)
+    return places(seen, (FAILS, *tried), FAILS, end, ground)
 
 
 def by_host(good: Sequence[tuple[int, ...]], bad: Sequence[tuple[int, ...]]) -> Tried:
@@ -27,7 +26,7 @@ def by_host(good: Sequence[tuple[int, ...]], bad: Sequence[tuple[int, ...]]) -> 
 
 def test_a_host_inside_which_it_fails_while_it_works_inside_others_is_named() -> None:
     found = placed(((0, 1), (2, 3), (4, 5)), by_host(good=[(0, 1), (4, 5)], bad=[(2, 3)]))
-    assert found.text == " inside n1, and works inside n0, n2"
+    assert found.text == " inside n1, and works inside the other hosts"
     assert (found.ranks, found.nodes, found.concerned) == ((), ("n1",), (2, 3))
 
 
