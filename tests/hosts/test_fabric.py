@@ -1,4 +1,7 @@
-"""The search for the bad host, on eight hosts of one rank each."""
+"""The search for the bad host, on eight hosts of one rank each.
+
+Their cables carry 160 Mbit/s, so that these decide and not how eight processes share the cores of this machine.
+"""
 
 import json
 
@@ -7,8 +10,26 @@ from launch import Bed, Launched, Launcher, launch
 
 pytestmark = pytest.mark.hosts
 
-CHECK = ("-m", "ddpdiag", "check", "--stage", "fabric", "--budget", "150", "--json", "{json}")
+CHECK = (
+    *("-m", "ddpdiag", "check", "--stage", "fabric", "--budget", "150", "--json", "{json}"),
+    *("--set", "FAB001.least_mb_per_s=1", "--set", "FAB001.floor_share=0.4"),
+)
 EIGHT = Bed(ranks=(1,) * 8, launcher=Launcher.HAND)
+
+
+@pytest.fixture
+def eight(hosts):
+    """Eight hosts; those in `slow` have cables of a quarter of the others' rate."""
+
+    def make(slow=()):
+        network = hosts(8)
+        for host in network:
+            rate = "40mbit" if host.index in slow else "160mbit"
+            host.slow(rate)
+            host.slow(rate, incoming=True)
+        return network
+
+    return make
 
 
 def judged(running: Launched, seconds: float = 160.0) -> dict:
@@ -24,39 +45,34 @@ def words(report: dict) -> list[str]:
     return [finding["code"] for finding in report["findings"] if finding["code"].startswith("FAB")]
 
 
-def test_nobody_is_named_where_nothing_is_wrong(hosts, tmp_path):
-    report = judged(launch(hosts(8), EIGHT, CHECK, tmp_path / "run"))
-    assert words(report) == ["FAB001.clear"], report["findings"]
+def test_nobody_is_named_where_nothing_is_wrong(eight, tmp_path):
+    report = judged(launch(eight(), EIGHT, CHECK, tmp_path / "run"))
+    assert set(words(report)) - {"FAB001.transient"} == {"FAB001.clear"}, report["findings"]
     assert report["verdict"] == "fit"
-    assert report["measurements"]["fabric.rounds"] == 7
+    assert report["measurements"]["fabric.rounds"] >= 7
 
 
-def test_a_slow_host_is_named_and_no_other(hosts, tmp_path):
-    network = hosts(8)
-    network[3].slow("50mbit")
-    network[3].slow("50mbit", incoming=True)
-    report = judged(launch(network, EIGHT, CHECK, tmp_path / "run"))
+def test_a_slow_host_is_named_and_no_other(eight, tmp_path):
+    report = judged(launch(eight(slow=[3]), EIGHT, CHECK, tmp_path / "run"))
     (finding,) = [finding for finding in report["findings"] if finding["code"] == "FAB001.node"]
     assert finding["nodes"] == ["h3"], report["findings"]
-    assert words(report) == ["FAB001.node"]
+    assert set(words(report)) <= {"FAB001.node", "FAB001.transient"}
     assert report["hosts"]["bad"] == ["h3"]
 
 
 def test_a_slow_way_between_two_blames_neither(hosts, tmp_path):
     network = hosts(8)
-    network[2].slow("50mbit", towards=network[5])
+    for host in network:
+        host.slow("160mbit", incoming=True)
+    network[2].slow("20mbit", towards=network[5])
     report = judged(launch(network, EIGHT, CHECK, tmp_path / "run"))
-    assert words(report) == ["FAB001.path"], report["findings"]
+    assert set(words(report)) - {"FAB001.transient"} == {"FAB001.path"}, report["findings"]
     (finding,) = [finding for finding in report["findings"] if finding["code"] == "FAB001.path"]
     assert finding["links"] == ["h2 -> h5", "h5 -> h2"]
     assert finding["nodes"] == []
 
 
-def test_where_most_are_slow_nobody_is_blamed(hosts, tmp_path):
-    network = hosts(8)
-    for host in list(network)[:6]:
-        host.slow("50mbit")
-        host.slow("50mbit", incoming=True)
-    report = judged(launch(network, EIGHT, CHECK, tmp_path / "run"))
+def test_where_most_are_slow_nobody_is_blamed(eight, tmp_path):
+    report = judged(launch(eight(slow=range(6)), EIGHT, CHECK, tmp_path / "run"))
     assert words(report) == ["FAB001.systemic"], report["findings"]
     assert report["hosts"]["bad"] == []
