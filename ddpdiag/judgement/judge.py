@@ -49,10 +49,11 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     judged = with_exports(world, recording, [_judge_check(Seen(world, check, recording), notes) for check in chosen])
     bench = _bench(world, recording, judged)
-    conclusion = conclude(world, recording, judged, bench, needed_of(world, recording, judged))
+    needed = needed_of(world, recording, judged)
+    conclusion = conclude(world, recording, judged, bench, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
-    conclusion = enough(world, recording, judged, conclusion, hosts)
+    conclusion = enough(world, recording, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     return Report(
         verdict=conclusion.verdict,

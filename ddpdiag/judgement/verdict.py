@@ -4,7 +4,7 @@ import signal
 from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from ddpdiag.check import Check, Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -174,7 +174,12 @@ def _fit(
 
 
 def enough(
-    world: World, recording: Recording, judged: Sequence[Judged], whole: Conclusion, hosts: HostsLine
+    world: World,
+    recording: Recording,
+    judged: Sequence[Judged],
+    whole: Conclusion,
+    hosts: HostsLine,
+    exports: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
     """What the run comes to for a job that needs so many hosts; `whole` is what it comes to on all of them.
 
@@ -196,12 +201,21 @@ def enough(
         return Conclusion(whole.verdict, whole.exit_code, f"{said}. {whole.sentence}")
     good = frozenset(hosts.good)
     left = names_text([name for name in names if name not in good])
-    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}")
+    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", exports or {})
 
 
-def _without(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str], said: str) -> Conclusion:
+def _without(
+    world: World,
+    recording: Recording,
+    judged: Sequence[Judged],
+    good: Set[str],
+    said: str,
+    exports: Mapping[str, str | None],
+) -> Conclusion:
     """What the run comes to on the good hosts alone, which are enough."""
-    if doubt := _doubt(world, recording, judged, good):
+    ranks = _ranks_of(world, good)
+    alone = structs.replace(recording, outcomes=tuple(own for own in recording.outcomes if own.rank in ranks))
+    if doubt := _doubt(world, alone, judged, good):
         sentence = f"{said}; but whether these can train is not known: {doubt}. Run again on them."
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
     warnings = any(
@@ -210,15 +224,19 @@ def _without(world: World, recording: Recording, judged: Sequence[Judged], good:
         for finding in own.findings
     )
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    tried = {outcome.code for outcome in recording.outcomes}
-    missed = [
-        own.check.code
-        for own in judged
-        if own.check.measure is not None and own.check.code not in tried and not (own.skip and own.skip.grounds)
-    ]
-    tested = ", ".join(_tested(recording, judged)) + (f"; {', '.join(missed)} could not run" if missed else "")
-    sentence = f"{said}: nothing speaks against training on these, as far as it was tested ({tested})."
-    return Conclusion(Verdict.FIT, _code(recording, code), sentence)
+    sentence = (
+        f"{said}: nothing speaks against training on these, as far as it was tested ({_tested_text(alone, judged)})"
+    )
+    sentence += f"; {exports_text(exports)} only" if exports else ""
+    return Conclusion(Verdict.FIT, _code(recording, code), f"{sentence}.")
+
+
+def _tested_text(recording: Recording, judged: Sequence[Judged]) -> str:
+    """What was done on the hosts whose outcomes these are, and what should have been."""
+    done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
+    meant = [own.check for own in judged if own.check.measure is not None and not (own.skip and own.skip.grounds)]
+    missed = [check.code for check in meant if check.code not in done]
+    return ", ".join(_tested(recording, judged)) + (f"; not done: {', '.join(missed)}" if missed else "")
 
 
 def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> str:
@@ -248,9 +266,13 @@ def _concerns(world: World, finding: Finding, good: Container[str]) -> bool:
     return not named or any(name in good for name in named)
 
 
+def _ranks_of(world: World, names: Container[str]) -> frozenset[int]:
+    return frozenset(rank for (name, _), own in world.hosts.items() if name in names for rank in own)
+
+
 def _tried_together(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> bool:
     """Did the job's backend work among all ranks of these hosts at once, if it was to be tried at all?"""
-    ranks = {rank for (name, _), own in world.hosts.items() if name in good for rank in own}
+    ranks = _ranks_of(world, good)
     asked = {
         own.check.code for own in judged if own.check.stage in _COLLECTIVE and (not own.skip or not own.skip.grounds)
     }
@@ -265,6 +287,6 @@ def _tried_together(world: World, recording: Recording, judged: Sequence[Judged]
     }
     done: dict[int, set[int]] = {}
     for outcome in recording.outcomes:
-        if outcome.trial in whole and outcome.rank in ranks and outcome.status is Status.DONE:
+        if outcome.trial in whole and outcome.status is Status.DONE:
             done.setdefault(outcome.trial, set()).add(outcome.rank)
-    return any(own == ranks for own in done.values())
+    return any(ranks.issubset(own) for own in done.values())

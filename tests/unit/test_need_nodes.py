@@ -9,12 +9,17 @@ from test_judge import recording
 from ddpdiag.check import Seen
 from ddpdiag.checks import all_checks, col001, fab001
 from ddpdiag.checks.fab_view import FabricView
+from ddpdiag.cli.judge import run as judge_files
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.codec import disassemble, encode_line
+from ddpdiag.errors import UsageError
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.judge import world_of as world_of_run
 from ddpdiag.judgement.verdict import Conclusion, Judged, conclude, enough
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
+from ddpdiag.model.bench import Bench
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
 from ddpdiag.world import World
 
@@ -102,7 +107,7 @@ def test_what_could_not_run_because_of_a_bad_host_is_told() -> None:
     run = recording(size=4, skips=(Skip(code="TRN001", reason="COL001 failed", grounds=False),))
     found = concluded(finding_of(nodes=("n2",)), need=3, run=run)
     assert found.verdict is Verdict.FIT
-    assert found.sentence.endswith("(collective; TRN001 could not run).")
+    assert found.sentence.endswith("(collective; not done: TRN001).")
 
 
 def test_a_rank_on_no_known_host_may_belong_on_a_good_one() -> None:
@@ -224,3 +229,27 @@ def test_a_topology_of_other_hosts_is_noticed(topology, title) -> None:
     run = simulated(topology=topology)
     titles = [finding.title for finding in judge(run, all_checks()).findings]
     assert title in titles
+
+
+def test_a_recording_is_judged_for_a_smaller_job(tmp_path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b"".join(map(encode_line, disassemble(simulated((Fault.DEAD_HOST, 1))))))
+    codes = [judge_files([str(file)], Outputs(json="-"), strict=False, need_nodes=need) for need in (None, 15, 16)]
+    assert codes == [1, 0, 1]
+
+
+def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
+    run = recording(options=Options(bench=Bench()))
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b"".join(map(encode_line, disassemble(run))))
+    with pytest.raises(UsageError, match="--need-nodes"):
+        judge_files([str(file)], Outputs(), strict=False, need_nodes=1)
+
+
+def test_exports_that_the_good_ones_need_are_told() -> None:
+    run = recording(size=4, options=Options(need_nodes=3))
+    world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
+    judged = [Judged(check=col001.CHECK, findings=(finding_of(nodes=("n2",)),))]
+    hosts = HostsLine(bad=("n2",), good=("n0", "n1", "n3"))
+    found = enough(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
+    assert found.sentence.endswith("; with NCCL_P2P_DISABLE=1 only.")
