@@ -19,6 +19,10 @@ Findings:
 - transient: pairs that failed and then passed. unrepeated: pairs that failed, and no round was left.
 - unproven: the hosts are good in pairs, and the all-reduce over all of them is not.
 - clear: nobody is bad; the smallest slowdown that would have been found.
+- topology: what `--topology` says of the hosts is not the whole.
+
+Which leaf a host hangs on is told by `--topology FILE`, else by Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw is
+the best that a host reached with any other one: `--good-hosts` lists the fastest first.
 
 Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, somebody else's job.
 Fix: leave the named hosts out (`--exclude-file`), and look at their links and health.
@@ -146,6 +150,18 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """The best that each rank's host reached in a pair."""
+    if not seen.trials:
+        return {}
+    view = _view(seen)
+    return {
+        rank: {"host_busbw_bytes_per_s": rate}
+        for host, rate in view.best_rates.items()
+        for rank in view.fleet.ranks[host]
+    }
+
+
 CHECK = Check(
     "FAB001",
     "hosts",
@@ -158,6 +174,7 @@ CHECK = Check(
     data=Data,
     ground=ground,
     moot=_why_not,
+    columns=columns,
     figures=figures,
     kind=Kind.TORCH,
     deadline=10,

@@ -30,6 +30,7 @@ def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator
     if not isinstance(state, Located):
         yield _unfinished(seen, view)
         return
+    yield from _topology(seen, view)
     for alone in state.alone:
         yield _alone(seen, view, alone, error_share)
     if state.diagnosis.systemic:
@@ -195,6 +196,24 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
         "no host holds the others back",
         f"{len(view.fleet.names)} hosts in {found.rounds} rounds of pairs: {rate_text(found.bar.usual)} busbw as usual"
         f"{rate}. A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times).",
+    )
+
+
+def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
+    """A file that names other hosts than these would help nobody, unnoticed."""
+    names, known = view.fleet.names, view.given_domains
+    missing = [name for unit, name in enumerate(names) if unit not in known]
+    if not seen.options.topology or not missing:
+        return
+    yield seen.finding(
+        "topology",
+        Severity.INFO,
+        f"--topology names {len(known)} of {len(names)} hosts",
+        f"It does not name {names_text(missing, _SHOWN)}: these were paired as if each hung on a leaf of its own."
+        if known
+        else f"None of the hosts that call themselves {names_text(missing, _SHOWN)} is in the file: it was not used.",
+        evidence={"hosts": list(missing[:64])},
+        remedy="Write the names as `hostname` prints them.",
     )
 
 

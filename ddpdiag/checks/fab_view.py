@@ -109,14 +109,36 @@ class FabricView:
 
     @property
     def _domains(self) -> Mapping[int, str]:
+        """The leaf of each host: from the user's file, else as the ranks tell. Never of both: names may differ."""
+        return self.given_domains or {
+            unit: leaf for unit, ranks in enumerate(self.fleet.ranks) if (leaf := self._told_leaf(ranks))
+        }
+
+    @cached_property
+    def given_domains(self) -> Mapping[int, str]:
+        """From the user's file, which may hold short names where hosts call themselves by long ones."""
         known = self._seen.options.topology
-        names = self.fleet.names
-        return {unit: known[name] for unit, name in enumerate(names) if name in known}
+        leaves = (known.get(name) or known.get(name.partition(".")[0]) for name in self.fleet.names)
+        return {unit: leaf for unit, leaf in enumerate(leaves) if leaf}
+
+    def _told_leaf(self, ranks: Sequence[int]) -> str:
+        arrivals = self._seen.world.arrivals
+        return next((arrivals[rank].leaf for rank in ranks if arrivals[rank].leaf), "")
 
     @cached_property
     def answers(self) -> tuple[Results, ...]:
         """What the groups of each trial reached, in order."""
         return tuple(self._results(trial) for trial in self._seen.trials)
+
+    @property
+    def best_rates(self) -> dict[int, float]:
+        """The best that each host reached with any other one."""
+        best: dict[int, float] = {}
+        for results in self.answers:
+            for group, tested in results.items():
+                for host in group if len(group) == 2 and tested.rate is not None else ():
+                    best[host] = max(best.get(host, 0.0), tested.rate or 0.0)
+        return best
 
     @cached_property
     def state(self) -> Round | Located:

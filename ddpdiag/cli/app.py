@@ -113,6 +113,15 @@ def check(
         ),
     ] = None,
     shared_dir: options.SharedDir = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The leaf switch of each host: HOST LEAF a line, or Slurm's topology.conf (default: what Slurm tells "
+            "its tasks). Read on rank 0's host.",
+            rich_help_panel=options.WHAT,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,6 +136,7 @@ def check(
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
     env_file: options.EnvFile = None,
+    need_nodes: options.NeedNodes = None,
     strict: options.Strict = False,
     details: options.Details = False,
 ) -> None:
@@ -161,6 +171,8 @@ def check(
         budget=budget,
         data_dir=data_dir,
         shared_dir=shared_dir,
+        topology=topology,
+        need_nodes=need_nodes,
         settings=tuple(set_ or ()),
         strict=strict,
         board_wait=board_wait,
@@ -195,10 +207,15 @@ def judge(
         str | None, typer.Option(metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).")
     ] = None,
     good_hosts: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line; the fastest first."),
     ] = None,
     env_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the variables that the job needs, for a shell to source.")
+    ] = None,
+    need_nodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="FIT if so many hosts are good, whatever is wrong with the others."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors in the exit code.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.")] = False,
@@ -215,7 +232,7 @@ def judge(
         env_file=env_file,
         details=details,
     )
-    raise typer.Exit(command.run(files, outputs, strict=strict))
+    raise typer.Exit(command.run(files, outputs, strict=strict, need_nodes=need_nodes))
 
 
 @app.command(

@@ -14,6 +14,7 @@ from msgspec import structs
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
@@ -47,6 +48,8 @@ class Wishes:
     budget: float | None = None
     data_dir: str | None = None
     shared_dir: str | None = None
+    topology: str | None = None
+    need_nodes: int | None = None
     settings: tuple[str, ...] = ()
     strict: bool = False
     board_wait: float = 15.0
@@ -142,6 +145,8 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         strict=wishes.strict,
         port_range=_port_range(wishes.port_range),
         exports=wishes.exports,
+        topology=_topology(wishes.topology, launch),
+        need_nodes=wishes.need_nodes,
         settings=_settings(wishes.settings),
         bench=wishes.bench(launch) if wishes.bench is not None else None,
     )
@@ -177,6 +182,11 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     if launch.whole and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
+
+
+def _topology(path: str | None, launch: Launch) -> dict[str, str]:
+    """Rank 0 plans and judges: the file need not be on other hosts."""
+    return {} if path is None or launch.place.rank != 0 else read_topology(path)
 
 
 def _settings(values: Sequence[str]) -> dict[str, str]:

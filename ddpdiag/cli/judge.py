@@ -9,16 +9,22 @@ from msgspec import structs
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import disassemble, read_recording
+from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 
 
-def run(files: Sequence[str], outputs: Outputs, *, strict: bool) -> int:
+def run(files: Sequence[str], outputs: Outputs, *, strict: bool, need_nodes: int | None = None) -> int:
     """Judge the recording in `files`; its verdict's exit code."""
     outputs.check(files)
     recording = read_recording([Path(file) for file in files])
     asked = recording.header.options
+    if need_nodes is not None and asked.bench is not None:
+        raise UsageError("--need-nodes: this is the recording of a benchmark, whose verdict is on all its hosts")
     options = structs.replace(
-        asked, strict=asked.strict or strict, exports=asked.exports or outputs.env_file is not None
+        asked,
+        strict=asked.strict or strict,
+        exports=asked.exports or outputs.env_file is not None,
+        need_nodes=asked.need_nodes if need_nodes is None else need_nodes,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())

@@ -87,5 +87,19 @@ EnvFile = Annotated[
 ]
 GoodHosts = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line.", rich_help_panel=OUT),
+    typer.Option(
+        metavar="FILE",
+        help="Write the hosts that no error concerns, one a line; where pairs of hosts were measured, the fastest "
+        "first.",
+        rich_help_panel=OUT,
+    ),
+]
+NeedNodes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Hosts that the job needs: FIT if so many are good, whatever is wrong with the others.",
+        rich_help_panel=OUT,
+    ),
 ]

@@ -1,11 +1,13 @@
 """Which hosts the next job should leave out, and which no error concerns. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.judgement.verdict import CANNOT_LOOK
-from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Verdict
+from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
 from ddpdiag.world import World
 
 # "h1 -> h2", as findings name links.
@@ -32,6 +34,16 @@ def sort_hosts(
     neither = [name for name, _ in world.hosts if name not in sorted_out]
     remarks = (*_nowhere(world, recording, errors), why or _neither(neither), _untested(recording) if good else "")
     return HostsLine(bad=bad, good=good), tuple(filter(None, remarks))
+
+
+def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:
+    """The good hosts by the best that each reached with another one; those of which that is not known come last."""
+    best: dict[Scalar, float] = {}
+    for row in rows:
+        rate = row.get("host_busbw_bytes_per_s")
+        if isinstance(rate, int | float):
+            best[row["node"]] = rate
+    return structs.replace(hosts, good=tuple(sorted(hosts.good, key=lambda name: -best.get(name, 0.0))))
 
 
 def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
-from ddpdiag.judgement.hosts import sort_hosts
+from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
-from ddpdiag.judgement.verdict import Judged, conclude
+from ddpdiag.judgement.verdict import Judged, conclude, enough
 from ddpdiag.model import (
     CheckLine,
     EventKind,
@@ -50,9 +50,12 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     judged = with_exports(world, recording, [_judge_check(Seen(world, check, recording), notes) for check in chosen])
     bench = _bench(world, recording, judged)
-    conclusion = conclude(world, recording, judged, bench, needed_of(world, recording, judged))
+    needed = needed_of(world, recording, judged)
+    conclusion = conclude(world, recording, judged, bench, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
+    conclusion = enough(world, recording, judged, conclusion, hosts, needed)
+    rows = _rank_rows(world, judged)
     return Report(
         verdict=conclusion.verdict,
         sentence=conclusion.sentence,
@@ -66,14 +69,14 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
             launcher=world.launcher,
             backend=world.backend,
         ),
-        ranks=_rank_rows(world, judged),
+        ranks=rows,
         stages=_stages(recording, judged),
         checks=tuple(_check_line(j, recording) for j in judged),
         findings=tuple(findings),
         measurements={name: value for j in judged for name, value in j.figures.items()}
         | _seconds_spent(world, recording, judged),
         notes=(*notes, *remarks),
-        hosts=hosts,
+        hosts=fastest_first(hosts, rows),
         bench=bench,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),

@@ -21,8 +21,8 @@ class Options(Struct, frozen=True, kw_only=True):
     `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
     `port_range` is LOW-HIGH, the ports on which stores may listen. `exports` says that the job will take the variables
-    that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `bench` is what
-    a benchmark measures.
+    that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `need_nodes` is
+    how many hosts the job needs, where it could leave some out. `bench` is what a benchmark measures.
     """
 
     depth: Depth = Depth.QUICK
@@ -39,12 +39,14 @@ class Options(Struct, frozen=True, kw_only=True):
     port_range: str | None = None
     exports: bool = False
     topology: dict[str, str] = field(default_factory=dict)
+    need_nodes: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
 
     @property
     def for_ranks(self) -> "Options":
-        """What ranks need to measure: a baseline may be long, and only judgement reads it."""
-        if self.bench is None or self.bench.baseline is None:
-            return self
-        return structs.replace(self, bench=structs.replace(self.bench, baseline=None))
+        """What ranks need to measure: a baseline and a topology may be long, and only plans and judgement read them."""
+        bench = self.bench
+        if bench is not None and bench.baseline is not None:
+            bench = structs.replace(bench, baseline=None)
+        return structs.replace(self, bench=bench, topology={})

@@ -23,7 +23,8 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
     `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
     agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
-    `nonce` tells processes apart that share host and pid (containers).
+    `nonce` tells processes apart that share host and pid (containers). `leaf` is the switch above the host, as Slurm
+    tells; else it is empty.
     """
 
     place: Place
@@ -37,6 +38,7 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     agent_store: bool = False
     lacks: tuple[str, ...] = ()
     nonce: str = ""
+    leaf: str = ""
 
     @property
     def host(self) -> tuple[str, str]:

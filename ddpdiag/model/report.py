@@ -94,7 +94,10 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 
 
 class HostsLine(Struct, frozen=True, kw_only=True):
-    """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns."""
+    """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns.
+
+    Where pairs of hosts were measured, the fastest of the good ones come first.
+    """
 
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()

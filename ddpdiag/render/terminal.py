@@ -6,6 +6,7 @@ characters are ASCII and hold no escape codes, so that it can end in a log file.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import TypeGuard
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
@@ -25,6 +26,8 @@ _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold
 
 # One finding a rank, on a thousand ranks: the first few show what it looks like, the rest is a list of names.
 SAME_SHOWN = 3
+# A list of hosts that nobody would paste any more.
+_LONGEST_LIST = 1_000
 # Names and values of one kind in one line.
 LIST_SHOWN = 8
 
@@ -43,6 +46,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     write_findings(page, report.findings, details=details)
     _skipped(page, report.checks)
     write_notes(page, report.notes)
+    _without_bad(page, report)
     write_verdict(page, report)
     return page.text()
 
@@ -265,6 +269,21 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
         page.write(note if times == 1 else f"{note} ({times:,} times)", lead="note: ")
     if notes:
         page.blank()
+
+
+def _without_bad(page: Page, report: Report) -> None:
+    """A line to paste that leaves the bad hosts out, where that can mean something."""
+    bad = report.hosts.bad
+    if not bad or (len(report.world.nodes) < 2 and report.world.launcher != "slurm"):
+        return
+    listed = quote(fold_hosts(bad))
+    if len(listed) > _LONGEST_LIST:
+        page.write("Without the bad hosts: run again with --exclude-file bad, then")
+        listed = "./bad"
+    else:
+        page.write(f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:")
+    page.verbatim(f"srun --exclude={listed} ...", indent=4)
+    page.blank()
 
 
 def write_verdict(page: Page, report: Report) -> None:

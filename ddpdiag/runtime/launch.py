@@ -32,6 +32,7 @@ from ddpdiag.runtime.notes import Complaint, Reader
 from ddpdiag.runtime.record import Record, folder_name, run_folder
 from ddpdiag.runtime.shared import Copy, shared_folder
 from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.slurm import leaf_of
 from ddpdiag.runtime.supervisor import Rank0Lost, Supervisor
 
 LOOPBACK = "127.0.0.1"
@@ -256,6 +257,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         agent_store=run.launch.agent_store,
         lacks=run.launch.lacks,
         nonce=secrets.token_hex(4),
+        leaf=leaf_of(os.environ, place.node),
     )
 
 

@@ -141,6 +141,19 @@ def first_of(nodelist: str) -> str:
     return one_host(name, f"SLURM_STEP_NODELIST={nodelist}")
 
 
+def leaf_of(env: Environ, host: str) -> str:
+    """The switch above this host: "leaf3" of SLURM_TOPOLOGY_ADDR=root.leaf3.node7; empty where Slurm tells of none.
+
+    The pattern (switch.switch.node) says where the host's name begins, which may have dots itself. A script that hands
+    its own variables on to other hosts (mpirun -x) must not put all of them on its own leaf, so the name must be ours.
+    """
+    kinds = env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    parts = env.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    if len(parts) != len(kinds) or len(kinds) < 2 or kinds[-1] != "node":
+        return ""
+    return parts[-2] if parts[-1].partition(".")[0] == host.partition(".")[0] else ""
+
+
 def batch_note(env: Environ, host: str) -> str:
     """In a job but outside its steps: what a bare run leaves out, and the line that tests all hosts."""
     job = number(env, "SLURM_JOB_ID", "SLURM_JOBID")

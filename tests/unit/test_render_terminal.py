@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import SLOW, check, finding_of, fit, rank_row, stage, unfit, unknown
 
-from ddpdiag.model import Finding, Report, Severity, WorldLine
+from ddpdiag.model import Finding, HostsLine, Report, Severity, WorldLine
 from ddpdiag.render.page import printable
 from ddpdiag.render.terminal import render
 
@@ -282,3 +282,32 @@ def test_a_table_shows_its_first_rows_and_says_how_many_are_left_out():
     report = fit(findings=(finding_of(evidence={"ranks": [f"rank {r}: hung" for r in range(20)]}),))
     assert "rank 7: hung\n      +12 more\n" in plain(report)
     assert "rank 19: hung" in plain(report, details=True)
+
+
+# A line to paste ------------------------------------------------------------------------------------------------------
+
+
+def without_bad(*bad: str, hosts: int = 8, launcher: str = "torchrun") -> list[str]:
+    """What stands between the notes and the verdict, where these hosts are bad."""
+    world = WorldLine(size=hosts, nodes=tuple(f"n{host}" for host in range(hosts)), launcher=launcher, backend="gloo")
+    text = plain(fit(world=world, hosts=HostsLine(bad=bad)))
+    return [line for line in text.splitlines() if "bad host" in line or "srun" in line]
+
+
+def test_bad_hosts_are_folded_into_a_line_to_paste():
+    assert without_bad("n7", "n3") == ["Without the bad hosts:", "    srun --exclude='n[3,7]' ..."]
+    assert without_bad("n3") == ["Without the bad host:", "    srun --exclude=n3 ..."]
+
+
+def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
+    assert without_bad() == []
+    assert without_bad("n0", hosts=1) == []
+    assert without_bad("n0", hosts=1, launcher="slurm") != []
+
+
+def test_a_list_that_nobody_would_paste_is_a_file():
+    many = [f"rack{host}-node{host}" for host in range(0, 4000, 3)]
+    assert without_bad(*many) == [
+        "Without the bad hosts: run again with --exclude-file bad, then",
+        "    srun --exclude=./bad ...",
+    ]

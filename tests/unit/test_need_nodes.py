@@ -1,0 +1,255 @@
+"""Fewer hosts than there are: what a run comes to for a job that could leave some out."""
+
+import pytest
+from msgspec import structs
+from reports import finding_of
+from seen import world_of
+from test_judge import recording
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import all_checks, col001, fab001
+from ddpdiag.checks.fab_view import FabricView
+from ddpdiag.cli.judge import run as judge_files
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.codec import disassemble, encode_line
+from ddpdiag.errors import UsageError
+from ddpdiag.fabric.rules import Rules
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.hosts import fastest_first, sort_hosts
+from ddpdiag.judgement.judge import world_of as world_of_run
+from ddpdiag.judgement.verdict import Conclusion, Judged, conclude, enough
+from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
+from ddpdiag.model.bench import Bench
+from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
+from ddpdiag.world import World
+
+
+def concluded(
+    *findings: Finding, need: int | None, run: Recording | None = None, world: World | None = None, strict: bool = False
+) -> Conclusion:
+    """Four hosts of one rank each, among which an all-reduce was done, unless `run` says otherwise."""
+    run = run or recording(size=4)
+    options = Options(need_nodes=need, strict=strict)
+    run = structs.replace(run, header=structs.replace(run.header, options=options))
+    world = world or World(size=4, launcher="hand", options=options, arrivals=run.arrivals)
+    judged = [Judged(check=col001.CHECK, findings=findings)]
+    judged += [
+        Judged(check=check, skip=skip) for check in all_checks() for skip in run.skips if skip.code == check.code
+    ]
+    whole = conclude(world, run, judged)
+    ordered = [finding for own in judged for finding in own.findings]
+    return enough(world, run, judged, whole, sort_hosts(world, run, ordered, whole.verdict)[0])
+
+
+def test_enough_good_hosts_are_fit_whatever_is_wrong_with_another() -> None:
+    found = concluded(finding_of(nodes=("n2",)), need=3)
+    assert (found.verdict, found.exit_code) == (Verdict.FIT, 0)
+    assert found.sentence == (
+        "3 of 4 hosts are good, 3 needed, without n2: nothing speaks against training on these, as far as it was "
+        "tested (collective)."
+    )
+
+
+def test_too_few_good_hosts_are_unfit() -> None:
+    found = concluded(finding_of(nodes=("n2",)), finding_of(ranks=(1,)), need=3)
+    assert (found.verdict, found.exit_code) == (Verdict.UNFIT, 1)
+    assert found.sentence.startswith("2 of 4 hosts are good, 3 needed. 4 ranks on 4 hosts cannot train: a title")
+
+
+def test_without_the_option_an_error_is_an_error() -> None:
+    assert concluded(finding_of(nodes=("n2",)), need=None).verdict is Verdict.UNFIT
+
+
+def test_rank_0s_host_may_be_left_out() -> None:
+    found = concluded(finding_of(ranks=(0,)), need=3)
+    assert (found.verdict, found.exit_code) == (Verdict.FIT, 0)
+    assert "without n0" in found.sentence
+
+
+def test_an_error_that_blames_nobody_is_never_fit() -> None:
+    found = concluded(finding_of(title="nobody knows"), finding_of(nodes=("n2",)), need=1)
+    assert (found.verdict, found.exit_code) == (Verdict.UNFIT, 1)
+    assert found.sentence.startswith("0 of 4 hosts are good, 1 needed.")
+
+
+def test_more_hosts_needed_than_there_are_is_unfit() -> None:
+    found = concluded(need=5)
+    assert (found.verdict, found.exit_code) == (Verdict.UNFIT, 1)
+    assert found.sentence.startswith("4 of 4 hosts are good, 5 needed. 4 ranks on 4 hosts: nothing speaks against")
+
+
+def test_a_run_in_which_all_are_good_says_how_many() -> None:
+    found = concluded(need=2)
+    assert (found.verdict, found.exit_code) == (Verdict.FIT, 0)
+    assert found.sentence.startswith("4 of 4 hosts are good, 2 needed. 4 ranks")
+
+
+def test_ends_of_a_bad_way_do_not_count_as_good() -> None:
+    way = finding_of(links=("n1 -> n2", "n2 -> n1"))
+    assert concluded(way, need=2).verdict is Verdict.FIT
+    assert concluded(way, need=3).verdict is Verdict.UNFIT
+
+
+def test_good_hosts_that_were_not_tried_together_are_unknown() -> None:
+    hung = recording(size=4, statuses={0: Status.HUNG, 1: Status.HUNG, 2: Status.HUNG, 3: Status.DIED})
+    found = concluded(finding_of(ranks=(3,)), need=3, run=hung)
+    assert (found.verdict, found.exit_code) == (Verdict.UNKNOWN, 3)
+    assert "no collective ran on all of them" in found.sentence
+
+
+def test_gloo_does_not_stand_for_nccl() -> None:
+    run = recording(size=4)
+    world = World(size=4, launcher="hand", options=Options(backend="nccl"), arrivals=run.arrivals)
+    assert concluded(finding_of(ranks=(3,)), need=3, run=run, world=world).verdict is Verdict.UNKNOWN
+
+
+def test_what_could_not_run_because_of_a_bad_host_is_told() -> None:
+    run = recording(size=4, skips=(Skip(code="TRN001", reason="COL001 failed", grounds=False),))
+    found = concluded(finding_of(nodes=("n2",)), need=3, run=run)
+    assert found.verdict is Verdict.FIT
+    assert found.sentence.endswith("(collective; not done: TRN001).")
+
+
+def test_a_rank_on_no_known_host_may_belong_on_a_good_one() -> None:
+    whole = recording(size=4)
+    arrivals = {rank: own for rank, own in whole.arrivals.items() if rank != 3}
+    run = structs.replace(whole, arrivals=arrivals, events=(Event(kind=EventKind.ABSENT, rank=3),))
+    found = concluded(finding_of(ranks=(3,)), need=2, run=run)
+    assert (found.verdict, found.exit_code) == (Verdict.UNKNOWN, 3)
+    assert "rank 3 never came, and may belong on any of them" in found.sentence
+    told = structs.replace(run, events=(Event(kind=EventKind.ABSENT, rank=3, node="n9"),))
+    found = concluded(finding_of(ranks=(3,), nodes=("n9",)), need=3, run=told)
+    assert found.verdict is Verdict.FIT
+    assert found.sentence.startswith("3 of 4 hosts are good, 3 needed, without n9")
+
+
+def test_a_part_of_a_run_is_not_short_of_hosts() -> None:
+    whole = recording(size=4, ended=False)
+    part = structs.replace(whole, arrivals={0: whole.arrivals[0]})
+    assert concluded(need=4, run=part).verdict is Verdict.UNKNOWN
+
+
+def test_a_good_host_that_could_not_be_looked_at_is_not_good() -> None:
+    unread = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(1,))
+    assert concluded(unread, finding_of(nodes=("n2",)), need=2).verdict is Verdict.FIT
+    nobody = finding_of(Severity.WARNING, code="HST004.unreadable", title="unread")
+    found = concluded(nobody, finding_of(nodes=("n2",)), need=2)
+    assert (found.verdict, found.exit_code) == (Verdict.UNKNOWN, 3)
+    assert "unread" in found.sentence
+
+
+def test_strict_counts_warnings_of_the_good_ones_only() -> None:
+    bad = finding_of(nodes=("n2",))
+    assert concluded(bad, finding_of(Severity.WARNING, nodes=("n2",)), need=3, strict=True).exit_code == 0
+    assert concluded(bad, finding_of(Severity.WARNING, nodes=("n1",)), need=3, strict=True).exit_code == 1
+
+
+def test_a_host_that_left_is_in_doubt_and_not_bad() -> None:
+    run = recording(size=4)
+    world = structs.replace(world_of(4, ranks_per_node=1), out=frozenset({3}))
+    assert concluded(need=3, run=run, world=world).verdict is Verdict.FIT
+    found = concluded(need=4, run=run, world=world)
+    assert (found.verdict, found.exit_code) == (Verdict.UNKNOWN, 3)
+
+
+def test_one_good_rank_needs_no_collective() -> None:
+    hung = recording(size=2, statuses={0: Status.HUNG, 1: Status.DIED})
+    world = World(size=2, launcher="hand", options=Options(), arrivals=hung.arrivals)
+    assert concluded(finding_of(ranks=(1,)), need=1, run=hung, world=world).verdict is Verdict.FIT
+
+
+# Whole runs ----------------------------------------------------------------------------------------------------------
+
+
+def simulated(*faults: tuple[Fault, int], **fields: object) -> Recording:
+    fleet = Fleet(16, Faults(faults, 0.7), Noise(), seed=3, hosts_per_leaf=4)
+    options = structs.replace(Options(stages=("fabric",), backend="nccl"), **fields)
+    return simulate(fleet, ranks_per_host=2, options=options, run_id="seed-3")
+
+
+def test_a_fleet_with_a_dead_host_is_fit_for_a_smaller_job() -> None:
+    run = simulated((Fault.DEAD_HOST, 1), need_nodes=15)
+    report = judge(run, all_checks())
+    assert (report.verdict, report.exit_code) == (Verdict.FIT, 0), report.sentence
+    assert report.sentence.startswith("15 of 16 hosts are good, 15 needed, without n")
+    header = structs.replace(run.header, options=structs.replace(run.header.options, need_nodes=16))
+    assert judge(structs.replace(run, header=header), all_checks()).exit_code == 1
+
+
+def test_good_hosts_come_fastest_first() -> None:
+    run = simulated()
+    report = judge(run, all_checks())
+    best = {row["node"]: row["host_busbw_bytes_per_s"] for row in report.ranks}
+    rates = [best[name] for name in report.hosts.good]
+    assert len(rates) == 16
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > rates[-1]
+
+
+def test_hosts_without_a_figure_keep_their_order_behind_the_others() -> None:
+    hosts = HostsLine(good=("n0", "n1", "n2", "n3"))
+    rows = [{"rank": 0, "node": "n0"}, {"node": "n2", "host_busbw_bytes_per_s": 1e9}]
+    assert fastest_first(hosts, rows).good == ("n2", "n0", "n1", "n3")
+    assert fastest_first(hosts, []).good == hosts.good
+
+
+def domains(topology: dict[str, str], leaves: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[int, str]:
+    """The leaf of each host, of one rank each, in a run with this file, whose ranks tell these leaves."""
+    run = recording(size=len(leaves), options=Options(topology=topology))
+    arrivals = {
+        rank: structs.replace(own, leaf=leaves[rank], place=structs.replace(own.place, node=name))
+        for (rank, own), name in zip(run.arrivals.items(), names or [f"n{rank}" for rank in run.arrivals], strict=True)
+    }
+    run = structs.replace(run, arrivals=arrivals)
+    view = FabricView(Seen(world_of_run(run), fab001.CHECK, run), Rules(), Rules())
+    return dict(view.ground.domains)
+
+
+def test_leaves_that_ranks_tell_count_where_the_file_names_none() -> None:
+    assert domains({}, ("s0", "s0", "", "s1")) == {0: "s0", 1: "s0", 3: "s1"}
+    assert domains({"other": "x"}, ("s0", "s1")) == {0: "s0", 1: "s1"}
+
+
+def test_the_file_counts_before_what_ranks_tell() -> None:
+    assert domains({"n0": "leaf0"}, ("s0", "s1")) == {0: "leaf0"}
+
+
+def test_a_long_name_is_known_by_its_short_one() -> None:
+    assert domains({"n0": "leaf0", "n1.b": "leaf1"}, ("", ""), ("n0.a", "n1.b")) == {0: "leaf0", 1: "leaf1"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "title"),
+    [
+        ({f"n{host:04d}": "leaf" for host in range(15)}, "--topology names 15 of 16 hosts"),
+        ({"other": "leaf"}, "--topology names 0 of 16 hosts"),
+    ],
+)
+def test_a_topology_of_other_hosts_is_noticed(topology, title) -> None:
+    run = simulated(topology=topology)
+    titles = [finding.title for finding in judge(run, all_checks()).findings]
+    assert title in titles
+
+
+def test_a_recording_is_judged_for_a_smaller_job(tmp_path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b"".join(map(encode_line, disassemble(simulated((Fault.DEAD_HOST, 1))))))
+    codes = [judge_files([str(file)], Outputs(json="-"), strict=False, need_nodes=need) for need in (None, 15, 16)]
+    assert codes == [1, 0, 1]
+
+
+def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
+    run = recording(options=Options(bench=Bench()))
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b"".join(map(encode_line, disassemble(run))))
+    with pytest.raises(UsageError, match="--need-nodes"):
+        judge_files([str(file)], Outputs(), strict=False, need_nodes=1)
+
+
+def test_exports_that_the_good_ones_need_are_told() -> None:
+    run = recording(size=4, options=Options(need_nodes=3))
+    world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
+    judged = [Judged(check=col001.CHECK, findings=(finding_of(nodes=("n2",)),))]
+    hosts = HostsLine(bad=("n2",), good=("n0", "n1", "n3"))
+    found = enough(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
+    assert found.sentence.endswith("; with NCCL_P2P_DISABLE=1 only.")

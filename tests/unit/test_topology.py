@@ -1,0 +1,113 @@
+"""Which leaf switch each host hangs on: from a file, or from Slurm."""
+
+import pytest
+from msgspec import structs
+
+from ddpdiag.cli.check import _topology
+from ddpdiag.cli.topology import read_topology
+from ddpdiag.errors import UsageError
+from ddpdiag.model import Options, Place
+from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.slurm import leaf_of
+
+
+def read(tmp_path, text: str) -> dict[str, str]:
+    file = tmp_path / "leaves"
+    file.write_text(text)
+    return read_topology(str(file))
+
+
+def test_a_host_and_its_leaf_stand_on_each_line(tmp_path):
+    text = "# made by hand\nn0 leaf0\n\n  n1\tleaf0  # moved in May\nn[2-3] leaf1\n"
+    assert read(tmp_path, text) == {"n0": "leaf0", "n1": "leaf0", "n2": "leaf1", "n3": "leaf1"}
+
+
+def test_slurms_own_file_is_understood(tmp_path):
+    text = (
+        "SwitchName=s0 Nodes=n[0-1,07] LinkSpeed=100\n"
+        "switchname=s1 nodes=n2,gpu-[1-2] # a comment\n"
+        "SwitchName=top \\\n  Switches=s[0-1]\n"
+    )
+    leaves = {"n0": "s0", "n1": "s0", "n07": "s0", "n2": "s1", "gpu-1": "s1", "gpu-2": "s1"}
+    assert read(tmp_path, text) == leaves
+
+
+def test_blocks_are_domains_too(tmp_path):
+    assert read(tmp_path, "BlockName=b1 Nodes=a[1-2]\nBlockSizes=2,4\n") == {"a1": "b1", "a2": "b1"}
+
+
+def test_a_host_on_several_switches_of_slurms_counts_for_the_first(tmp_path):
+    assert read(tmp_path, "SwitchName=s0 Nodes=n0\nSwitchName=s1 Nodes=n[0-1]\n") == {"n0": "s0", "n1": "s1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n0 leaf0\nn1\n", "line 2: 'n1': expected HOST LEAF"),
+        ("n0 leaf0 rack1\n", "line 1: 'n0 leaf0 rack1'"),
+        ("n0 leaf0\n# a\nn0 leaf1\n", "line 3: n0 is on leaf1 here, and on leaf0 above"),
+        ("SwitchName=s0 Nodes=n[0-\n", "line 1: 'n\\[0-'"),
+        ("SwitchName=s0 Nodes=n[a-b]\n", "line 1"),
+        ("SwitchName=s0 Nodes=n[0-999999999]\n", "line 1"),
+        ("SwitchName=s0 Nodes=@all\n", "line 1: '@all'"),
+        ("SwitchName=s0 Node=n0\n", "line 1: 'Node=n0'"),
+        ("SwitchName=s0 Nodes= n0\n", "line 1: 'Nodes='"),
+        ("Nodes=n0\n", "line 1: Nodes without SwitchName"),
+        ("# nothing\n", "it names no host"),
+        ("SwitchName=top Switches=s0\n", "it names no host"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named_in_one_sentence(tmp_path, text, said):
+    with pytest.raises(UsageError, match=said):
+        read(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"--topology .*none: No such file"):
+        read_topology(str(tmp_path / "none"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="it is no UTF-8 text"):
+        read_topology(str(tmp_path / "binary"))
+
+
+def test_only_rank_0_needs_the_file(tmp_path):
+    place = Place(rank=1, world_size=2, node="n1", launcher="hand")
+    launch = Launch(place=place, coordinator="n0", port=1, run_id="r")
+    missing = str(tmp_path / "none")
+    assert _topology(missing, launch) == {}
+    with pytest.raises(UsageError):
+        _topology(missing, structs.replace(launch, place=structs.replace(place, rank=0)))
+
+
+def test_a_long_topology_does_not_travel_to_every_rank():
+    assert Options(topology={"n0": "leaf0"}, need_nodes=1).for_ranks == Options(need_nodes=1)
+
+
+# Slurm ---------------------------------------------------------------------------------------------------------------
+
+
+def told(address: str, pattern: str, host: str = "node7") -> str:
+    return leaf_of({"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}, host)
+
+
+def test_the_switch_above_the_host_is_its_leaf():
+    assert told("root.leaf3.node7", "switch.switch.node") == "leaf3"
+    assert told("s[0-1].leaf3.node7", "switch.switch.node") == "leaf3"
+    assert told("block2.node7", "block.node") == "block2"
+
+
+def test_a_name_with_dots_is_one_name():
+    assert told("root.leaf3.node7.cluster.org", "switch.switch.node") == "leaf3"
+    assert told("root.leaf3.node7", "switch.switch.node", host="node7.cluster.org") == "leaf3"
+
+
+def test_variables_of_another_host_are_not_believed():
+    assert told("root.leaf3.node1", "switch.switch.node") == ""
+
+
+def test_without_a_tree_there_is_no_leaf():
+    assert told("node7", "node") == ""
+    assert leaf_of({}, "node7") == ""
+    assert told("root.leaf3.node7", "") == ""
+    assert told("leaf3.node7", "switch.switch.node") == ""
+    assert told("leaf3.switch7", "node.switch", host="switch7") == ""
