@@ -243,7 +243,7 @@ def judge(
     )
 )
 def simulate(
-    hosts: Annotated[int, typer.Option(min=1, max=131_072, metavar="N", help="Hosts of the fleet.")] = 16,
+    hosts: Annotated[int, typer.Option(min=2, max=131_072, metavar="N", help="Hosts of the fleet.")] = 16,
     ranks_per_host: Annotated[int, typer.Option(min=1, max=64, metavar="G", help="Ranks of each host.")] = 8,
     fault: Annotated[
         list[str] | None,

@@ -300,7 +300,8 @@ def _diagnose(notes: _Notes, bad: tuple[Bad, ...], systemic: str = "") -> Diagno
         unrepeated=_paths(notes, notes.questionable()),
         domains=_domains(notes, named),
         systemic=systemic,
-        found_from=smallest_slowdown(notes.bar, notes.needed),
+        # Two have nobody else to be held against.
+        found_from=smallest_slowdown(notes.bar, notes.needed) if len(notes.units) > 2 else 1.0,
     )
 
 

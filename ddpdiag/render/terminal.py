@@ -28,6 +28,8 @@ _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold
 SAME_SHOWN = 3
 # A list of hosts that nobody would paste any more.
 _LONGEST_LIST = 1_000
+# Where several codes have many, one of each: beyond so many findings a page is no longer read.
+FINDINGS_SHOWN = 5
 # Names and values of one kind in one line.
 LIST_SHOWN = 8
 
@@ -93,9 +95,9 @@ def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
         return "FAIL"
     if stage.status == "skipped":
         return "skip"
-    if stage.status != "done":
+    if stage.status not in ("done", "warning"):
         return "??"  # Not looked at is not healthy.
-    return "warn" if Severity.WARNING in severities else "ok"
+    return "warn" if stage.status == "warning" or Severity.WARNING in severities else "ok"
 
 
 def _saying(checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
@@ -160,17 +162,20 @@ def _measurements(page: Page, measurements: dict[str, Scalar]) -> None:
 
 def write_findings(page: Page, findings: Sequence[Finding], *, details: bool) -> None:
     """The findings, errors first; many of one code are shown by a few, unless `details`."""
-    for severity in _ORDER:
-        groups: dict[str, list[Finding]] = {}
-        for finding in findings:
-            if finding.severity is severity:
-                groups.setdefault(finding.code, []).append(finding)
-        for group in groups.values():
-            # "and 1 more" would take the room of the one.
-            most = len(group) if details or len(group) <= SAME_SHOWN + 1 else SAME_SHOWN
-            for finding in group[:most]:
-                _finding(page, finding, details=details)
-            _more(page, group[most:])
+    groups: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
+        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    few = SAME_SHOWN if sum(_shown(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
+    for group in groups.values():
+        most = len(group) if details else _shown(group, few)
+        for finding in group[:most]:
+            _finding(page, finding, details=details)
+        _more(page, group[most:])
+
+
+def _shown(group: Sequence[Finding], few: int) -> int:
+    """How many of one code are shown: "and 1 more" would take the room of the one."""
+    return len(group) if len(group) <= few + 1 else few
 
 
 def _finding(page: Page, finding: Finding, *, details: bool) -> None:

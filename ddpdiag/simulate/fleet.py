@@ -99,9 +99,14 @@ class Fleet:
             return
         match kind:
             case Fault.SLOW_LINK:
-                self.links.update(frozenset(self._random.sample(range(self.hosts), 2)) for _ in range(count))
+                if count > (pairs := self.hosts * (self.hosts - 1) // 2):
+                    raise UsageError(f"{count} slow links were asked for, and {self.hosts} hosts have {pairs} pairs")
+                while len(self.links) < count:
+                    self.links.add(frozenset(self._random.sample(range(self.hosts), 2)))
             case Fault.LEAF:
-                for leaf in self._random.sample(range(-(-self.hosts // self.hosts_per_leaf)), count):
+                if count > self._leaves:
+                    raise UsageError(f"{count} bad leaves were asked for, and {self.hosts} hosts have {self._leaves}")
+                for leaf in self._random.sample(range(self._leaves), count):
                     self.slow.update(self._of_leaf(leaf)[::2])
             case Fault.TRANSIENT:
                 self._transients = 0.05
@@ -118,6 +123,10 @@ class Fleet:
         """The number of a host's leaf."""
         return host // self.hosts_per_leaf
 
+    @property
+    def _leaves(self) -> int:
+        return -(-self.hosts // self.hosts_per_leaf)
+
     def _of_leaf(self, leaf: int) -> range:
         return range(leaf * self.hosts_per_leaf, min(self.hosts, (leaf + 1) * self.hosts_per_leaf))
 
@@ -125,10 +134,9 @@ class Fleet:
         """Congestion goes on or ends, and begins elsewhere."""
         if not self.noise.congested:
             return
-        leaves = range(-(-self.hosts // self.hosts_per_leaf))
         self._congested = {
             leaf
-            for leaf in leaves
+            for leaf in range(self._leaves)
             if self._random.random() < (self.noise.lasting if leaf in self._congested else self.noise.congested)
         }
 

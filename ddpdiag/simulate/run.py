@@ -38,6 +38,7 @@ def simulate(
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
     trials: list[Trial] = []
     outcomes: list[Outcome] = []
+    seconds = 0.0
     while True:
         known = Recording(header=header, arrivals=arrivals, trials=tuple(trials), outcomes=tuple(outcomes))
         planned = fab001.CHECK.plan(Seen(world, fab001.CHECK, known))
@@ -46,13 +47,15 @@ def simulate(
         for trial in planned:
             numbered = structs.replace(trial, number=len(trials) + 1)
             trials.append(numbered)
-            outcomes += _outcomes(fleet, numbered, ranks_per_host)
+            told = tuple(_outcomes(fleet, numbered, ranks_per_host))
+            seconds += max(outcome.seconds for outcome in told)
+            outcomes += told
     return Recording(
         header=header,
         arrivals=arrivals,
         trials=tuple(trials),
         outcomes=tuple(outcomes),
-        end=End(seconds=_ROUND_SECONDS * len(trials)),
+        end=End(seconds=seconds),
     )
 
 

@@ -219,6 +219,25 @@ def test_findings_of_one_code_are_counted_beyond_three():
     assert plain(fit(findings=findings), details=True).count("error COL001.slow: a title") == 10
 
 
+def test_where_several_codes_have_many_one_of_each_is_shown():
+    codes = ("COL001.slow", "COL002.slow")
+    findings = tuple(finding_of(code=code, ranks=(rank,)) for code in codes for rank in range(4))
+    text = plain(fit(findings=findings))
+    assert [text.count(f"error {code}: a title") for code in codes] == [1, 1]
+    assert text.count("3 more like these: ranks 1-3") == 2
+    assert plain(fit(findings=findings), details=True).count("a title") == 8
+
+
+def test_two_of_a_code_are_both_shown_however_many_others_there_are():
+    codes = [f"COL00{number}.slow" for number in range(5)]
+    findings = tuple(finding_of(code=code) for code in codes for _ in range(2))
+    assert plain(fit(findings=findings)).count("a title") == 10
+
+
+def test_a_stage_with_warnings_was_looked_at():
+    assert "warn  host  warning" in plain(fit(stages=(stage("host", "warning"),)))
+
+
 def test_long_lists_are_counted_and_whole_in_details():
     report = fit(findings=(finding_of(evidence={"values": list(range(100))}),))
     assert "+92 more" in plain(report)

@@ -1,0 +1,272 @@
+"""`ddpdiag simulate`: every kind of fault and its finding, by the command as it is typed."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from ddpdiag.cli.app import app
+from ddpdiag.cli.edge import guarded
+from ddpdiag.errors import UsageError
+from ddpdiag.render.terminal import SAME_SHOWN
+from ddpdiag.simulate import Fault, Faults, Fleet, Noise
+
+QUIET = ("--transients", "0")
+
+
+class Ran(NamedTuple):
+    """What a command left behind."""
+
+    exit_code: int
+    text: str
+    report: dict
+
+    @property
+    def codes(self) -> dict[str, set[str]]:
+        """Each finding's hosts, by its code."""
+        found: dict[str, set[str]] = {}
+        for finding in self.report["findings"]:
+            found.setdefault(finding["code"], set()).update(finding["nodes"])
+        return found
+
+
+def ran(folder: Path, *words: str) -> Ran:
+    path = folder / "report.json"
+    done = CliRunner().invoke(app, [*words, "--json", str(path)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Ran(done.exit_code, done.stdout, json.loads(path.read_text()))
+
+
+def simulated(folder: Path, *words: str) -> Ran:
+    return ran(folder, "simulate", *words)
+
+
+def names(hosts: Sequence[int] | frozenset[int] | set[int]) -> set[str]:
+    return {f"n{host:04d}" for host in hosts}
+
+
+def fleet(hosts: int, *kinds: tuple[Fault, int], seed: int = 0) -> Fleet:
+    """The one that the command makes: the same seed has the same bad hosts."""
+    return Fleet(hosts, Faults(kinds), Noise(), seed=seed)
+
+
+# Every kind of fault --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("fault", "ranks", "code", "exit_code"),
+    [
+        (Fault.SLOW_HOST, 8, "FAB001.node", 0),
+        (Fault.SLOW_HOST, 1, "FAB001.node", 0),
+        (Fault.SLOW_INSIDE, 8, "FAB001.alone", 0),
+        (Fault.SLOW_INSIDE, 1, "FAB001.node", 0),
+        (Fault.DEAD_HOST, 8, "FAB001.alone", 1),
+        (Fault.DEAD_HOST, 1, "FAB001.node", 1),
+        (Fault.HANG, 8, "FAB001.alone", 1),
+        (Fault.HANG, 1, "FAB001.node", 1),
+    ],
+)
+def test_bad_hosts_are_named_and_no_others(tmp_path, fault, ranks, code, exit_code, seed):
+    words = ("--hosts", "64", "--ranks-per-host", str(ranks), "--fault", f"{fault.value}:3", "--seed", str(seed))
+    done = simulated(tmp_path, *words)
+    assert done.codes[code] == names(fleet(64, (fault, 3), seed=seed).bad)
+    assert {*done.codes} - {"FAB001.transient"} == {code}
+    assert done.exit_code == exit_code
+
+
+def test_a_slow_way_is_named_and_no_host(tmp_path):
+    for seed in range(3):
+        done = simulated(tmp_path, "--hosts", "8", "--fault", "slow-link", *QUIET, "--seed", str(seed))
+        (path,) = (finding for finding in done.report["findings"] if finding["code"] == "FAB001.path")
+        (link,) = fleet(8, (Fault.SLOW_LINK, 1), seed=seed).links
+        one, other = sorted(names(link))
+        assert path["links"] == [f"{one} -> {other}", f"{other} -> {one}"]
+        assert not any(done.codes.values())
+
+
+def test_a_bad_leaf_is_named_with_its_hosts(tmp_path):
+    done = simulated(tmp_path, "--hosts", "128", "--fault", "leaf")
+    bad = fleet(128, (Fault.LEAF, 1)).bad
+    assert done.codes["FAB001.domain"] == names(bad)
+    assert len(bad) == 16
+    assert "FAB001.node" not in done.codes
+    assert f"leaf{min(bad) // 32} holds the others back: 16 of its hosts are bad" in done.text
+
+
+def test_transients_blame_nobody(tmp_path):
+    done = simulated(tmp_path, "--hosts", "512", "--fault", "transient")
+    assert {*done.codes} == {"FAB001.transient", "FAB001.clear"}
+    assert not any(done.codes.values())
+    assert done.exit_code == 0
+
+
+def test_a_fleet_that_is_slow_as_a_whole_blames_nobody(tmp_path):
+    done = simulated(tmp_path, "--hosts", "64", "--fault", "systemic")
+    assert done.codes == {"FAB001.systemic": set()}
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--fault", "none")])
+def test_a_fleet_without_faults_is_fit(tmp_path, words):
+    done = simulated(tmp_path, "--hosts", "64", *QUIET, *words)
+    assert done.codes == {"FAB001.clear": set()}
+    assert "slower would have been found (99 of 100 times)" in " ".join(done.text.split())
+    assert done.exit_code == 0
+
+
+def test_of_two_hosts_none_is_said_to_be_good_beside_the_other(tmp_path):
+    done = simulated(tmp_path, "--hosts", "2", *QUIET, "--fault", "slow-host")
+    text = " ".join(done.text.split())
+    assert "1 round of pairs" in text
+    assert "Two hosts are held against nobody" in text
+    assert "would have been found" not in text
+    assert done.report["measurements"]["fabric.found_from_share"] == 1
+
+
+def test_several_kinds_at_once(tmp_path):
+    kinds = ((Fault.SLOW_HOST, 5), (Fault.HANG, 2), (Fault.SLOW_INSIDE, 3))
+    words = [word for kind, count in kinds for word in ("--fault", f"{kind.value}:{count}")]
+    done = simulated(tmp_path, "--hosts", "300", *words)
+    made = fleet(300, *kinds)
+    assert done.codes["FAB001.node"] == names(made.slow)
+    assert done.codes["FAB001.alone"] == names(made.slow_inside | made.hanging)
+
+
+def test_one_transient_makes_no_error_of_a_slow_host(tmp_path):
+    done = simulated(tmp_path, "--hosts", "600", "--fault", "slow-host:60", "--transients", "0.1")
+    blamed = [finding for finding in done.report["findings"] if finding["code"] == "FAB001.node"]
+    assert any(min(finding["evidence"]["rates_bytes_per_s"]) < 45e9 for finding in blamed)
+    assert {finding["severity"] for finding in blamed} == {"warning"}
+
+
+def test_a_host_that_is_far_below_is_an_error(tmp_path):
+    done = simulated(tmp_path, "--hosts", "64", "--fault", "slow-host", "--slower", "0.7", *QUIET)
+    assert done.exit_code == 1
+
+
+# The same again -------------------------------------------------------------------------------------------------------
+
+MIXED = ("--hosts", "200", "--fault", "slow-host:4", "--fault", "hang:2", "--congestion", "0.01")
+
+
+def test_the_same_seed_is_the_same_report(tmp_path):
+    def bytes_of(seed: int) -> tuple[bytes, str]:
+        text = simulated(tmp_path, *MIXED, "--seed", str(seed)).text
+        return (tmp_path / "report.json").read_bytes(), text
+
+    assert bytes_of(5) == bytes_of(5)
+    assert bytes_of(5) != bytes_of(6)
+
+
+def test_judging_the_recording_gives_the_same_report(tmp_path):
+    record = tmp_path / "run.jsonl"
+    done = simulated(tmp_path, *MIXED, "--record", str(record))
+    again = ran(tmp_path, "judge", str(record))
+    assert again == done
+
+
+def test_the_run_lasts_as_long_as_its_trials(tmp_path):
+    done = simulated(tmp_path, "--hosts", "64", "--fault", "hang")
+    assert done.report["seconds"] == sum(stage["seconds"] for stage in done.report["stages"])
+
+
+def test_the_bad_hosts_are_excluded(tmp_path):
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    simulated(
+        tmp_path,
+        *("--hosts", "64", "--fault", "slow-inside:2", "--slower", "0.8"),
+        *("--exclude-file", str(bad), "--good-hosts", str(good)),
+    )
+    expected = names(fleet(64, (Fault.SLOW_INSIDE, 2)).bad)
+    assert {*bad.read_text().split()} == expected
+    assert not expected & {*good.read_text().split()}
+
+
+def test_many_runs_are_counted(tmp_path):
+    done = CliRunner().invoke(app, ["simulate", "--hosts", "64", "--fault", "slow-host:2", "--trials", "4"])
+    assert done.exit_code == 0
+    assert "4 runs of 64 hosts, seeds 0-3" in done.stdout
+    assert "healthy hosts blamed per run   0.0000" in done.stdout
+    assert "bad hosts missed               0 of 8" in done.stdout
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--fault", "slow"), "--fault slow: expected KIND or KIND:COUNT"),
+        (("--fault", "slow-host:"), "--fault slow-host:: expected KIND or KIND:COUNT"),
+        (("--fault", "slow-host:0"), "--fault slow-host:0: expected"),
+        (("--fault", "slow-host:-1"), "--fault slow-host:-1: expected"),
+        (("--fault", "slow-host:x"), "--fault slow-host:x: expected"),
+        (
+            ("--hosts", "4", "--fault", "slow-host:3", "--fault", "hang:2"),
+            "2 bad hosts were asked for, and there are 1",
+        ),
+        (("--hosts", "40", "--fault", "leaf:3"), "3 bad leaves were asked for, and 40 hosts have 2"),
+        (("--hosts", "3", "--fault", "slow-link:4"), "4 slow links were asked for, and 3 hosts have 3 pairs"),
+        (("--record", "no/such/folder/run.jsonl"), "no/such/folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(capfd, words, sentence):
+    assert guarded(lambda: app(["simulate", *words])) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("ddpdiag: ")
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("--hosts", "1"), ("--hosts", "200000"), ("--slower", "1"), ("--seed", "x")])
+def test_numbers_out_of_range_are_refused(words):
+    done = CliRunner().invoke(app, ["simulate", *words])
+    assert done.exit_code == 2
+    assert words[0] in done.stderr
+
+
+def test_as_many_links_are_slow_as_were_asked_for():
+    assert len(fleet(4, (Fault.SLOW_LINK, 6)).links) == 6
+    with pytest.raises(UsageError):
+        fleet(4, (Fault.SLOW_LINK, 7))
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--fault", "slow-host:40"),
+        ("--fault", "hang:40"),
+        ("--fault", "leaf:10"),
+        ("--fault", "hang:30", "--fault", "slow-host:30"),
+        ("--fault", "hang:30", "--fault", "slow-host:30", "--ranks-per-host", "1"),
+        ("--fault", "slow-host:20", "--fault", "slow-inside:20", "--fault", "leaf:3"),
+        ("--congestion", "0.01", "--transients", "0.05"),
+    ],
+    ids=" ".join,
+)
+def test_a_report_of_two_thousand_hosts_is_a_page(tmp_path, words):
+    lines = simulated(tmp_path, "--hosts", "2048", *words).text.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 80
+
+
+def test_many_findings_of_several_codes_are_one_of_each(tmp_path):
+    words = ("--hosts", "300", *QUIET, "--fault", "slow-host:9")
+    assert simulated(tmp_path, *words).text.count(" holds the others back\n") == SAME_SHOWN
+    text = simulated(tmp_path, *words, "--fault", "slow-inside:9", "--fault", "hang:9").text
+    assert text.count(" holds the others back\n") == 1
+    assert text.count(" is bad by itself\n") == 2
+    assert text.count(" 8 more like these") == 3
+
+
+def test_a_stage_with_warnings_is_no_stage_that_was_not_looked_at(tmp_path):
+    text = simulated(tmp_path, "--hosts", "64", "--fault", "slow-host").text
+    assert "warn  fabric  warning" in text
