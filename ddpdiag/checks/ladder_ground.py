@@ -7,7 +7,7 @@ from ddpdiag.blame import is_echo, without_backend
 from ddpdiag.check import Seen
 from ddpdiag.checks import col001, gpu003, hst004, lch002, p2p001, rdz003
 from ddpdiag.checks.gpu_cards import cards_of
-from ddpdiag.checks.hosts import answers_by_host
+from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.ladder import Ground, Member, Members
 from ddpdiag.checks.ladder_rungs import (
     ACROSS,
@@ -70,7 +70,7 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
     """Why there is nothing to climb for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if said := without_backend(o for o in seen.recording.outcomes if o.code in (col001.CHECK.code, seen.check.code)):
-        return f"there is no {seen.world.backend} to climb for: {next(iter(said.values()))}"
+        return f"torch has no {seen.world.backend} on {ranks_text(tuple(said))}"
     if own is None:
         return None
     if reason := _other_reason(seen, own):
