@@ -109,8 +109,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _trial(seen: Seen[Data], step: Round) -> Trial:
-    fleet = _view(seen).fleet
-    groups = tuple(fleet.ranks_of(group) for group in step.groups)
+    groups = _view(seen).possible(step)
     params = {"backend": seen.world.backend, "phase": step.phase.value}
     return new_trial(seen, groups=groups, params=params, may_fail=True)
 

@@ -19,6 +19,7 @@ _WHYS = {
     "raised": "failed",
     "wrong": "gave wrong values",
     "unheard": "was not heard of again",
+    "lost": "was lost",
     "skipped": "was ended",
 }
 _SHOWN = 8
@@ -175,8 +176,8 @@ def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
 
 def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]:
     proof = state.proof
-    if proof is None or proof.rate is not None:
-        return
+    if proof is None or proof.rate is not None or proof.why == "lost":
+        return  # RUN002 names the lost
     yield seen.finding(
         "unproven",
         Severity.ERROR,

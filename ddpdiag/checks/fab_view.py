@@ -1,8 +1,9 @@
 """Hosts, rounds and what each group reached, put together from FAB001's trials. Pure."""
 
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -57,10 +58,9 @@ class FabricView:
 
     @cached_property
     def fleet(self) -> Fleet:
-        """Hosts of which every rank can take part."""
-        living = set(self._seen.world.living)
-        whole = [(name, ranks) for (name, _), ranks in self._seen.world.hosts.items() if living.issuperset(ranks)]
-        return Fleet(tuple(name for name, _ in whole), tuple(ranks for _, ranks in whole))
+        """All hosts that came; one that is lost later keeps its number."""
+        hosts = self._seen.world.hosts
+        return Fleet(tuple(name for name, _ in hosts), tuple(hosts.values()))
 
     @cached_property
     def ground(self) -> Ground:
@@ -127,8 +127,15 @@ class FabricView:
 
     @cached_property
     def answers(self) -> tuple[Results, ...]:
-        """What the groups of each trial reached, in order."""
-        return tuple(self._results(trial) for trial in self._seen.trials)
+        """What the groups of each trial reached, in order, up to the first one that the run itself cut short."""
+        return tuple(self._results(trial) for trial in takewhile(self._is_answered, self._seen.trials))
+
+    def _is_answered(self, trial: Trial) -> bool:
+        """Did everybody answer, with the time that the check gives?"""
+        outcomes = self._outcomes[trial.number]
+        statuses = {outcome.status for outcome in outcomes.values()}
+        cut = Status.SKIPPED in statuses or (trial.hurried and Status.HUNG in statuses)
+        return not cut and len(outcomes) == sum(map(len, trial.groups))
 
     @property
     def best_rates(self) -> dict[int, float]:
@@ -142,36 +149,51 @@ class FabricView:
 
     @cached_property
     def state(self) -> Round | Located:
-        """The next round, or the end."""
-        return follow(locate(self.ground), self.answers)
+        """The next round of which something can be tried, or the end."""
+        return follow(locate(self.ground), self.answers, self.possible)
+
+    def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
+        """The ranks of those groups of a round of which nobody is lost."""
+        living = self._living
+        groups = (self.fleet.ranks_of(group) for group in step.groups)
+        return tuple(ranks for ranks in groups if living.issuperset(ranks))
+
+    @cached_property
+    def _living(self) -> frozenset[int]:
+        return frozenset(self._seen.world.living)
+
+    @cached_property
+    def _outcomes(self) -> dict[int, dict[int, Outcome]]:
+        """By trial and rank."""
+        found: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in self._seen.trials}
+        for outcome in self._seen.outcomes:
+            if outcome.trial in found:
+                found[outcome.trial][outcome.rank] = outcome
+        return found
 
     def _results(self, trial: Trial) -> Results:
-        outcomes = {o.rank: o for o in self._seen.outcomes if o.trial == trial.number}
+        outcomes, host_of = self._outcomes[trial.number], self._host_of
         return {
-            tuple(self._host_of[rank] for rank in group if rank in self._host_of): _tested(
-                outcomes, group, self._host_of
-            )
+            tuple([host_of[rank] for rank in group if rank in host_of]): _tested(outcomes, group)
             for group in trial.groups
         }
 
 
-def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int], leaders: Container[int]) -> Reached:
-    """The slowest of the hosts' first ranks; all ranks of a group end together, so that these tell enough."""
+def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int]) -> Reached:
+    """What the group's first rank measured: all its ranks end together, and agreed on whether values are right."""
     own = [outcomes[rank] for rank in group if rank in outcomes]
     if len(own) < len(group):
         return Reached(None, "unheard")
     worst = _worst(own)
     if worst is not None:
         return Reached(None, worst)
-    rows = [decode(outcome.data, Data) for outcome in own if outcome.rank in leaders]
-    if any(row.wrong for row in rows):
+    row = decode(own[0].data, Data)
+    if row.wrong:
         return Reached(None, "wrong")
-    slowest = max(rows, key=lambda row: row.seconds.min)
-    return Reached(
-        busbw("all_reduce", slowest.bytes, slowest.seconds.min, slowest.ranks),
-        "",
-        max(0.0, slowest.seconds.median / slowest.seconds.min - 1) if slowest.seconds.min > 0 else 0.0,
-    )
+    least = row.seconds.min
+    if least <= 0:
+        return Reached(None, "unheard")
+    return Reached(busbw("all_reduce", row.bytes, least, row.ranks), "", max(0.0, row.seconds.median / least - 1))
 
 
 def _worst(outcomes: Sequence[Outcome]) -> str | None:

@@ -1,12 +1,14 @@
 """The whole search: each unit alone, then pairs (see `localise`), then all that are good together. Pure."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.fabric.localise import Diagnosis, Phase, Reached, Results, Round, localise
 from ddpdiag.fabric.matching import Domain
 from ddpdiag.fabric.rules import Bar, Rules, bar_of
 
+LOST = Reached(None, "lost")
 # Of fewer units it is not known which of them is the usual one.
 _LEAST_TO_COMPARE = 3
 
@@ -88,13 +90,24 @@ def _passes(tested: Reached, bar: Bar) -> bool:
     return tested.rate is not None and tested.rate >= bar.least
 
 
-def follow(search: Whole, answers: Sequence[Results]) -> Round | Located:
-    """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure."""
+def follow(
+    search: Whole, answers: Sequence[Results], possible: Callable[[Round], object] = lambda _step: True
+) -> Round | Located:
+    """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure.
+
+    A group of which an answer says nothing could not be tried, since somebody of it was lost. A round of which nothing
+    is `possible` is answered so, and so was one of which the next answer knows no group.
+    """
+    left = deque(answers)
     try:
         step = next(search)
-        for answer in answers:
-            step = search.send(answer)
+        while True:
+            known: Results = {}
+            if left and any(group in left[0] for group in step.groups):
+                known = left.popleft()
+            elif not left and possible(step):
+                return step
+            step = search.send({group: known.get(group, LOST) for group in step.groups})
     except StopIteration as end:
         located: Located = end.value
         return located
-    return step

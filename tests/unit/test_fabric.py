@@ -293,6 +293,21 @@ def test_a_unit_that_is_bad_alone_takes_no_part_in_pairs():
     assert fleet.rounds[-1] == Round(Phase.VERIFY, (tuple(unit for unit in range(10) if unit != 3),))
 
 
+def test_a_unit_that_is_lost_is_not_tried_again_and_the_others_are_judged():
+    fleet, lost = Fleet(12, bad=(3,), by=0.5, transients=0), 7
+    answers: list[Results] = []
+    ground = Ground(fleet.units)
+
+    def possible(step: Round) -> list[tuple[int, ...]]:
+        # It is lost after the first round.
+        return [group for group in step.groups if not answers or lost not in group]
+
+    while not isinstance(step := follow(locate(ground), answers, possible), Located):
+        answers.append(fleet(step._replace(groups=tuple(possible(step)))))
+    assert {bad.unit for bad in step.diagnosis.bad} == {3, lost} - ({lost} if lost in step.diagnosis.cleared else set())
+    assert step.diagnosis.cleared >= {*fleet.units} - {3, lost}
+
+
 def test_what_is_bad_inside_most_units_is_left_to_the_pairs():
     class Inside(Fleet):
         def tested(self, group):

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
+from ddpdiag.checks import all_checks
 from ddpdiag.cli.app import app
 from ddpdiag.cli.edge import guarded
 from ddpdiag.errors import UsageError
+from ddpdiag.judgement import judge
+from ddpdiag.model import Status
 from ddpdiag.render.terminal import SAME_SHOWN
-from ddpdiag.simulate import Fault, Faults, Fleet, Noise
+from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
 
 QUIET = ("--transients", "0")
 
@@ -271,3 +275,18 @@ def test_many_findings_of_several_codes_are_one_of_each(tmp_path):
 def test_a_stage_with_warnings_is_no_stage_that_was_not_looked_at(tmp_path):
     text = simulated(tmp_path, "--hosts", "64", "--fault", "slow-host").text
     assert "warn  fabric  warning" in text
+
+
+def test_a_run_that_was_cut_short_blames_nobody():
+    whole = simulate(Fleet(64, Faults(((Fault.SLOW_HOST, 2),), 0.5), seed=1))
+    last = whole.trials[-2]
+    kept = tuple(outcome for outcome in whole.outcomes if outcome.trial <= last.number)
+    cut = tuple(
+        structs.replace(outcome, status=Status.SKIPPED, told=True) if outcome.trial == last.number else outcome
+        for outcome in kept
+    )
+    for outcomes in (cut, kept[:-5]):
+        trials = tuple(trial for trial in whole.trials if trial.number <= last.number)
+        report = judge(structs.replace(whole, trials=trials, outcomes=outcomes), all_checks())
+        assert [finding.code for finding in report.findings] == ["FAB001.unmeasured"]
+        assert report.hosts.bad == ()
