@@ -15,7 +15,7 @@ from jobs import CHECK, Job, Start
 P2P, SHM, NVLS = {"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"}, {"NCCL_NVLS_ENABLE": "0"}
 # Long enough for four ranks on two busy cores to begin, short enough to let a dozen of them pass.
 SECONDS = 8
-AT_ONCE = 4
+AT_ONCE = 5
 SOURCED = ("bash", "-c", '. "$0" && exec "$@"')
 
 
