@@ -15,7 +15,7 @@ from jobs import CHECK, Job, Start
 P2P, SHM, NVLS = {"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"}, {"NCCL_NVLS_ENABLE": "0"}
 # Long enough for four ranks on two busy cores to begin, short enough to let a dozen of them pass.
 SECONDS = 8
-AT_ONCE = 5
+AT_ONCE = 3
 SOURCED = ("bash", "-c", '. "$0" && exec "$@"')
 
 
@@ -203,11 +203,14 @@ def test_a_scenario_is_told_rightly(name: str, climbs: dict[str, Future]) -> Non
 
 @pytest.mark.parametrize("name", SOURCED_AGAIN)
 def test_with_its_exports_the_same_scenario_passes(name: str, climbs: dict[str, Future]) -> None:
-    *_, again = climbs[name].result()
+    job, _, again = climbs[name].result()
     assert again.process.returncode == 0, again.told()
     assert [finding["code"] for finding in again.errors] == []
-    # What is exported holds nothing back that works; it is known to be needed, where it is looked at.
-    assert {finding["code"] for finding in own_findings(again)} <= {"P2P003.needed"}
+    # What is exported is known to be needed, where it is looked at. What is said of speed is up to the other runs here.
+    assert {finding["code"] for finding in own_findings(again)} <= {"P2P003.needed", "P2P003.slow", "P2P003.held-back"}
+    if name in ("slow", "own_override_costs"):
+        before, after = (run.report["measurements"]["all_reduce.standin.busbw_bytes_per_s"] for run in (job, again))
+        assert after > 2 * before
 
 
 def test_without_a_file_of_exports_it_is_unfit_and_training_is_tried_with_them(start: Start) -> None:
