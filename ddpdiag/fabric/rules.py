@@ -84,7 +84,7 @@ def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0
     if not known or known[-1] <= 0:
         return Bar(0.0, 0.0, 0.0)
     usual, width = _shortest_half(known)
-    sigma = width / _HALF_WIDTH * (1 + _SMALL_SAMPLE / len(known)) / usual if usual > 0 else 0.0
+    sigma = width / _HALF_WIDTH * (1 + _SMALL_SAMPLE / len(known)) / usual if usual >= 1 else 0.0
     return _bar(usual, max(sigma, spread), units, rules)
 
 
@@ -95,6 +95,8 @@ def bar_of_best(best: Sequence[float], tests: int, rules: Rules, spread: float =
         return Bar(0.0, 0.0, 0.0)
     mean, deviation = _LARGEST_OF.get(tests, _LARGEST_OF_MORE)
     middle = quantile(known, 0.5)
+    if middle < 1:  # less than a byte in a second is no rate
+        return Bar(0.0, 0.0, rules.least)
     away = quantile(sorted(abs(rate - middle) for rate in known), 0.5)
     sigma = max(_MAD_TO_SIGMA * away / deviation / middle, spread)
     return _bar(middle / (1 + mean * sigma), sigma, len(best), rules)

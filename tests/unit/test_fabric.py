@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpdiag.fabric.localise import Diagnosis, Phase, Reached, Results, Round, localise
@@ -263,6 +263,8 @@ def test_the_smallest_slowdown_is_one_that_fails_every_time(sigma, units):
 
 @relaxed
 @given(st.lists(st.floats(0, 1e12), max_size=20), st.integers(1, 100))
+@example([0.0, 0.0, 1e9], 2)
+@example([5e-324, 5e-324, 1e9], 2)
 def test_any_rates_have_a_bar(rates, units):
     for bar in (bar_of(rates, units, Rules()), bar_of_best(rates, 3, Rules())):
         assert bar.least <= bar.usual or bar.usual == 0
