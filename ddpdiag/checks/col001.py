@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.wrong_values import Guilt, guilt, pairs, suspects
+from ddpdiag.checks.wrong_values import Guilt, guilt, suspects
+from ddpdiag.fabric.matching import round_robin
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import Samples, odd_ones_out, samples
 from ddpdiag.world import World, without_gpu
@@ -126,7 +127,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
             return (new_trial(seen, params={"backend": backend}),)
         rounds = len(_trials(seen, backend, in_pairs=True))
         if rounds < MAX_ROUNDS and _is_a_riddle(seen, backend, whole[0]):
-            groups = pairs(whole[0].ranks, rounds)
+            groups = round_robin(whole[0].ranks, rounds)
             return (new_trial(seen, groups=groups, params={"backend": backend, "round": rounds}),)
     return ()
 

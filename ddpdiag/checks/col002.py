@@ -31,7 +31,7 @@ from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.bench_data import Data
 from ddpdiag.checks.bench_findings import findings
 from ddpdiag.checks.bench_report import bench_of
-from ddpdiag.checks.wrong_values import pairs
+from ddpdiag.fabric.matching import round_robin
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
 from ddpdiag.world import World
@@ -123,7 +123,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
                 in_pairs: dict[str, str | int | float | bool] = {"backend": backend, "collective": "all_reduce"}
                 in_pairs["round"] = number
                 if in_pairs not in tried:
-                    groups = pairs(seen.world.living, number)
+                    groups = round_robin(seen.world.living, number)
                     return (_lasting(seen, new_trial(seen, groups=groups, params=in_pairs), _PAIR_SECONDS),)
     return ()
 

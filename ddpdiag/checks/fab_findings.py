@@ -39,7 +39,7 @@ def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator
         return
     yield from _blamed(seen, view, state.diagnosis, error_share)
     yield from _proof(seen, view, state)
-    if not (state.alone or state.diagnosis.bad or state.diagnosis.paths or state.diagnosis.open):
+    if not state.diagnosis.open:
         yield _clear(seen, view, state)
 
 
@@ -190,6 +190,7 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
 
 def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     found = state.diagnosis
+    bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
     rate = f", {rate_text(state.proof.rate)} busbw all together" if state.proof and state.proof.rate else ""
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     if len(view.fleet.names) > 2:
@@ -199,9 +200,9 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     return seen.finding(
         "clear",
         Severity.INFO,
-        "no host holds the others back",
-        f"{len(view.fleet.names)} hosts in {rounds} of pairs: {rate_text(found.bar.usual)} busbw as usual{rate}. "
-        + seen_from,
+        "the other hosts hold nobody back" if bad else "no host holds the others back",
+        f"{len(view.fleet.names) - len(bad)}{' other' if bad else ''} hosts in {rounds} of pairs: "
+        f"{rate_text(found.bar.usual)} busbw as usual{rate}. " + seen_from,
     )
 
 

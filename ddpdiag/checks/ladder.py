@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ddpdiag.checks.wrong_values import pairs
+from ddpdiag.fabric.matching import round_robin
 
 # A set is recommended once it has worked so often: of what fails every second time, one in eight would pass.
 CONFIRMED = 3
@@ -279,5 +279,5 @@ def pairs_of(hosts: Sequence[tuple[int, ...]], number: int) -> tuple[tuple[int, 
         pair
         for ranks in hosts
         if len(ranks) > 1 and number < len(ranks) - 1 + len(ranks) % 2
-        for pair in pairs(ranks, number)
+        for pair in round_robin(ranks, number)
     )

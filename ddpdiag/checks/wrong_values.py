@@ -47,17 +47,6 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
     return _way(rows, columns)
 
 
-def pairs(ranks: Sequence[int], number: int) -> tuple[tuple[int, ...], ...]:
-    """The pairs of round `number`, from 0: everybody meets everybody once in as many rounds (the circle method).
-
-    Of an odd number of ranks one has no partner.
-    """
-    circle: list[int | None] = [*ranks, *([None] if len(ranks) % 2 else [])]
-    turned = circle[:1] + circle[1:][number:] + circle[1:][:number]
-    couples = zip(turned, reversed(turned[len(turned) // 2 :]), strict=False)
-    return tuple((min(one, other), max(one, other)) for one, other in couples if one is not None and other is not None)
-
-
 def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tuple[int, ...]:
     """Who was in no pair that summed right; `heard` says of each pair whether its sum was wrong."""
     cleared = {rank for pair, wrong in heard.items() if not wrong for rank in pair}

@@ -199,26 +199,17 @@ def judge(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
     ],
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).")
-    ] = None,
-    record: Annotated[str | None, typer.Option(metavar="FILE", help="Write the parts as one recording.")] = None,
-    exclude_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).")
-    ] = None,
-    good_hosts: Annotated[
+    json: options.Json = None,
+    record: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the hosts that no error concerns, one a line; the fastest first."),
+        typer.Option(metavar="FILE", help="Write the parts as one recording.", rich_help_panel=options.OUT),
     ] = None,
-    env_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the variables that the job needs, for a shell to source.")
-    ] = None,
-    need_nodes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="FIT if so many hosts are good, whatever is wrong with the others."),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors in the exit code.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.")] = False,
+    exclude_file: options.ExcludeFile = None,
+    good_hosts: options.GoodHosts = None,
+    env_file: options.EnvFile = None,
+    need_nodes: options.NeedNodes = None,
+    strict: options.Strict = False,
+    details: options.Details = False,
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
     from ddpdiag.cli import judge as command

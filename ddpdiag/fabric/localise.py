@@ -5,7 +5,7 @@
 2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared; who fails every
    time is bad. A pair that failed while both its ends are cleared is tried again: it goes on failing (the path between
    the two is bad) or it does not (a transient).
-3. Cover, if asked for: more matchings, or all pairs, look for paths.
+3. Cover, if asked for: more matchings look for paths.
 
 The procedure is written down as a generator: it yields rounds and is sent what each pair reached. Two units, or units
 of which most are bad, cannot be told apart, and that is said.
@@ -207,7 +207,7 @@ def _opening(notes: _Notes) -> list[tuple[Pair, ...]]:
     mixed = list(notes.units)
     notes.random.shuffle(mixed)
     rounds = count - 1 + count % 2
-    if count > FEW_UNITS and not notes.rules.every_pair:
+    if count > FEW_UNITS:
         rounds = min(rounds, OPENING_ROUNDS)
     return [round_robin(mixed, number) for number in range(rounds)]
 
@@ -252,13 +252,8 @@ def _cover(notes: _Notes) -> Generator[Round, Results, None]:
     good = [unit for unit in notes.units if unit in notes.cleared]
     if len(good) < 3:
         return
-    rounds = [
-        tuple(pair for pair in round_robin(good, number) if pair not in notes.tests)
-        for number in range(len(good) - 1 + len(good) % 2 if notes.rules.every_pair else 0)
-    ]
-    for _ in range(0 if notes.rules.every_pair else notes.rules.cover):
-        chosen = pair_up(good, notes.domains, notes.random)
-        rounds.append(tuple(pair for pair in chosen if pair not in notes.tests))
+    chosen = [pair_up(good, notes.domains, notes.random) for _ in range(notes.rules.cover)]
+    rounds = [tuple(pair for pair in own if pair not in notes.tests) for own in chosen]
     for pairs in filter(None, rounds):
         notes.book((yield Round(Phase.COVER, pairs)))
     while rounds and (again := _apart(notes.questionable())):

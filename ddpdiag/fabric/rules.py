@@ -38,8 +38,7 @@ class Rules(NamedTuple):
     `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
     `expected` is what a pair should reach in bytes per second, if that is known, and `systemic_share` the part of it
     that at least half of the pairs must reach; `least` is a rate below which nothing passes. `domain_share` of a
-    domain, and `domain_least` units, are the domain's fault. `cover` is how many more rounds look for links;
-    `every_pair` looks at all.
+    domain, and `domain_least` units, are the domain's fault. `cover` is how many more rounds look for links.
     """
 
     alpha: float = 0.05
@@ -52,7 +51,6 @@ class Rules(NamedTuple):
     domain_share: float = 0.3
     domain_least: int = 3
     cover: int = 0
-    every_pair: bool = False
 
     def rounds_for(self, units: int) -> int:
         """How often a unit must fail: as asked for, else three times, or four where these are many."""

@@ -217,8 +217,8 @@ class Worker:
         said = wait_answer(self._witness, end, alive) if asked else None
         if not isinstance(said, Posted):
             return Testimony(stacks)
-        more = wait_answer(self._witness, begin + RAS_SECONDS, alive) if said.more else None
-        return Testimony(stacks, said.flight, more.text if isinstance(more, Ras) else "")
+        of_nccl = wait_answer(self._witness, begin + RAS_SECONDS, alive) if nccl else None
+        return Testimony(stacks, said.flight, of_nccl.text if isinstance(of_nccl, Ras) else "")
 
     def end(self) -> bool:
         """Kill it; True if it is gone within 2 s."""

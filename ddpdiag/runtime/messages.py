@@ -170,17 +170,13 @@ class Answer(Struct, frozen=True, tag="answer"):
 
 
 class Posted(Struct, frozen=True, tag="posted"):
-    """The worker's witness answers: the collectives posted last in this trial; None if torch keeps no record.
-
-    `more`: it asks NCCL as well, and that follows.
-    """
+    """The worker's witness answers: the collectives posted last in this trial; None if torch keeps no record."""
 
     flight: tuple[Collective, ...] | None
-    more: bool = False
 
 
 class Ras(Struct, frozen=True, tag="ras"):
-    """What NCCL's own service said then; empty if nothing."""
+    """What NCCL's own service said then, if the worker was asked to ask it; empty if nothing, or if there is none."""
 
     text: str
 

@@ -50,10 +50,11 @@ class Witness:
         with contextlib.suppress(OSError):
             while question := self._link.recv(len(_QUESTION)):
                 end = time.monotonic() + _ASK_SECONDS
-                service = _service() if question == _QUESTION_TO_NCCL else None
-                self._link.send(msgspec.json.encode(Posted(self.posted(), more=service is not None)))
-                if service is not None:
-                    self._link.send(msgspec.json.encode(Ras(ras.status(service, end))))
+                # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
+                self._link.send(msgspec.json.encode(Posted(self.posted())))
+                if question == _QUESTION_TO_NCCL:
+                    service = _service()
+                    self._link.send(msgspec.json.encode(Ras(ras.status(service, end) if service is not None else "")))
 
 
 def _service() -> ras.Address | None:

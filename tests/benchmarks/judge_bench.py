@@ -23,7 +23,7 @@ from ddpdiag.check import Seen
 from ddpdiag.checks.bench_data import Data
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.checks.col002 import judge
-from ddpdiag.checks.wrong_values import pairs
+from ddpdiag.fabric.matching import round_robin
 
 SIZES = tuple(8 << power for power in range(25))
 ROUNDS = 3
@@ -41,7 +41,7 @@ def world(ranks: int) -> Seen[Data]:
         for rank in range(ranks)
     }
     rounds = [
-        {rank: alone[place] for group in pairs(range(ranks), number) for place, rank in enumerate(group)}
+        {rank: alone[place] for group in round_robin(range(ranks), number) for place, rank in enumerate(group)}
         for number in range(ROUNDS)
     ]
     return benched(rows, pairs=rounds)

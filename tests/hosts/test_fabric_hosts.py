@@ -12,7 +12,7 @@ pytestmark = pytest.mark.hosts
 
 CHECK = (
     *("-m", "ddpdiag", "check", "--stage", "fabric", "--budget", "150", "--json", "{json}"),
-    *("--set", "FAB001.least_mb_per_s=1", "--set", "FAB001.floor_share=0.4"),
+    *("--set", "FAB001.least_bytes_per_s=1e6", "--set", "FAB001.floor_share=0.4"),
 )
 EIGHT = Bed(ranks=(1,) * 8, launcher=Launcher.HAND)
 
@@ -52,7 +52,7 @@ def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(e
     network[2].slow("20mbit", towards=network[5])
     report = judged(launch(network, EIGHT, CHECK, tmp_path / "run"))
     found = {finding["code"]: finding for finding in report["findings"] if finding["code"].startswith("FAB")}
-    assert set(found) - {"FAB001.transient"} == {"FAB001.node", "FAB001.path"}, report["findings"]
+    assert set(found) - {"FAB001.transient"} == {"FAB001.node", "FAB001.path", "FAB001.clear"}, report["findings"]
     assert found["FAB001.node"]["nodes"] == ["h3"]
     assert found["FAB001.path"]["links"] == ["h2 -> h5", "h5 -> h2"]
     assert found["FAB001.path"]["nodes"] == []

@@ -6,7 +6,7 @@ have been loaded. What runs in ddpdiag knows nothing of it: `--backend standin` 
 DDPDIAG_TEST_STANDIN is a JSON list of faults, each with
 
     kind      hang, crash, raise, wrong (the first element of every sum is off by one) or slow (each large call takes
-              50 ms more)
+              150 ms more)
     unless    a list of sets of variables; the fault is not there when all of one set have these values
     where     variables with values (null: unset) that must all be so for the fault to be there
     pair      two ranks: only a group in which both are has the fault
@@ -92,7 +92,7 @@ def _make(dist):
             for kind, concerned in self.faults:
                 _act(kind, self.own in concerned, self.own == concerned[0])
                 if kind == "slow" and large:
-                    time.sleep(0.05)
+                    time.sleep(0.15)
             work = self.gloo.allreduce(tensors, opts) if opts is not None else self.gloo.allreduce(tensors)
             if any(kind == "wrong" for kind, _ in self.faults) and large:
                 work.wait()

@@ -145,9 +145,10 @@ def begin(
         *("--skip-stage", "host,gpu,rendezvous,fabric" + ("" if training else ",training"), "--env-file", folder),
         *("--set", f"COL001.deadline_seconds={SECONDS}", "--set", f"P2P003.deadline_seconds={SECONDS}"),
     )
-    if scenario.word not in ("slow", "held-back"):
-        # Other runs share the cores of this machine: their noise must not look like a backend that is slow.
-        arguments += ("--set", "P2P003.slower_than_gloo=1000", "--set", "P2P003.gain=1000")
+    # Other runs share the cores of this machine: their noise must not look like a backend that is slow.
+    ratio = 4 if scenario.word in ("slow", "held-back") else 1000
+    for setting in ("slower_than_gloo", "gain", "rescue"):
+        arguments += ("--set", f"P2P003.{setting}={ratio}")
     count = f"{folder}.count" if any("at" in fault for fault in scenario.faults) else "/dev/null"
     told = {"DDPDIAG_TEST_STANDIN": json.dumps(scenario.faults), "DDPDIAG_TEST_COUNT": count}
     return start(*CHECK, *arguments, prefix=prefix, **told, **({} if prefix else scenario.variables))
@@ -206,14 +207,11 @@ def test_a_scenario_is_told_rightly(name: str, climbs: dict[str, Future]) -> Non
 
 @pytest.mark.parametrize("name", SOURCED_AGAIN)
 def test_with_its_exports_the_same_scenario_passes(name: str, climbs: dict[str, Future]) -> None:
-    job, _, again = climbs[name].result()
+    *_, again = climbs[name].result()
     assert again.process.returncode == 0, again.told()
     assert [finding["code"] for finding in again.errors] == []
-    # What is exported is known to be needed, where it is looked at. What is said of speed is up to the other runs here.
-    assert {finding["code"] for finding in own_findings(again)} <= {"P2P003.needed", "P2P003.slow", "P2P003.held-back"}
-    if name in ("slow", "own_override_costs"):
-        before, after = (run.report["measurements"]["all_reduce.standin.busbw_bytes_per_s"] for run in (job, again))
-        assert after > 2 * before
+    # What is exported holds nothing back that works; it is known to be needed, where it is looked at.
+    assert {finding["code"] for finding in own_findings(again)} <= {"P2P003.needed"}
 
 
 def test_without_a_file_of_exports_it_is_unfit_and_training_is_tried_with_them(start: Start) -> None:

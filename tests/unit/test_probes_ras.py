@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -126,9 +127,7 @@ def test_a_witness_answers_for_itself_first_and_then_for_nccl(
 ) -> None:
     monkeypatch.setitem(os.environ, "NCCL_RAS_ADDR", f"localhost:{serve('answer').port}")
     ask(link, nccl=True)
-    first = heard(link)
-    assert isinstance(first, Posted)
-    assert first.more
+    assert isinstance(heard(link), Posted)
     assert heard(link) == Ras(REPORT.strip())
     ask(link)
     assert isinstance(heard(link), Posted)
@@ -147,12 +146,20 @@ def test_a_silent_service_does_not_keep_the_witness_from_answering(
     assert time.monotonic() - begin < 1.3
 
 
-def test_without_a_service_nothing_more_is_promised(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_service_that_is_said_at_once(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "NCCL_RAS_ADDR", "localhost:1")
     ask(link, nccl=True)
-    first = heard(link)
-    assert isinstance(first, Posted)
-    assert not first.more
+    assert isinstance(heard(link), Posted)
+    assert heard(link, 0.5) == Ras("")
+
+
+def test_looking_for_the_service_keeps_nobody_waiting(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = threading.Event()
+    monkeypatch.setattr("ddpdiag.runtime.witness._service", lambda: looking.wait(10) and None)
+    ask(link, nccl=True)
+    assert isinstance(heard(link), Posted)
+    looking.set()
+    assert heard(link) == Ras("")
 
 
 def test_two_ranks_of_some_hosts_ask() -> None:

@@ -78,7 +78,8 @@ def test_bad_hosts_are_named_and_no_others(tmp_path, fault, ranks, code, exit_co
     words = ("--hosts", "64", "--ranks-per-host", str(ranks), "--fault", f"{fault.value}:3", "--seed", str(seed))
     done = simulated(tmp_path, *words)
     assert done.codes[code] == names(fleet(64, (fault, 3), seed=seed).bad)
-    assert {*done.codes} - {"FAB001.transient"} == {code}
+    # Of the others it is told from which slowdown on they would have been found.
+    assert {*done.codes} - {"FAB001.transient"} == {code, "FAB001.clear"}
     assert done.exit_code == exit_code
 
 
@@ -258,7 +259,7 @@ def test_as_many_links_are_slow_as_were_asked_for():
 )
 def test_a_report_of_two_thousand_hosts_is_a_page(tmp_path, words):
     lines = simulated(tmp_path, "--hosts", "2048", *words).text.splitlines()
-    assert len(lines) < 75
+    assert len(lines) < 80
     # A line to paste is not folded.
     assert max(len(line) for line in lines if not line.startswith("    srun ")) <= 80
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.wrong_values import Guilt, guilt, pairs, suspects
+from ddpdiag.checks.wrong_values import Guilt, guilt, suspects
+from ddpdiag.fabric.matching import round_robin
 
 
 def heard(ranks, *wrong):
@@ -81,14 +82,14 @@ def test_fewer_senders_than_ranks_still_show_a_receiver():
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9])
 def test_in_all_rounds_together_everybody_meets_everybody_once(ranks):
     rounds = ranks - 1 if ranks % 2 == 0 else ranks
-    met = [pair for number in range(rounds) for pair in pairs(range(ranks), number)]
+    met = [pair for number in range(rounds) for pair in round_robin(range(ranks), number)]
     assert sorted(met) == list(combinations(range(ranks), 2))
 
 
 @given(st.integers(3, 64), st.data())
 def test_three_rounds_of_pairs_leave_one_bad_rank_alone(ranks, data):
     bad = data.draw(st.integers(0, ranks - 1))
-    sums = {pair: bad in pair for number in range(3) for pair in pairs(range(ranks), number)}
+    sums = {pair: bad in pair for number in range(3) for pair in round_robin(range(ranks), number)}
     assert suspects(range(ranks), sums) == (bad,)
 
 
