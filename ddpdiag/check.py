@@ -51,11 +51,13 @@ class Stage(Enum):
 
 
 class Scope(Enum):
-    """Who takes part: every rank alone, one rank of each host alone, or all ranks together."""
+    """Who takes part: every rank alone, one rank of each host alone, all ranks together and none may be missing, or
+    those that are left, together."""
 
     RANK = "rank"
     NODE = "node"
     WORLD = "world"
+    LIVING = "living"
 
 
 class Opening(NamedTuple):
@@ -244,7 +246,7 @@ def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
     """The groups in which the living ranks take part in a trial of that scope."""
     living = world.living
     match scope:
-        case Scope.WORLD:
+        case Scope.WORLD | Scope.LIVING:
             return (living,) if living else ()
         case Scope.RANK:
             return tuple((rank,) for rank in living)
@@ -272,6 +274,7 @@ def new_trial(
     fresh: bool | None = None,
     attempt: int | None = None,
     may_fail: bool = False,
+    late_after: float | None = None,
 ) -> Trial:
     """A trial of this check, without its number.
 
@@ -291,6 +294,7 @@ def new_trial(
         env=dict(env or {}),
         fresh=check.fresh if fresh is None else fresh,
         may_fail=may_fail,
+        late_after=late_after,
     )
 
 

@@ -10,8 +10,10 @@ vary more than cards), or by as many standard deviations of the fleet's own nois
 whole run below 0.05. A host is blamed after three failures (four among more than 1,000 hosts), all but one of them with
 partners that are good: more than 1,000 hosts take four rounds.
 
-A quick check of up to 16 hosts leaves this out, since RDZ004 has tried the ways between all of them: `--depth standard`
-or `--stage fabric` does it.
+A quick check of up to 16 hosts leaves this out where the all-reduce over all ranks went well, or where RDZ004 has found
+what is wrong between them: `--depth standard` or `--stage fabric` does it. Hosts that were lost before take no part;
+what the ladder exports (P2P003) is set here, too. A pair that takes more than four times as long as half of them did,
+and 5 s at least, did not end.
 
 Findings:
 - alone: a host is bad by itself; it takes no part in the pairs.
@@ -37,13 +39,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
+from ddpdiag.checks import col001, p2p003, rdz004
 from ddpdiag.checks.col001 import affordable
 from ddpdiag.checks.fab_findings import findings
 from ddpdiag.checks.fab_view import Data, FabricView
-from ddpdiag.fabric.localise import Round
+from ddpdiag.fabric.localise import Phase, Round
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.fabric.search import Located
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import samples
 from ddpdiag.world import World, without_gpu
 
@@ -54,6 +57,9 @@ _CALL_SECONDS = 0.1
 _CALLS = 6
 # A quick check leaves out so few hosts.
 _SMALL_WORLD = 16
+_LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
+# A pair that takes so many times as long as half of them did will not end.
+_LATE_AFTER = 4.0
 
 
 def measure(ctx: Context) -> Data:
@@ -114,9 +120,13 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _trial(seen: Seen[Data], step: Round) -> Trial:
-    groups = _view(seen).possible(step)
+    view = _view(seen)
     params = {"backend": seen.world.backend, "phase": step.phase.value}
-    return new_trial(seen, groups=groups, params=params, may_fail=True)
+    if view.absent:
+        params["absent"] = " ".join(map(str, sorted(view.absent)))
+    env = p2p003.job_exports(seen.of(p2p003.CHECK))
+    late = _LATE_AFTER if step.phase is not Phase.VERIFY else None
+    return new_trial(seen, groups=view.possible(step), params=params, env=env, may_fail=True, late_after=late)
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
@@ -125,12 +135,21 @@ def _why_not(seen: Seen[Data]) -> str | None:
     hosts = len(seen.world.hosts)
     if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
         return None
-    return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
+    if hosts < _LEAST_TO_BLAME or seen.of(col001.CHECK).hindrance is None:
+        return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
+    ways = seen.of(rdz004.CHECK)
+    if any(finding.severity is not Severity.INFO for finding in rdz004.CHECK.judge(ways)):
+        return f"{rdz004.CHECK.code} has found what is wrong between the hosts"
+    return None
 
 
 def ground(world: World) -> str | None:
     """Within one host there is no pair of hosts."""
-    return "there is one host" if len(world.hosts) == 1 else without_gpu(world)
+    living = frozenset(world.living)
+    left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
+    if left < _LEAST_TO_PAIR:
+        return "there is one host" if len(world.hosts) == 1 else f"of {len(world.hosts)} hosts {left} is left"
+    return without_gpu(world)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -170,7 +189,7 @@ CHECK = Check(
     "FAB001",
     "hosts",
     Stage.FABRIC,
-    Scope.WORLD,
+    Scope.LIVING,
     manual=__doc__ or "",
     measure=measure,
     plan=plan,

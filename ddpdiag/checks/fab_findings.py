@@ -35,7 +35,7 @@ def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator
     for alone in state.alone:
         yield _alone(seen, view, alone, error_share)
     if state.diagnosis.systemic:
-        yield _systemic(seen, state.diagnosis, pairs=len(view.fleet.names) > 2)
+        yield _systemic(seen, state.diagnosis, pairs=len(view.units) > 2)
         return
     yield from _blamed(seen, view, state.diagnosis, error_share)
     yield from _proof(seen, view, state)
@@ -193,7 +193,7 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
     rate = f", {rate_text(state.proof.rate)} busbw all together" if state.proof and state.proof.rate else ""
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
-    if len(view.fleet.names) > 2:
+    if len(view.units) > 2:
         seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
     else:
         seen_from = "Two hosts are held against nobody: that one of them is slow would show beside a third one."
@@ -201,7 +201,7 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
         "clear",
         Severity.INFO,
         "the other hosts hold nobody back" if bad else "no host holds the others back",
-        f"{len(view.fleet.names) - len(bad)}{' other' if bad else ''} hosts in {rounds} of pairs: "
+        f"{len(view.units) - len(bad)}{' other' if bad else ''} hosts in {rounds} of pairs: "
         f"{rate_text(found.bar.usual)} busbw as usual{rate}. " + seen_from,
     )
 

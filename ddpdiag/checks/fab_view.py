@@ -12,7 +12,7 @@ from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.check import Seen
 from ddpdiag.codec import decode
-from ddpdiag.fabric.localise import Reached, Results, Round
+from ddpdiag.fabric.localise import UNHEARD, Phase, Reached, Results, Round
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.fabric.search import Ground, Located, follow, locate
 from ddpdiag.model import Outcome, Status, Trial
@@ -63,9 +63,22 @@ class FabricView:
         return Fleet(tuple(name for name, _ in hosts), tuple(hosts.values()))
 
     @cached_property
+    def absent(self) -> frozenset[int]:
+        """The hosts of which somebody was lost before the search began: the first trial names them."""
+        if self._seen.trials:
+            return frozenset(map(int, str(self._seen.trials[0].params.get("absent", "")).split()))
+        living = self._living
+        return frozenset(host for host, ranks in enumerate(self.fleet.ranks) if not living.issuperset(ranks))
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """The hosts among which is searched."""
+        return tuple(host for host in range(len(self.fleet.names)) if host not in self.absent)
+
+    @cached_property
     def ground(self) -> Ground:
         """Where the search begins. Its chance hangs on the run, so that another run tries other pairs."""
-        units = tuple(range(len(self.fleet.names)))
+        units = self.units
         return Ground(
             units=units,
             with_inside=tuple(unit for unit in units if len(self.fleet.ranks[unit]) > 1),
@@ -81,7 +94,7 @@ class FabricView:
 
         All ranks of a host are taken to have what its first one has.
         """
-        trial = next((t for t in self._seen.trials if len(t.groups[0]) > len(self.fleet.ranks[0])), None)
+        trial = next((t for t in self._seen.trials if t.params.get("phase") != Phase.LOCAL.value), None)
         if trial is None:
             return None
         asked = trial.groups[:_PAIRS_ASKED]
@@ -153,8 +166,12 @@ class FabricView:
         return follow(locate(self.ground), self.answers, self.possible)
 
     def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
-        """The ranks of those groups of a round of which nobody is lost."""
+        """The ranks of those groups of a round of which nobody is lost; of all good ones together, those that are
+        left."""
         living = self._living
+        if step.phase is Phase.VERIFY:
+            left = [host for host in step.groups[0] if living.issuperset(self.fleet.ranks[host])]
+            return (self.fleet.ranks_of(left),) if len(left) > 1 else ()
         groups = (self.fleet.ranks_of(group) for group in step.groups)
         return tuple(ranks for ranks in groups if living.issuperset(ranks))
 
@@ -183,7 +200,7 @@ def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int]) -> Reached:
     """What the group's first rank measured: all its ranks end together, and agreed on whether values are right."""
     own = [outcomes[rank] for rank in group if rank in outcomes]
     if len(own) < len(group):
-        return Reached(None, "unheard")
+        return Reached(None, UNHEARD)
     worst = _worst(own)
     if worst is not None:
         return Reached(None, worst)
@@ -192,7 +209,7 @@ def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int]) -> Reached:
         return Reached(None, "wrong")
     least = row.seconds.min
     if least <= 0:
-        return Reached(None, "unheard")
+        return Reached(None, UNHEARD)
     return Reached(busbw("all_reduce", row.bytes, least, row.ranks), "", max(0.0, row.seconds.median / least - 1))
 
 

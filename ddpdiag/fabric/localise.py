@@ -38,6 +38,10 @@ _ABOVE_SIGMAS = 6.0  # and no noise
 PATH_FAILURES = 3
 
 
+# As a group ends of which somebody is gone, or went meanwhile: that is no matter of the way between them.
+LOST, UNHEARD = "lost", "unheard"
+
+
 class Phase(Enum):
     """What a round is for: each unit alone, pairs, suspects again, paths, and all good ones together as the proof."""
 
@@ -152,14 +156,20 @@ class _Notes:
         failed = self.partners_of(unit)
         return len(failed) >= self.needed and sum(other in self.cleared for other in failed) >= self.needed - 1
 
+    def between_good(self) -> list[Pair]:
+        """Pairs that failed while both ends are cleared and there."""
+        return [
+            pair
+            for pair in self.failed
+            if self.cleared.issuperset(pair) and not any(own.why in (LOST, UNHEARD) for own in self.tests[pair])
+        ]
+
     def questionable(self) -> list[Pair]:
         """Pairs that failed each time while both ends are cleared, and not often enough to be sure; the worst first."""
         open_ones = [
             pair
-            for pair in self.failed
-            if len(self.tests[pair]) < PATH_FAILURES
-            and not any(map(self.passes, self.tests[pair]))
-            and self.cleared.issuperset(pair)
+            for pair in self.between_good()
+            if len(self.tests[pair]) < PATH_FAILURES and not any(map(self.passes, self.tests[pair]))
         ]
         return sorted(open_ones, key=lambda pair: self.tests[pair][0].rate or 0.0)
 
@@ -281,7 +291,7 @@ def _confirmed(notes: _Notes) -> tuple[Bad, ...]:
 
 def _diagnose(notes: _Notes, bad: tuple[Bad, ...], systemic: str = "") -> Diagnosis:
     named = {own.unit for own in bad}
-    between_good = [pair for pair in notes.failed if notes.cleared.issuperset(pair)]
+    between_good = notes.between_good()
     passed = [pair for pair in between_good if any(map(notes.passes, notes.tests[pair]))]
     sure = [pair for pair in between_good if pair not in passed and len(notes.tests[pair]) >= PATH_FAILURES]
     return Diagnosis(

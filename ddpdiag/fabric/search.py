@@ -4,11 +4,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.fabric.localise import Diagnosis, Phase, Reached, Results, Round, localise
+from ddpdiag.fabric.localise import LOST, UNHEARD, Diagnosis, Phase, Reached, Results, Round, localise
 from ddpdiag.fabric.matching import Domain
 from ddpdiag.fabric.rules import Bar, Rules, bar_of
 
-LOST = Reached(None, "lost")
 # Of fewer units it is not known which of them is the usual one.
 _LEAST_TO_COMPARE = 3
 
@@ -50,10 +49,18 @@ def locate(ground: Ground) -> Whole:
     rest = tuple(unit for unit in ground.units if unit not in out)
     diagnosis = yield from localise(rest, ground.domains, ground.rules, ground.seed)
     good = tuple(unit for unit in rest if unit in diagnosis.cleared)
-    proof = None
-    if len(good) > 1 and not diagnosis.systemic:
-        proof = (yield Round(Phase.VERIFY, (good,))).get(good)
+    proof = None if diagnosis.systemic else (yield from _prove(good))
     return Located(alone, diagnosis, proof)
+
+
+def _prove(good: tuple[int, ...]) -> Generator[Round, Results, Reached | None]:
+    """All good ones together. Where one is lost in the middle of it the others are tried once more."""
+    proof = None
+    for _ in range(2 if len(good) > 1 else 0):
+        proof = (yield Round(Phase.VERIFY, (good,))).get(good)
+        if proof is None or proof.why != UNHEARD:
+            break
+    return proof
 
 
 def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
@@ -96,18 +103,21 @@ def follow(
     """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure.
 
     A group of which an answer says nothing could not be tried, since somebody of it was lost. A round of which nothing
-    is `possible` is answered so, and so was one of which the next answer knows no group.
+    is `possible` is answered so, and so was one of which the next answer knows no group. The proof is that of those
+    good ones that were left.
     """
     left = deque(answers)
     try:
         step = next(search)
         while True:
             known: Results = {}
-            if left and any(group in left[0] for group in step.groups):
+            if left and step.phase is Phase.VERIFY:
+                known = dict(zip(step.groups, left.popleft().values(), strict=True))
+            elif left and any(group in left[0] for group in step.groups):
                 known = left.popleft()
             elif not left and possible(step):
                 return step
-            step = search.send({group: known.get(group, LOST) for group in step.groups})
+            step = search.send({group: known.get(group, Reached(None, LOST)) for group in step.groups})
     except StopIteration as end:
         located: Located = end.value
         return located

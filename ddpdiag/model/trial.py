@@ -37,7 +37,8 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     worker's environment (`None` unsets). `number` is unique in the run, `attempt` within the check.
     `deadline_seconds` counts from the moment at which a rank receives the trial; `hurried` says that the budget left
     less than the check would have given. A trial that `may_fail` is an experiment whose failure is an answer: the check
-    itself judges it, and nobody is blamed for it elsewhere.
+    itself judges it, and nobody is blamed for it elsewhere. Once half of its groups are through, rank 0 ends a group
+    that takes more than `late_after` times as long as they did.
     """
 
     code: str
@@ -51,6 +52,7 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     fresh: bool = False
     hurried: bool = False
     may_fail: bool = False
+    late_after: float | None = None
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The group in which `rank` takes part, or an empty one."""

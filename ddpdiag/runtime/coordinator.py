@@ -258,7 +258,9 @@ class Coordinator:
     def _book(self, flight: Flight, outcome: Outcome) -> None:
         self._lines.append(outcome)
         flight.pending.discard(outcome.rank)
-        if outcome.status is not Status.DONE:
+        if outcome.status is Status.DONE:
+            flight.done(outcome.rank)
+        else:
             flight.fail(outcome.rank)
         self._torch_is_there |= flight.trial.kind is Kind.TORCH and not flight.pending
         if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
@@ -286,18 +288,26 @@ class Coordinator:
         return others[0].coordinator if own.host == arrivals[0].host else own.address
 
     def _tend(self, flight: Flight) -> None:
-        """Close what cannot end by itself: lost ranks, peers of failed ones, and what is long past its deadline."""
+        """Close what cannot end by itself: lost ranks, peers of failed ones, late groups, what is past its deadline."""
         for rank in flight.pending & self._muster.lost:
             self._unheard(flight, rank)
         now = self._muster.clock()
         for group, since in flight.failed.items():
-            if now - since > self._patience.grace and group not in flight.stopped:
-                flight.stopped.add(group)
-                for rank in flight.pending.intersection(group):
-                    self._muster.send(rank, Stop(flight.trial.number))
+            if now - since > self._patience.grace:
+                self._stop(flight, group)
+        if flight.late() and self._torch_is_there:
+            for group in {flight.trial.group_of(rank) for rank in flight.pending}:
+                self._stop(flight, group)
         if now > flight.latest:
             for rank in list(flight.pending):
                 self._unheard(flight, rank)
+
+    def _stop(self, flight: Flight, group: tuple[int, ...]) -> None:
+        """Whoever of the group has not ended is told to."""
+        if group not in flight.stopped:
+            flight.stopped.add(group)
+            for rank in flight.pending.intersection(group):
+                self._muster.send(rank, Stop(flight.trial.number))
 
     def _repeat(self, flight: Flight) -> None:
         """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""

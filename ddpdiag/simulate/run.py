@@ -47,7 +47,7 @@ def simulate(
         for trial in planned:
             numbered = structs.replace(trial, number=len(trials) + 1)
             trials.append(numbered)
-            told = tuple(_outcomes(fleet, numbered, ranks_per_host))
+            told = tuple(outcomes_of(fleet, numbered, ranks_per_host))
             seconds += max(outcome.seconds for outcome in told)
             outcomes += told
     return Recording(
@@ -81,7 +81,8 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
             yield rank, Arrival(place=place, host_id=name, pid=1000 + rank, address=address, gpus=ranks_per_host)
 
 
-def _outcomes(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
+def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
+    """What every rank of a trial would have answered, one after the other."""
     fleet.next_round()
     # Cards for what is usual, so that a fleet far below is seen to be.
     nominal = fleet.usual / NETWORK_SHARE

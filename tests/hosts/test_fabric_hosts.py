@@ -58,3 +58,21 @@ def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(e
     assert found["FAB001.path"]["nodes"] == []
     assert report["hosts"]["bad"] == ["h3"]
     assert report["measurements"]["fabric.rounds"] >= 7
+
+
+def test_where_most_hosts_are_slow_nobody_is_blamed(eight, tmp_path):
+    report = judged(launch(eight(slow=range(6)), EIGHT, CHECK, tmp_path / "run"))
+    assert [word for word in words(report) if word != "FAB001.transient"] == ["FAB001.systemic"], report["findings"]
+    assert report["hosts"]["bad"] == []
+
+
+def test_a_host_that_is_cut_off_in_the_middle_is_named_and_the_others_get_their_verdict(eight, tmp_path):
+    network = eight()
+    network[6].variables["DDPDIAG_TEST_FAULT"] = "pause 6"
+    running = launch(network, EIGHT, (*CHECK, "--need-nodes", "7"), tmp_path / "run")
+    assert running.wait_until_reached(60.0), running.told()
+    network[6].cut()
+    report = judged(running)
+    assert report["hosts"]["bad"] == ["h6"]
+    assert report["sentence"].startswith("7 of 8 hosts are good, 7 needed, without h6"), report["sentence"]
+    assert report["exit_code"] == 0

@@ -1,0 +1,144 @@
+"""The search among hosts where some are lost before it or in the middle of it; and when it is done at all."""
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec import Raw, structs
+from seen import seen_of, world_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import all_checks, col001, fab001
+from ddpdiag.judgement import judge
+from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Status, Trial
+from ddpdiag.model.recording import End
+from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
+from ddpdiag.simulate.run import host_name, outcomes_of
+from ddpdiag.world import World
+
+QUIET = Noise(sigma=0.005, transients=0.0)
+RANKS = 2  # a host
+
+
+def searched(fleet: Fleet, lost: Mapping[int, int]) -> Recording:
+    """A run in which each host of `lost` is lost in the trial of that number (0: before the first)."""
+    empty = simulate(Fleet(fleet.hosts), ranks_per_host=RANKS)
+    header, arrivals = empty.header, empty.arrivals
+    trials: list[Trial] = []
+    outcomes: list[Outcome] = []
+    while True:
+        gone = {rank for host, number in lost.items() if number <= len(trials) for rank in ranks_of(host)}
+        world = World(
+            size=len(arrivals),
+            launcher="simulated",
+            options=header.options,
+            arrivals=arrivals,
+            out=frozenset(gone),
+        )
+        known = Recording(header=header, arrivals=arrivals, trials=tuple(trials), outcomes=tuple(outcomes))
+        planned = fab001.CHECK.plan(Seen(world, fab001.CHECK, known))
+        if not planned:
+            events = tuple(
+                Event(kind=EventKind.LOST, rank=rank, seconds=1.0, node=host_name(host))
+                for host in lost
+                for rank in ranks_of(host)
+            )
+            return structs.replace(known, events=events, end=End(seconds=30.0))
+        (trial,) = planned
+        assert gone.isdisjoint(trial.ranks)
+        trial = structs.replace(trial, number=len(trials) + 1)
+        trials.append(trial)
+        now = {rank for host, number in lost.items() if number == trial.number for rank in ranks_of(host)}
+        outcomes += [unheard(own, trial, now) for own in outcomes_of(fleet, trial, RANKS)]
+
+
+def ranks_of(host: int) -> range:
+    return range(host * RANKS, (host + 1) * RANKS)
+
+
+def unheard(own: Outcome, trial: Trial, gone: set[int]) -> Outcome:
+    """Whoever is lost says nothing, and its peers are told to stop."""
+    if own.rank in gone:
+        return structs.replace(own, status=Status.UNHEARD, data=Raw(b"null"))
+    if gone.intersection(trial.group_of(own.rank)):
+        return structs.replace(own, status=Status.HUNG, told=True, data=Raw(b"null"))
+    return own
+
+
+def codes(recording: Recording) -> dict[str, tuple[str, ...]]:
+    report = judge(recording, all_checks())
+    return {finding.code: finding.nodes for finding in report.findings if finding.code.startswith("FAB")}
+
+
+def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verdict() -> None:
+    fleet = Fleet(12, Faults(((Fault.SLOW_HOST, 1),), 0.5), QUIET, seed=3)
+    (slow,) = fleet.bad
+    gone = (slow + 1) % 12
+    recording = searched(fleet, {gone: 0})
+    found = codes(recording)
+    assert found["FAB001.node"] == (host_name(slow),)
+    assert "FAB001.clear" in found
+    assert not any(set(ranks_of(gone)) & set(trial.ranks) for trial in recording.trials)
+    report = judge(recording, all_checks())
+    assert set(report.hosts.bad) == {host_name(gone)}
+    assert "10 other hosts" in next(f.message for f in report.findings if f.code == "FAB001.clear")
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int) -> None:
+    fleet = Fleet(12, noise=QUIET, seed=number)
+    recording = searched(fleet, {5: number})
+    assert len(recording.trials) >= number
+    report = judge(recording, all_checks())
+    assert set(report.hosts.bad) == {host_name(5)}
+    assert set(report.hosts.good) == {host_name(host) for host in range(12) if host != 5}
+    assert {code for code in codes(recording) if code not in ("FAB001.node", "FAB001.alone")} <= {"FAB001.clear"}
+    # The proof is that of the others.
+    proof = recording.trials[-1]
+    assert proof.params["phase"] == "verify"
+    assert {rank // RANKS for rank in proof.ranks} == {*range(12)} - {5}
+
+
+def test_with_enough_hosts_left_the_run_is_fit() -> None:
+    recording = searched(Fleet(12, noise=QUIET), {5: 2})
+    options = structs.replace(recording.header.options, need_nodes=11)
+    recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
+    report = judge(recording, all_checks())
+    assert report.exit_code == 0, report.sentence
+    assert report.sentence.startswith("11 of 12 hosts are good, 11 needed, without n0005")
+
+
+# When it is done ------------------------------------------------------------------------------------------------------
+
+
+def after_the_all_reduce(hosts: int, status: Status, depth: Depth = Depth.QUICK) -> Seen[fab001.Data]:
+    """A run in which the all-reduce over all ranks ended like this."""
+    statuses = dict.fromkeys(range(RANKS * hosts), status)
+    options = Options(backend="gloo", depth=depth)
+    seen = seen_of(col001.CHECK, {}, statuses=statuses, params={"backend": "gloo"}, options=options)
+    return seen.of(fab001.CHECK)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "status", "depth", "reason"),
+    [
+        (2, Status.HUNG, Depth.QUICK, "pairs of 2 hosts are tried with --depth standard"),
+        (3, Status.HUNG, Depth.QUICK, None),
+        (16, Status.DONE, Depth.QUICK, "pairs of 16 hosts are tried with --depth standard"),
+        (16, Status.DIED, Depth.QUICK, None),
+        (17, Status.DONE, Depth.QUICK, None),
+        (3, Status.DONE, Depth.STANDARD, None),
+    ],
+)
+def test_a_quick_check_of_few_hosts_looks_for_somebody_where_the_all_reduce_failed(hosts, status, depth, reason):
+    seen = after_the_all_reduce(hosts, status, depth)
+    assert fab001.CHECK.moot is not None
+    said = fab001.CHECK.moot(seen)
+    assert (said is None) == (reason is None)
+    assert reason is None or (said is not None and said.startswith(reason))
+    assert bool(fab001.CHECK.plan(seen)) == (reason is None)
+
+
+@pytest.mark.parametrize(("lost", "reason"), [((), None), ((2, 3), "of 2 hosts 1 is left"), ((3,), None)])
+def test_of_two_hosts_one_left_makes_no_pair(lost, reason):
+    world = world_of(4, ranks_per_node=RANKS, options=Options(backend="gloo"), out=frozenset(lost))
+    assert fab001.CHECK.ground(world) == reason
