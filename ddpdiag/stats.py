@@ -10,7 +10,7 @@ from msgspec import Struct
 V = TypeVar("V", bound=Hashable)
 
 
-class Samples(Struct, frozen=True, kw_only=True):
+class Samples(Struct, frozen=True, gc=False, kw_only=True):
     """Seconds (or whatever the field's name says) of repeated measurements: the minimum estimates the machine,
     the distance from it to p95 shows how restless it is."""
 

@@ -24,7 +24,7 @@ _PAIRS_ASKED = 64
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
 
 
-class Data(Struct, frozen=True):
+class Data(Struct, frozen=True, gc=False):
     """This rank's seconds for one all-reduce of `bytes` per rank in its group, and the elements that were wrong.
 
     `limits` are the ways out of its GPU, from the first rank of each host; None on a CPU.
@@ -146,9 +146,10 @@ class FabricView:
     def _is_answered(self, trial: Trial) -> bool:
         """Did everybody answer, with the time that the check gives?"""
         outcomes = self._outcomes[trial.number]
-        statuses = {outcome.status for outcome in outcomes.values()}
-        cut = Status.SKIPPED in statuses or (trial.hurried and Status.HUNG in statuses)
-        return not cut and len(outcomes) == sum(map(len, trial.groups))
+        cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
+        if any(outcome.status in cut for outcome in outcomes.values()):
+            return False
+        return len(outcomes) == sum(map(len, trial.groups))
 
     @property
     def best_rates(self) -> dict[int, float]:
@@ -183,28 +184,26 @@ class FabricView:
     def _outcomes(self) -> dict[int, dict[int, Outcome]]:
         """By trial and rank."""
         found: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in self._seen.trials}
-        for outcome in self._seen.outcomes:
+        for outcome in self._seen.recording.outcomes:
             if outcome.trial in found:
                 found[outcome.trial][outcome.rank] = outcome
         return found
 
     def _results(self, trial: Trial) -> Results:
+        """What each group of a trial reached, by its hosts, once everybody has answered."""
         outcomes, host_of = self._outcomes[trial.number], self._host_of
+        failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.status is not Status.DONE}
         return {
-            tuple([host_of[rank] for rank in group if rank in host_of]): _tested(outcomes, group)
+            tuple([host_of[rank] for rank in group if rank in host_of]): _measured(outcomes[group[0]])
+            if failed.keys().isdisjoint(group)
+            else Reached(None, _worst([failed[rank] for rank in group if rank in failed]))
             for group in trial.groups
         }
 
 
-def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int]) -> Reached:
+def _measured(outcome: Outcome) -> Reached:
     """What the group's first rank measured: all its ranks end together, and agreed on whether values are right."""
-    own = [outcomes[rank] for rank in group if rank in outcomes]
-    if len(own) < len(group):
-        return Reached(None, UNHEARD)
-    worst = _worst(own)
-    if worst is not None:
-        return Reached(None, worst)
-    row = decode(own[0].data, Data)
+    row = decode(outcome.data, Data)
     if row.wrong:
         return Reached(None, "wrong")
     least = row.seconds.min
@@ -213,10 +212,7 @@ def _tested(outcomes: Mapping[int, Outcome], group: Sequence[int]) -> Reached:
     return Reached(busbw("all_reduce", row.bytes, least, row.ranks), "", max(0.0, row.seconds.median / least - 1))
 
 
-def _worst(outcomes: Sequence[Outcome]) -> str | None:
+def _worst(bad: Sequence[Outcome]) -> str:
     """How the worst of those ended that did not end well; those that were told to stop only if there are no others."""
-    bad = [o for o in outcomes if o.status is not Status.DONE]
-    if not bad:
-        return None
     own = [o for o in bad if not o.told] or bad
     return str(min(own, key=lambda o: _WORST_FIRST.index(o.status)).status.value)

@@ -93,10 +93,11 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
     asked: dict[Scalar, dict[int, str]] = {}
     outcomes: dict[int, list[Outcome]] = defaultdict(list)
     for outcome in seen.recording.outcomes:
-        outcomes[outcome.trial].append(outcome)
+        if outcome.error:
+            outcomes[outcome.trial].append(outcome)
     for trial in seen.recording.trials:
         said = without_backend(outcomes[trial.number], (UnknownBackend,))
-        if said and len(said) == len(outcomes[trial.number]):
+        if said and len(said) == len(trial.ranks):
             asked.setdefault(trial.params.get("backend"), said)
     return {
         backend: seen.finding(
@@ -121,11 +122,10 @@ def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
 def failures(seen: Seen[D]) -> Iterator[Failure]:
     """What failed in each group of each trial, unless a lost rank explains it."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
-    known = {(o.trial, o.rank): o for o in seen.recording.outcomes}
-    known_causes = causes(seen)
-    for trial in seen.recording.trials:
-        if trial.may_fail:
-            continue
+    trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
+    known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
+    known_causes = causes(seen) if trials else ()
+    for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
             way = _way(seen, trial)

@@ -1,7 +1,7 @@
 """A recording, judged: every check's findings, the verdict, and the one sentence."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdiag.check import Check, Seen, Stage
@@ -14,6 +14,7 @@ from ddpdiag.judgement.verdict import Judged, conclude, enough
 from ddpdiag.model import (
     CheckLine,
     EventKind,
+    Outcome,
     Recording,
     Report,
     Scalar,
@@ -28,6 +29,7 @@ from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]
+ByCode = Mapping[str, Sequence[Outcome]]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # Kinds of Outcome.timings that are no measurement.
 _SPENT = ("context", "group", "gate")
@@ -56,6 +58,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     conclusion = enough(world, recording, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
+    by_code = _by_code(recording)
     return Report(
         verdict=conclusion.verdict,
         sentence=conclusion.sentence,
@@ -70,8 +73,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
             backend=world.backend,
         ),
         ranks=rows,
-        stages=_stages(recording, judged),
-        checks=tuple(_check_line(j, recording) for j in judged),
+        stages=_stages(recording, judged, by_code),
+        checks=tuple(_check_line(j, by_code.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
         measurements={name: value for j in judged for name, value in j.figures.items()}
         | _seconds_spent(world, recording, judged),
@@ -140,56 +143,53 @@ def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar
     return tuple(rows)
 
 
-def _statuses(check: AnyCheck, recording: Recording) -> dict[str, int]:
-    return dict(Counter(o.status.value for o in recording.outcomes if o.code == check.code))
+def _by_code(recording: Recording) -> ByCode:
+    """The outcomes of each check: of a large fleet there are millions."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in recording.outcomes:
+        found.setdefault(outcome.code, []).append(outcome)
+    return found
 
 
-def _check_line(judged: Judged, recording: Recording) -> CheckLine:
+def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
     check = judged.check
     return CheckLine(
         code=check.code,
         name=check.name,
         stage=check.stage.value,
-        statuses=_statuses(check, recording),
+        statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
         skipped_because=judged.skip.reason if judged.skip else None,
         measures=check.measure is not None,
     )
 
 
-def _stages(recording: Recording, judged: Sequence[Judged]) -> tuple[StageLine, ...]:
+def _stages(recording: Recording, judged: Sequence[Judged], by_code: ByCode) -> tuple[StageLine, ...]:
     lines = []
     for stage in Stage:
         own = [j for j in judged if j.check.stage is stage and j.check.measure is not None]
         if own:
-            codes = {j.check.code for j in own}
-            lines.append(
-                StageLine(name=stage.value, status=_stage_status(own, recording), seconds=_spent(codes, recording))
-            )
+            seconds = sum(spent_seconds(by_code.get(j.check.code, ())) for j in own)
+            lines.append(StageLine(name=stage.value, status=_stage_status(own, recording, by_code), seconds=seconds))
     return tuple(lines)
 
 
-def _stage_status(judged: Sequence[Judged], recording: Recording) -> str:
+def _stage_status(judged: Sequence[Judged], recording: Recording, by_code: ByCode) -> str:
     """The worst of the stage: error or warning findings, else what hindered its trials, else part or done."""
     severities = {f.severity for j in judged for f in j.findings}
     if Severity.ERROR in severities:
         return "error"
-    codes = {j.check.code for j in judged}
     experiments = {trial.number for trial in recording.trials if trial.may_fail}
-    statuses = {Status.DONE if o.trial in experiments else o.status for o in recording.outcomes if o.code in codes}
+    outcomes = [o for j in judged for o in by_code.get(j.check.code, ())]
+    statuses = {Status.DONE} if any(o.trial in experiments for o in outcomes) else set()
+    statuses |= {o.status for o in outcomes if o.trial not in experiments}
     for status in (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED):
         if status in statuses:
             return str(status.value)
     if Severity.WARNING in severities:
         return "warning"
-    tried = {o.code for o in recording.outcomes}
-    if Status.DONE in statuses and any(j.skip is None and j.check.code not in tried for j in judged):
+    if Status.DONE in statuses and any(j.skip is None and j.check.code not in by_code for j in judged):
         return "part"
     return "done" if Status.DONE in statuses else "skipped"
-
-
-def _spent(codes: set[str], recording: Recording) -> float:
-    """Seconds of a stage's trials."""
-    return spent_seconds(outcome for outcome in recording.outcomes if outcome.code in codes)
 
 
 def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
@@ -201,6 +201,8 @@ def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged])
             rank: data.import_seconds for rank, data in imports.items() if data.import_seconds is not None
         }
     for outcome in recording.outcomes:
+        if not outcome.timings:
+            continue
         for kind in _SPENT:
             if kind in outcome.timings:
                 ranks = sums.setdefault(kind, {})

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class Place(Struct, frozen=True, kw_only=True, gc=False):
     """A process in the world. `None` means that the launcher did not say; ranks are never guessed."""
 
     rank: int
@@ -15,7 +15,7 @@ class Place(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None
 
 
-class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
+class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     """What one supervisor told rank 0 when it came.
 
     `host_id` is the kernel's boot id, so that two hosts with one name are told apart; `address` is the

@@ -99,7 +99,8 @@ class Collective(Struct, frozen=True, kw_only=True):
     p2p: bool = False
 
 
-class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
+# No gc for what a fleet's run has millions of: they are in no cycle, and each collection would visit them all.
+class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     """What one trial gave on one rank.
 
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that

@@ -95,7 +95,7 @@ def run(condition: Condition, scheme: str, hosts: int, seed: int) -> Run:
     """One search of one fleet."""
     fleet = condition.fleet(hosts, seed)
     leaves = {host: fleet.leaf_of(host) for host in range(fleet.hosts)}
-    start = condition.schemes[scheme] or partial(ours, floor=0.1, leaves=leaves)
+    start = condition.schemes[scheme] or partial(ours, floor=0.05, leaves=leaves)
     search = start(range(fleet.hosts), seed)
     rounds = tests = 0
     try:

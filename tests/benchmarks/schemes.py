@@ -97,10 +97,10 @@ def _confirm(suspects: Iterable[int], good: set[int], below: float, confirmation
     return {host for host, met in failed.items() if len(met) == confirmations}
 
 
-OURS = "ours, bar by noise, at least 10 % (default on GPUs)"
+OURS = "ours, bar by noise, at least 5 % (default on GPUs)"
 SCHEMES: dict[str, Scheme] = {
-    "ours, bar by noise, at least 5 %": partial(ours, floor=0.05),
-    OURS: partial(ours, floor=0.1),
+    OURS: partial(ours, floor=0.05),
+    "ours, bar by noise, at least 10 %": partial(ours, floor=0.1),
     **{
         f"two passes, bar {percent} % below nominal, {times}x confirmed": partial(
             two_pass, below=percent / 100, confirmations=times
