@@ -56,12 +56,15 @@ _LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _CALL_SECONDS = 0.1
 _CALLS = 6
 # Below so much a deviation is harmless: in a quiet fleet 2 % may be many standard deviations.
-_FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
+FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
 # A quick check leaves out so few hosts.
 _SMALL_WORLD = 16
 _LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
+_ONE_HOST = "there is one host"
+# Of two ranks it cannot be told which of them is at fault.
+LEAST_INSIDE = 3
 # A pair that takes so many times as long as half of them did will not end.
-_LATE_AFTER = 4.0
+LATE_AFTER = 4.0
 
 
 def measure(ctx: Context) -> Data:
@@ -97,7 +100,7 @@ def _view(seen: Seen[Data]) -> FabricView:
 def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
     """For pairs of hosts, and for the ranks of each host among themselves."""
     deep = seen.options.depth is Depth.DEEP
-    floor = seen.number("floor_share", _floor(seen.world))
+    floor = seen.number("floor_share", floor_of(seen.world))
     rules = Rules(
         floor=floor,
         transients=seen.number("transient_share"),
@@ -108,9 +111,9 @@ def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
     return rules, rules._replace(least=0.0, cover=0)
 
 
-def _floor(world: World) -> float:
+def floor_of(world: World) -> float:
     """Less is no matter, however quiet a fleet is and however sure one may be. CPUs of busy hosts vary more."""
-    return _FLOOR if world.backend == "nccl" else _FLOOR_ON_CPU
+    return FLOOR if world.backend == "nccl" else _FLOOR_ON_CPU
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -127,7 +130,7 @@ def _trial(seen: Seen[Data], step: Round) -> Trial:
     if view.absent:
         params["absent"] = " ".join(map(str, sorted(view.absent)))
     env = p2p003.job_exports(seen.of(p2p003.CHECK))
-    late = _LATE_AFTER if step.phase is not Phase.VERIFY else None
+    late = LATE_AFTER if step.phase is not Phase.VERIFY else None
     return new_trial(seen, groups=view.possible(step), params=params, env=env, may_fail=True, late_after=late)
 
 
@@ -135,6 +138,8 @@ def _why_not(seen: Seen[Data]) -> str | None:
     """Why a quick check does not look for anybody, or None: RDZ004 has tried the ways between a few hosts already."""
     asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
+    if hosts == 1:
+        return _ONE_HOST
     if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
         return None
     if hosts < _LEAST_TO_BLAME or seen.of(col001.CHECK).hindrance is None:
@@ -149,9 +154,24 @@ def ground(world: World) -> str | None:
     """Within one host there is no pair of hosts."""
     living = frozenset(world.living)
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
-    if left < _LEAST_TO_PAIR:
-        return "there is one host" if len(world.hosts) == 1 else f"of {len(world.hosts)} hosts {left} is left"
+    if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
+        return f"of {len(world.hosts)} hosts {left} is left"
+    if len(world.hosts) == 1 and not _has_inside(world):
+        return _ONE_HOST
     return without_gpu(world)
+
+
+def _has_inside(world: World) -> bool:
+    """Can FAB002 look among the ranks of the only host, where this check was not asked for by its name?"""
+    named = any("FAB001".startswith(code) for code in world.options.select)
+    return not named and max(map(len, world.hosts.values()), default=0) >= LEAST_INSIDE
+
+
+def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
+    """The ranks of each host that is bad by itself."""
+    state = _view(seen).state if seen.trials else None
+    alone = state.alone if isinstance(state, Located) else ()
+    return frozenset(_view(seen).fleet.ranks[own.unit] for own in alone)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -206,7 +226,7 @@ CHECK = Check(
     # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
     # ddpdiag/fabric/rules.py. error_share: conventions of cluster checks warn below 80 % and fail below 50 %.
     settings={
-        "floor_share": _FLOOR,
+        "floor_share": FLOOR,
         "transient_share": 0.01,
         "rounds": 0,
         "cover": 2,

@@ -6,22 +6,14 @@ from typing import TypeVar
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.check import Seen
 from ddpdiag.checks.fab_view import FabricView
+from ddpdiag.checks.fab_words import WHYS, how, rates, severity, tests_text
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.fabric.localise import Bad, Diagnosis, Path, Reached
+from ddpdiag.fabric.localise import Bad, Diagnosis, Path
 from ddpdiag.fabric.search import Alone, Located
 from ddpdiag.model import Finding, Severity
 
 D = TypeVar("D")
 
-_WHYS = {
-    "hung": "did not end in time",
-    "died": "crashed",
-    "raised": "failed",
-    "wrong": "gave wrong values",
-    "unheard": "was not heard of again",
-    "lost": "was lost",
-    "skipped": "was ended",
-}
 _SHOWN = 8
 
 
@@ -62,13 +54,13 @@ def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) ->
     name, ranks = view.fleet.names[alone.unit], view.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
-        _severity(alone.tests, alone.usual, error_share),
+        severity(alone.tests, alone.usual, error_share),
         f"{name} is bad by itself",
-        f"{name}: its {len(ranks)} ranks among themselves: {_tests_text(alone.tests)}"
+        f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
         + ". No other host took part in that.",
         nodes=(name,),
-        evidence={"rates_bytes_per_s": _rates(alone.tests), "usual_bytes_per_s": alone.usual},
+        evidence={"rates_bytes_per_s": rates(alone.tests), "usual_bytes_per_s": alone.usual},
         remedy=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
     )
 
@@ -79,15 +71,15 @@ def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_sha
     partners = [names[unit] for unit in bad.partners]
     return seen.finding(
         "node",
-        _severity(bad.tests, found.bar.usual, error_share),
+        severity(bad.tests, found.bar.usual, error_share),
         f"{name} holds the others back",
-        f"{name} is {_how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
-        f"({names_text(partners, _SHOWN)}), {_tests_text(bad.tests)}; pairs of hosts usually reach "
+        f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
+        f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
         nodes=(name,),
         evidence={
             "partners": list(partners[:_SHOWN]),
-            "rates_bytes_per_s": _rates(bad.tests),
+            "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
         },
@@ -101,12 +93,12 @@ def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Find
         "path",
         Severity.WARNING,
         f"the way between {one} and {other} is bad",
-        f"{one} and {other} are {_how(path.tests, found.bar.usual)} together in {len(path.tests)} tests, "
-        f"{_tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw): the "
+        f"{one} and {other} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} tests, "
+        f"{tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw): the "
         "way between the two is at fault, and neither host.",
         nodes=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
-        evidence={"rates_bytes_per_s": _rates(path.tests), "usual_bytes_per_s": found.bar.usual},
+        evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
         remedy="Look at switches and routes between the two; until then keep one of the two out of the job.",
     )
 
@@ -182,7 +174,7 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
         "unproven",
         Severity.ERROR,
         "hosts that are good in pairs fail together",
-        f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {_WHYS.get(proof.why, 'failed')}, though "
+        f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {WHYS.get(proof.why, 'failed')}, though "
         "each is good in pairs: look at what only shows in large groups (limits of open files and memory, a switch).",
         remedy="Try half of the hosts, and look at RUN003.",
     )
@@ -232,31 +224,3 @@ def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
         f"{len(view.answers)} rounds were done when the run ended; who holds the others back is not known.",
         remedy="Give it more time (--budget 300).",
     )
-
-
-# Words ---------------------------------------------------------------------------------------------------------------
-
-
-def _severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
-    """An error where it does not end, or is far below at its best; else it slows the job down."""
-    rates = [tested.rate for tested in tests if tested.rate is not None]
-    bad = len(rates) < len(tests) or max(rates, default=0.0) < error_share * usual
-    return Severity.ERROR if bad else Severity.WARNING
-
-
-def _how(tests: Sequence[Reached], usual: float) -> str:
-    rates = [tested.rate for tested in tests if tested.rate is not None]
-    if len(rates) < len(tests) or not usual:
-        return "bad"
-    return f"{share_text(1 - max(rates) / usual)} slower"
-
-
-def _tests_text(tests: Sequence[Reached]) -> str:
-    return ", ".join(
-        rate_text(tested.rate) if tested.rate is not None else _WHYS.get(tested.why, "failed")
-        for tested in tests[:_SHOWN]
-    )
-
-
-def _rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
-    return [tested.rate for tested in tests[:_SHOWN]]

@@ -1,9 +1,8 @@
 """Hosts, rounds and what each group reached, put together from FAB001's trials. Pure."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -141,15 +140,11 @@ class FabricView:
     @cached_property
     def answers(self) -> tuple[Results, ...]:
         """What the groups of each trial reached, in order, up to the first one that the run itself cut short."""
-        return tuple(self._results(trial) for trial in takewhile(self._is_answered, self._seen.trials))
-
-    def _is_answered(self, trial: Trial) -> bool:
-        """Did everybody answer, with the time that the check gives?"""
-        outcomes = self._outcomes[trial.number]
-        cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
-        if any(outcome.status in cut for outcome in outcomes.values()):
-            return False
-        return len(outcomes) == sum(map(len, trial.groups))
+        host_of = self._host_of
+        return tuple(
+            {tuple([host_of[rank] for rank in ranks if rank in host_of]): tested for ranks, tested in results.items()}
+            for results in answers_of(self._seen)
+        )
 
     @property
     def best_rates(self) -> dict[int, float]:
@@ -180,25 +175,32 @@ class FabricView:
     def _living(self) -> frozenset[int]:
         return frozenset(self._seen.world.living)
 
-    @cached_property
-    def _outcomes(self) -> dict[int, dict[int, Outcome]]:
-        """By trial and rank."""
-        found: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in self._seen.trials}
-        for outcome in self._seen.recording.outcomes:
-            if outcome.trial in found:
-                found[outcome.trial][outcome.rank] = outcome
-        return found
 
-    def _results(self, trial: Trial) -> Results:
-        """What each group of a trial reached, by its hosts, once everybody has answered."""
-        outcomes, host_of = self._outcomes[trial.number], self._host_of
-        failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.status is not Status.DONE}
-        return {
-            tuple([host_of[rank] for rank in group if rank in host_of]): _measured(outcomes[group[0]])
+def answers_of(seen: Seen[Data]) -> Iterator[Results]:
+    """What each group of ranks reached, trial by trial, up to the first trial that the run itself cut short."""
+    outcomes: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in seen.trials}
+    for outcome in seen.recording.outcomes:
+        if outcome.trial in outcomes:
+            outcomes[outcome.trial][outcome.rank] = outcome
+    for trial in seen.trials:
+        own = outcomes[trial.number]
+        if not _is_answered(trial, own):
+            return
+        failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}
+        yield {
+            group: _measured(own[group[0]])
             if failed.keys().isdisjoint(group)
             else Reached(None, _worst([failed[rank] for rank in group if rank in failed]))
             for group in trial.groups
         }
+
+
+def _is_answered(trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
+    """Did everybody answer, with the time that the check gives?"""
+    cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
+    if any(outcome.status in cut for outcome in outcomes.values()):
+        return False
+    return len(outcomes) == sum(map(len, trial.groups))
 
 
 def _measured(outcome: Outcome) -> Reached:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks import all_checks, fab001
 from ddpdiag.cli.outputs import Outputs, publish, show
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
@@ -80,7 +80,7 @@ def _rates(wanted: Wanted, faults: Faults, trials: int) -> str:
         recording = simulate(fleet, options=_options(wanted), run_id=f"seed-{seed}")
         report = judge(recording, all_checks())
         sums += _counted(fleet, report)
-        rounds[len(recording.trials)] += 1
+        rounds[sum(trial.code == fab001.CHECK.code for trial in recording.trials)] += 1
     spread = ", ".join(f"{number} in {count}" for number, count in sorted(rounds.items()))
     return (
         f"{trials} runs of {wanted.hosts} hosts, seeds {wanted.seed}-{wanted.seed + trials - 1}\n"

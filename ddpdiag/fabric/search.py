@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ddpdiag.fabric.localise import LOST, UNHEARD, Diagnosis, Phase, Reached, Results, Round, localise
 from ddpdiag.fabric.matching import Domain
 from ddpdiag.fabric.rules import Bar, Rules, bar_of
 
+T = TypeVar("T")
 # Of fewer units it is not known which of them is the usual one.
 _LEAST_TO_COMPARE = 3
 
@@ -98,8 +99,10 @@ def _passes(tested: Reached, bar: Bar) -> bool:
 
 
 def follow(
-    search: Whole, answers: Sequence[Results], possible: Callable[[Round], object] = lambda _step: True
-) -> Round | Located:
+    search: Generator[Round, Results, T],
+    answers: Sequence[Results],
+    possible: Callable[[Round], object] = lambda _: True,
+) -> Round | T:
     """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure.
 
     A group of which an answer says nothing could not be tried, since somebody of it was lost. A round of which nothing
@@ -119,5 +122,5 @@ def follow(
                 return step
             step = search.send({group: known.get(group, Reached(None, LOST)) for group in step.groups})
     except StopIteration as end:
-        located: Located = end.value
-        return located
+        found: T = end.value
+        return found

@@ -13,6 +13,8 @@ from ddpdiag.errors import UsageError
 
 # A leaf switch has so many hosts, unless said otherwise.
 HOSTS_PER_LEAF = 32
+# On a host that is slow inside it is the GPU of this local rank.
+SLOW_LOCAL_RANK = 1
 _TRANSIENT_SHARE = 0.5
 _CONGESTED_SHARE = 0.5
 
@@ -22,7 +24,7 @@ class Fault(Enum):
 
     NONE = "none"
     SLOW_HOST = "slow-host"  # with every partner; its ranks among themselves are as quick as others
-    SLOW_INSIDE = "slow-inside"  # alone and with every partner
+    SLOW_INSIDE = "slow-inside"  # one of its GPUs: alone and with every partner
     DEAD_HOST = "dead-host"  # its processes end in the first test
     HANG = "hang"  # no test with it ends
     SLOW_LINK = "slow-link"  # one pair of hosts
@@ -144,15 +146,18 @@ class Fleet:
         """Does a test of these hosts end?"""
         return self.hanging.isdisjoint(group) and self.dead.isdisjoint(group)
 
-    def _is_slow(self, group: Sequence[int]) -> bool:
+    def _is_slow(self, group: Sequence[int], inside: Sequence[int]) -> bool:
         if not self.slow_inside.isdisjoint(group):
-            return True
+            return not inside or SLOW_LOCAL_RANK in inside
         return len(group) > 1 and (not self.slow.isdisjoint(group) or any(link <= {*group} for link in self.links))
 
-    def rate(self, group: Sequence[int]) -> float:
-        """What these hosts reach together this time, in bytes per second of bus bandwidth."""
+    def rate(self, group: Sequence[int], inside: Sequence[int] = ()) -> float:
+        """What these hosts reach together this time, in bytes per second of bus bandwidth.
+
+        Of one host it may be some of its ranks, by their local ranks.
+        """
         rate = self.usual * self.level
-        if self._is_slow(group):
+        if self._is_slow(group, inside):
             rate *= 1 - self.slower
         if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
             rate *= _CONGESTED_SHARE

@@ -1,21 +1,22 @@
-"""A whole run of a simulated fleet: arrivals, the rounds that FAB001 plans, and what each rank would have answered.
+"""A whole run of a simulated fleet: arrivals, the rounds that are planned, and what each rank would have answered.
 
 Nothing is measured and nobody waits. The recording is one as any other: `ddpdiag judge` reads it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Raw, structs
 
 from ddpdiag.bandwidth.expectations import NETWORK_SHARE
 from ddpdiag.bandwidth.formulas import factor
 from ddpdiag.check import Seen
-from ddpdiag.checks import fab001
+from ddpdiag.checks import fab001, fab002
 from ddpdiag.checks.fab_view import Data
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
-from ddpdiag.model.recording import End, Header
+from ddpdiag.model.recording import End, Header, Skip
+from ddpdiag.model.trial import spent_seconds
 from ddpdiag.simulate.fleet import Fleet
 from ddpdiag.stats import Samples
 from ddpdiag.world import World
@@ -36,27 +37,26 @@ def simulate(
     header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created=_BEGIN, version="")
     arrivals = dict(_arrivals(fleet, ranks_per_host))
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
-    trials: list[Trial] = []
-    outcomes: list[Outcome] = []
-    seconds = 0.0
-    while True:
-        known = Recording(header=header, arrivals=arrivals, trials=tuple(trials), outcomes=tuple(outcomes))
-        planned = fab001.CHECK.plan(Seen(world, fab001.CHECK, known))
-        if not planned:
-            break
-        for trial in planned:
-            numbered = structs.replace(trial, number=len(trials) + 1)
-            trials.append(numbered)
-            told = tuple(outcomes_of(fleet, numbered, ranks_per_host))
-            seconds += max(outcome.seconds for outcome in told)
-            outcomes += told
-    return Recording(
-        header=header,
-        arrivals=arrivals,
-        trials=tuple(trials),
-        outcomes=tuple(outcomes),
-        end=End(seconds=seconds),
-    )
+    known = Recording(header=header, arrivals=arrivals)
+    for check in (fab001.CHECK, fab002.CHECK):
+        while planned := check.plan(Seen(world, check, known)):
+            known = _tried(fleet, known, planned, ranks_per_host)
+        seen = Seen(world, check, known)
+        reason = check.ground(world) or (check.moot(seen) if check.moot is not None and not seen.trials else None)
+        if reason:
+            skip = Skip(code=check.code, reason=reason, grounds=True)
+            known = structs.replace(known, skips=(*known.skips, skip))
+    return structs.replace(known, end=End(seconds=spent_seconds(known.outcomes)))
+
+
+def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int) -> Recording:
+    """The run after these trials as well."""
+    trials, outcomes = [*known.trials], [*known.outcomes]
+    for trial in planned:
+        numbered = structs.replace(trial, number=len(trials) + 1)
+        trials.append(numbered)
+        outcomes += outcomes_of(fleet, numbered, ranks_per_host)
+    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes))
 
 
 def host_name(host: int) -> str:
@@ -92,7 +92,8 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
         if not fleet.ends(hosts):
             yield from _hung(fleet, trial, group, ranks_per_host)
             continue
-        data = Raw(encode(_data(len(group), fleet.rate(hosts), limits)))
+        inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
+        data = Raw(encode(_data(len(group), fleet.rate(hosts, inside), limits)))
         for rank in group:
             yield Outcome(
                 trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS

@@ -63,6 +63,10 @@ class Condition(NamedTuple):
         fleet.level = self.level
         return fleet
 
+    def chosen(self, word: str) -> list[str]:
+        """The names of the schemes that hold this word."""
+        return [name for name in self.schemes if word in name]
+
     @property
     def schemes(self) -> dict[str, Scheme | None]:
         """Everybody's; and ours with known leaves where leaves matter, None, because they hang on the fleet."""
@@ -141,14 +145,14 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
-def rows(conditions: Sequence[Condition], hosts: int, runs: int, pool: ProcessPoolExecutor) -> Iterator[str]:
+def rows(conditions: Sequence[Condition], word: str, hosts: int, runs: int, pool: ProcessPoolExecutor) -> Iterator[str]:
     """The table's lines, each as soon as it is known."""
     yield f"{runs} runs each, N = {hosts:,} hosts\n"
     yield "| condition | scheme | rounds | tests per host | healthy hosts blamed per run (95 %) | bad hosts missed |"
     yield "|---|---|---|---|---|---|"
     for condition in conditions:
         name = condition.name
-        for scheme in condition.schemes:
+        for scheme in condition.chosen(word):
             done = list(pool.map(partial(run, condition, scheme, hosts), range(runs), chunksize=4))
             yield f"| {name} | {row(scheme, done)} |"
             name = ""
@@ -159,6 +163,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20, help="fleets for each line (default: 20)")
     parser.add_argument("--hosts", type=int, default=MOST_HOSTS, help=f"of each fleet (default: {MOST_HOSTS})")
     parser.add_argument("--only", default="", help="the conditions whose names hold this word")
+    parser.add_argument("--scheme", default="", help="the schemes whose names hold this word")
     parser.add_argument("--at-once", type=int, default=1, help="processes (default: 1)")
     asked = parser.parse_args()
     if asked.runs < 1 or asked.hosts < FEWEST_HOSTS:
@@ -167,7 +172,7 @@ def main() -> None:
     if not chosen:
         parser.error(f"--only {asked.only}: no condition holds that word")
     with ProcessPoolExecutor(asked.at_once) as pool:
-        for line in rows(chosen, asked.hosts, asked.runs, pool):
+        for line in rows(chosen, asked.scheme, asked.hosts, asked.runs, pool):
             print(line, flush=True)
 
 

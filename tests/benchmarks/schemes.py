@@ -12,6 +12,8 @@ from ddpdiag.fabric.localise import Diagnosis, Reached, localise
 from ddpdiag.fabric.matching import Domain, pair_up, partners
 from ddpdiag.fabric.rules import Rules
 
+# Ours takes rates, and less than a byte in a second is none.
+NOMINAL_BYTES_PER_S = 100e9
 Group = tuple[int, ...]
 Shares = Mapping[Group, float]
 Search = Generator[Sequence[Group], Shares, set[int]]
@@ -20,12 +22,12 @@ Scheme = Callable[[Sequence[int], int], Search]
 
 def ours(hosts: Sequence[int], seed: int, *, floor: float, leaves: Mapping[int, Domain] | None = None) -> Search:
     """Hosts of a leaf that is named as a whole are not blamed one by one."""
-    search = localise(hosts, leaves, Rules(floor=floor, expected=1.0), seed)
+    search = localise(hosts, leaves, Rules(floor=floor, expected=NOMINAL_BYTES_PER_S), seed)
     try:
         step = next(search)
         while True:
             shares = yield step.groups
-            step = search.send({group: Reached(share) for group, share in shares.items()})
+            step = search.send({group: Reached(NOMINAL_BYTES_PER_S * share) for group, share in shares.items()})
     except StopIteration as end:
         found: Diagnosis = end.value
     of_leaves = {host for _, members in found.domains for host in members}

@@ -1,0 +1,46 @@
+"""What tests of pairs came to, in words; for FAB001 and FAB002. Pure."""
+
+from collections.abc import Sequence
+
+from ddpdiag.bandwidth.text import rate_text, share_text
+from ddpdiag.fabric.localise import Reached
+from ddpdiag.model import Severity
+
+WHYS = {
+    "hung": "did not end in time",
+    "died": "crashed",
+    "raised": "failed",
+    "wrong": "gave wrong values",
+    "unheard": "was not heard of again",
+    "lost": "was lost",
+    "skipped": "was ended",
+}
+_SHOWN = 8
+
+
+def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
+    """An error where it does not end, or is far below at its best; else it slows the job down."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
+    return Severity.ERROR if bad else Severity.WARNING
+
+
+def how(tests: Sequence[Reached], usual: float) -> str:
+    """How bad: "25 % slower" at its best."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    if len(known) < len(tests) or not usual:
+        return "bad"
+    return f"{share_text(1 - max(known) / usual)} slower"
+
+
+def tests_text(tests: Sequence[Reached]) -> str:
+    """What each test came to."""
+    return ", ".join(
+        rate_text(tested.rate) if tested.rate is not None else WHYS.get(tested.why, "failed")
+        for tested in tests[:_SHOWN]
+    )
+
+
+def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
+    """The same for the evidence, in bytes per second; None where it did not end."""
+    return [tested.rate for tested in tests[:_SHOWN]]

@@ -1,0 +1,48 @@
+"""Which hosts have their ranks tried one by one."""
+
+from collections.abc import Sequence
+
+import pytest
+from seen import seen_of
+
+from ddpdiag.checks import fab001, fab002
+from ddpdiag.model import Depth, Options
+from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
+from ddpdiag.world import World
+
+
+def planned(ranks: int, ranks_per_node: int, **options: object) -> set[int]:
+    """The ranks of the first round."""
+    own = Options(backend="gloo", **options)  # type: ignore[arg-type]
+    seen = seen_of(fab001.CHECK, {}, size=ranks, ranks_per_node=ranks_per_node, options=own)
+    empty = seen.of(fab002.CHECK)
+    return {rank for trial in fab002.CHECK.plan(empty) for rank in trial.ranks}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "options", "expected"),
+    [
+        (4, 4, {}, ()),
+        (4, 4, {"stages": ("fabric",)}, range(4)),
+        (4, 4, {"depth": Depth.STANDARD}, range(4)),
+        (8, 4, {"depth": Depth.STANDARD}, ()),
+        (8, 4, {"depth": Depth.DEEP}, range(8)),
+        (8, 4, {"select": ("FAB002",)}, range(8)),
+        (2, 2, {"select": ("FAB002",)}, ()),
+    ],
+)
+def test_hosts_are_looked_at_where_that_is_asked_for(ranks: int, per_node: int, options: dict, expected: Sequence[int]):
+    assert planned(ranks, per_node, **options) == {*expected}
+
+
+def test_only_what_is_bad_by_itself_is_looked_at_among_many():
+    fleet = Fleet(32, Faults(((Fault.SLOW_INSIDE, 2),)), Noise(0.005, 0.0), seed=1)
+    recording = simulate(fleet, ranks_per_host=4)
+    tried = {rank // 4 for trial in recording.trials if trial.code == "FAB002" for rank in trial.ranks}
+    assert tried == fleet.bad
+
+
+def test_of_two_ranks_none_can_be_told_from_the_other():
+    recording = simulate(Fleet(4), ranks_per_host=2)
+    world = World(size=8, launcher="hand", options=recording.header.options, arrivals=recording.arrivals)
+    assert fab002.CHECK.ground(world) == "no host has 3 ranks"
