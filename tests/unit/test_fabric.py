@@ -41,7 +41,8 @@ class Fleet:
 
 
 def searched(fleet: Fleet, rules: Rules | None = None, domains=None, seed=1) -> Diagnosis:
-    search = localise(fleet.units, domains, rules, seed)
+    # Another chance than the fleet's own: shuffled alike, its bad ones would never meet each other.
+    search = localise(fleet.units, domains, rules, seed + 1_000_000)
     step = next(search)
     while True:
         try:
