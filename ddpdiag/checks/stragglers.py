@@ -1,0 +1,113 @@
+"""Whom everybody waits for in a training step, and why. Pure; for TRN003.
+
+All ranks leave an all-reduce together, so who comes last waits least. A rank is a straggler if its own work takes
+longer than that of most, and it waits less than most, in nearly all windows: one window says nothing, since ranks are
+disturbed by chance. Where the ranks work alike, ways are looked at: each rank exchanged messages with two neighbours,
+and who is slow with both, while others are not, has a slow network.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from statistics import median
+from typing import NamedTuple
+
+from ddpdiag.model.steps import Steps, Window
+
+# An exchange with a neighbour that takes so many times as long as those of others, and so much longer, is slow. Inside
+# a host messages go through memory, and its cores are shared with the other ranks.
+_SLOW_EDGE, _SLOW_EDGE_INSIDE, _LEAST_SECONDS = 1.5, 3.0, 2e-3
+# A process that has less than so much of what others have of their cores shares them with somebody.
+_LESS_CORE = 0.8
+
+
+class Why(StrEnum):
+    """What a straggler spends its time on."""
+
+    DATA = "data"
+    COMPUTE = "compute"
+    CORES = "cores"
+    CLOCKS = "clocks"
+    NETWORK = "network"
+
+
+class Limits(NamedTuple):
+    """Own work above `ratio` times the median is too long, in at least this share of the windows."""
+
+    ratio: float
+    windows: float
+
+
+class Straggler(NamedTuple):
+    """A rank (or, of the network, all ranks of a host) that others wait for: medians in seconds, its own and those of
+    most; `windows` is the share in which it was so."""
+
+    ranks: tuple[int, ...]
+    why: Why
+    own: float
+    usual: float
+    windows: float
+
+
+def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, ...]:
+    """Ranks whose own work keeps the others waiting; none where half of the ranks would be."""
+    if len(steps) < 2:
+        return ()
+    count = min(len(own.windows) for own in steps.values())
+    late: dict[int, int] = dict.fromkeys(steps, 0)
+    for at in range(count):
+        now = {rank: own.windows[at] for rank, own in steps.items()}
+        work = median(window.own for window in now.values())
+        wait = median(window.wait for window in now.values())
+        for rank, window in now.items():
+            late[rank] += window.own > limits.ratio * work and window.wait < wait
+    found = [rank for rank, windows in late.items() if count and windows >= limits.windows * count]
+    if 2 * len(found) > len(steps):
+        return ()
+    return tuple(_straggler(rank, steps, late[rank] / count) for rank in found)
+
+
+def _straggler(rank: int, steps: Mapping[int, Steps], windows: float) -> Straggler:
+    others = [own for other, own in steps.items() if other != rank]
+    data, compute = (_of(steps[rank], part) - median(_of(own, part) for own in others) for part in ("data", "compute"))
+    why = Why.DATA if data > compute else Why.COMPUTE
+    usual_core = median(_of(own, "core_share") for own in others)
+    if why is Why.COMPUTE and _of(steps[rank], "core_share") < _LESS_CORE * usual_core:
+        why = Why.CORES
+    return Straggler((rank,), why, _of(steps[rank], "own"), median(_of(own, "own") for own in others), windows)
+
+
+def _of(steps: Steps, part: str) -> float:
+    """The median over the windows of one of their figures."""
+    return median(float(getattr(window, part)) for window in steps.windows)
+
+
+def slow_ways(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> tuple[Straggler, ...]:
+    """The host, or on a single one the rank, that is slow with both its neighbours; of two nobody can tell."""
+    units = hosts if len(hosts) > 1 else [(rank,) for rank in sorted(steps)]
+    unit_of = {rank: number for number, ranks in enumerate(units) for rank in ranks}
+    edges = _edges(steps, unit_of)
+    slow = _SLOW_EDGE if len(hosts) > 1 else _SLOW_EDGE_INSIDE
+    found = []
+    for number, ranks in enumerate(units):
+        own = [seconds for ends, seconds in edges.items() if number in ends]
+        others = [seconds for ends, seconds in edges.items() if number not in ends]
+        if len(own) > 1 and others and min(own) > max(slow * median(others), median(others) + _LEAST_SECONDS):
+            found.append(Straggler(tuple(ranks), Why.NETWORK, min(own), median(others), 1.0))
+    # Two neighbours that are both slow with everybody would leave one good way or none to hold them against.
+    return tuple(found) if 2 * len(found) < len(units) else ()
+
+
+def _edges(steps: Mapping[int, Steps], unit_of: Mapping[int, int]) -> dict[frozenset[int], float]:
+    """The shortest exchange between two units, as either end has it."""
+    found: dict[frozenset[int], float] = {}
+    for rank, own in steps.items():
+        for other, seconds in own.edges.items():
+            if rank in unit_of and other in unit_of and unit_of[rank] != unit_of[other]:
+                ends = frozenset((unit_of[rank], unit_of[other]))
+                found[ends] = min(seconds, found.get(ends, seconds))
+    return found
+
+
+def usual_step(steps: Mapping[int, Steps]) -> Window:
+    """The median over ranks of each rank's medians."""
+    return Window(*(median(_of(own, name) for own in steps.values()) for name in Window.__struct_fields__))

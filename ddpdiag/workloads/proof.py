@@ -1,0 +1,197 @@
+"""Does DistributedDataParallel do what it promises? Shown on one step, from the first weights to the metrics.
+
+DDP promises that every rank's gradient is the mean over all images of the step, as if one process had seen them all. So
+each rank computes that gradient alone as well, and compares. The network has GroupNorm: BatchNorm sees other images on
+each rank, and its gradients rightly differ from those of one process.
+
+To tell who spoilt a gradient, what each rank hands to DDP is kept by a communication hook, and two other ranks compute
+it again from the same images. Gradients are compared by sketches, a few numbers each: whole they would fit no report.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, DistributedSampler
+
+from ddpdiag.check import Context
+from ddpdiag.model.steps import Proof
+from ddpdiag.workloads.mnist import CLASSES, Digits
+from ddpdiag.workloads.training import checksum, prepared
+
+SEED = 0
+IMAGES_PER_RANK = 4
+# All images at once would not fit a GPU of a large world.
+_CHUNK = 1024
+# How many sums a sketch has, and how many others compute a rank's gradient again: two, so that there is a majority.
+_SUMS, _WITNESSES = 4, 2
+# Of so many images the sampler's shards are looked at, and so many test images are predicted.
+_SAMPLED, _PREDICTED = 1000, 500
+
+
+def network() -> nn.Sequential:
+    """Images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters, and no BatchNorm."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=5, padding=2),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, kernel_size=5, padding=2),
+        nn.GroupNorm(4, 32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, CLASSES),
+    )
+
+
+def seeded(device: torch.device) -> nn.Sequential:
+    """The network with the same first weights on every rank."""
+    torch.manual_seed(SEED)
+    return network().to(device)
+
+
+def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
+    """One step of DDP over the default process group; every rank of it calls this. Errors are torch's own."""
+    # TensorFloat-32 has 10 bits: what it rounds is no fault.
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        alone = seeded(device)
+        ctx.step("the gradient of all images, in one process")
+        whole = gradient(alone, digits, range(IMAGES_PER_RANK * world_size), device)
+        ctx.step("the same with DistributedDataParallel")
+        model = seeded(device)
+        first_weights = checksum(model)
+        handed, averaged = step_of_ddp(model, digits, shard(rank), device)
+        ctx.step("what others should have handed over")
+        others = [(rank + way) % world_size for way in range(1, _WITNESSES + 1)]
+        signs = random_signs(len(whole), device)
+        witnessed = {
+            other: sketch(signs, gradient(alone, digits, shard(other), device) / world_size)
+            for other in others
+            if other != rank
+        }
+    covered, drawn, shards = sampled(ctx, rank, world_size, device)
+    reduced, gathered = predictions(ctx, model, digits, device)
+    return Proof(
+        first_weights=first_weights,
+        dtype=str(whole.dtype).removeprefix("torch."),
+        error=float((averaged - whole).abs().max() / whole.abs().max()),
+        norm=float(whole.norm()),
+        handed=sketch(signs, handed),
+        averaged=sketch(signs, averaged),
+        witnessed={ctx.group[other]: told for other, told in witnessed.items()},
+        images=_SAMPLED,
+        shards=shards,
+        covered=covered,
+        drawn=drawn,
+        predicted=min(_PREDICTED, len(digits.test_images)),
+        reduced=reduced,
+        gathered=gathered,
+    )
+
+
+def shard(rank: int) -> range:
+    """The images that a rank has in this step."""
+    return range(rank * IMAGES_PER_RANK, (rank + 1) * IMAGES_PER_RANK)
+
+
+def gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
+    """The gradient of the mean loss over these images, flat [parameters], computed here alone."""
+    model.zero_grad()
+    for start in range(0, len(images), _CHUNK):
+        chunk = images[start : start + _CHUNK]
+        inputs, labels = batch(digits, chunk, device)
+        (cross_entropy(model(inputs), labels, reduction="sum") / len(images)).backward()
+    return flat([parameter.grad for parameter in model.parameters()])
+
+
+def batch(digits: Digits, images: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """These training images, over again where there are too few, with their labels."""
+    numbers = [image % len(digits.train_images) for image in images]
+    return prepared(digits.train_images[numbers], digits.train_labels[numbers], device)
+
+
+def step_of_ddp(model: nn.Module, digits: Digits, images: range, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What this rank handed to the all-reduce, its own gradient over the world size, and what DDP made of all."""
+    ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def keep(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+        world_size = dist.get_world_size()
+        own = (part.detach().clone().div_(world_size) for part in bucket.gradients())
+        kept.update(zip(cast("list[nn.Parameter]", bucket.parameters()), own, strict=True))
+        return allreduce_hook(cast("dist.ProcessGroup", None), bucket)
+
+    ddp.register_comm_hook(None, keep)
+    inputs, labels = batch(digits, images, device)
+    cross_entropy(ddp(inputs), labels).backward()
+    averaged = flat([parameter.grad for parameter in model.parameters()])
+    return flat([kept.get(parameter) for parameter in model.parameters()]), averaged
+
+
+def flat(parts: Sequence[Tensor | None]) -> Tensor:
+    """All parts as one vector."""
+    return torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
+
+
+def random_signs(count: int, device: torch.device) -> Tensor:
+    """The same signs on every rank: float64 [sums, count] of +1 and -1."""
+    generator = torch.Generator().manual_seed(SEED)
+    signs = torch.randint(0, 2, (_SUMS, count), generator=generator)
+    return signs.mul_(2).sub_(1).to(device, torch.float64)
+
+
+def sketch(signs: Tensor, vector: Tensor) -> tuple[float, ...]:
+    """A few sums of all elements under random signs: linear, and another one where one element is another."""
+    return tuple((signs @ vector.to(torch.float64)).tolist())
+
+
+def sampled(ctx: Context, rank: int, world_size: int, device: torch.device) -> tuple[int, int, tuple[str, str]]:
+    """How many images all shards cover, how many they have in all, and digests of this rank's in two epochs."""
+    ctx.step("the shards of the sampler")
+    numbers = cast("Dataset[int]", range(_SAMPLED))
+    sampler: DistributedSampler[int] = DistributedSampler(numbers, num_replicas=world_size, rank=rank, seed=SEED)
+    epochs = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        epochs.append(list(sampler))
+    counts = torch.bincount(torch.tensor(epochs[0]), minlength=_SAMPLED).to(device)
+    dist.all_reduce(counts)
+    first, second = (hashlib.sha256(repr(own).encode()).hexdigest() for own in epochs)
+    return int((counts > 0).sum()), int(counts.sum()), (first, second)
+
+
+@torch.no_grad()
+def predictions(ctx: Context, model: nn.Module, digits: Digits, device: torch.device) -> tuple[int, int]:
+    """Right predictions of all ranks, summed by an all-reduce; and counted among all predictions, gathered."""
+    ctx.step("predictions, reduced and gathered")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    count = min(_PREDICTED, len(digits.test_images))
+    share = -(-count // world_size)
+    own = list(islice(range(rank * share, count), share))
+    padded = torch.full((share,), -1, dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    for chunk in _chunks(own):
+        inputs, labels = prepared(digits.test_images[chunk], digits.test_labels[chunk], device)
+        found = model(inputs).argmax(dim=1)
+        padded[chunk[0] - rank * share : chunk[-1] + 1 - rank * share] = found
+        correct += (found == labels).sum()
+    dist.all_reduce(correct)
+    gathered = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(gathered, padded)
+    labels = digits.test_labels[:count].long().to(device)
+    return int(correct), int((torch.cat(gathered)[:count] == labels).sum())
+
+
+def _chunks(numbers: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(numbers), _CHUNK):
+        yield numbers[start : start + _CHUNK]

@@ -1,0 +1,203 @@
+"""Where the time of a training step goes, on this rank, and whom everybody waits for.
+
+All ranks leave an all-reduce together, so a rank that comes late waits least: the time in the all-reduce is short for
+the one at fault and long for the others. DDP hides it behind the backward pass, so here the gradients are kept back
+(`no_sync`) and averaged by an all-reduce of their own, which can be timed.
+
+The gradients of a small network say nothing about bandwidth: a bucket of DDP's own size is averaged as well. And each
+rank exchanges messages with its two neighbours, since a slow way keeps everybody waiting alike.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpdiag.check import Context
+from ddpdiag.model.steps import Steps, Window
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.proof import batch, seeded
+
+# Windows are judged by their medians: one step that the system disturbed says nothing.
+WINDOWS, STEPS_PER_WINDOW, WARMUP_STEPS = 10, 3, 3
+IMAGES = 32
+# DDP's default bucket_cap_mb.
+BUCKET_BYTES = 25 << 20
+_BUCKET_CALLS = 3
+# A bucket that would take longer is made smaller, and no smaller than this.
+_BUCKET_SECONDS, _LEAST_BUCKET_BYTES = 1.0, 1 << 20
+_EDGE_BYTES, _EDGE_CALLS = 1 << 20, 4
+_OVERLAP_STEPS = 5
+
+
+def watch_steps(ctx: Context, digits: Digits, device: torch.device) -> Steps:
+    """Some steps over the default process group; every rank of it calls this. Errors are torch's own."""
+    model = DistributedDataParallel(seeded(device), device_ids=[device] if device.type == "cuda" else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    laps = [
+        Laps(device).of_step(ctx, model, optimizer, digits, step, device)
+        for step in range(WARMUP_STEPS + WINDOWS * STEPS_PER_WINDOW)
+    ][WARMUP_STEPS:]
+    windows = tuple(window(laps[start : start + STEPS_PER_WINDOW]) for start in range(0, len(laps), STEPS_PER_WINDOW))
+    overlap = overlap_of(ctx, model, optimizer, digits, device)
+    bucket_bytes, bucket_seconds = bucket(ctx, device)
+    return Steps(
+        windows=windows,
+        bucket_bytes=bucket_bytes,
+        bucket_seconds=bucket_seconds,
+        edge_bytes=_EDGE_BYTES,
+        edges=edges(ctx, device),
+        overlap=overlap,
+    )
+
+
+class Laps:
+    """The laps of one step. The device is waited for at each, so that a lap is what was done in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: list[float] = []
+        self._core = 0.0
+        self._lap()
+
+    def _lap(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        self._seconds.append(time.perf_counter())
+
+    def of_step(
+        self,
+        ctx: Context,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        digits: Digits,
+        step: int,
+        device: torch.device,
+    ) -> Window:
+        """One training step, with its gradients averaged by hand."""
+        ctx.step(f"watched step {step + 1}")
+        begin = time.process_time()
+        self._seconds.clear()
+        self._lap()
+        first = (step * dist.get_world_size() + dist.get_rank()) * IMAGES
+        images, labels = batch(digits, range(first, first + IMAGES), device)
+        self._lap()
+        with model.no_sync():  # no all-reduce of DDP's own
+            loss = cross_entropy(model(images), labels)
+            self._lap()
+            optimizer.zero_grad()
+            loss.backward()
+        self._lap()
+        core = time.process_time() - begin
+        average(model)
+        self._lap()
+        optimizer.step()
+        self._lap()
+        data, forward, backward, wait, stepped = (
+            later - sooner for sooner, later in zip(self._seconds, self._seconds[1:], strict=False)
+        )
+        return Window(data, forward, backward, wait, stepped, core / max(1e-9, data + forward + backward))
+
+
+def average(model: nn.Module) -> None:
+    """What DDP does during the backward pass: the mean of all ranks' gradients, in one message."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    together = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(together)
+    together /= dist.get_world_size()
+    for gradient, mean in zip(gradients, together.split([own.numel() for own in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def window(laps: list[Window]) -> Window:
+    """The medians of some steps."""
+    return Window(*(median(getattr(lap, name) for lap in laps) for name in Window.__struct_fields__))
+
+
+def overlap_of(
+    ctx: Context,
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    digits: Digits,
+    device: torch.device,
+) -> float | None:
+    """Some ordinary steps, in which DDP averages the gradients while others are still computed, and times itself."""
+    ctx.step("ordinary steps, for the overlap")
+    model._set_ddp_runtime_logging_sample_rate(1)
+    for step in range(_OVERLAP_STEPS):
+        images, labels = batch(digits, range(step * IMAGES, (step + 1) * IMAGES), device)
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    told = model._get_ddp_logging_data()
+    whole, hidden = (
+        told.get("avg_backward_comm_time"),
+        told.get("avg_backward_compute_comm_overlap_time"),
+    )
+    if not isinstance(whole, int | float) or not isinstance(hidden, int | float) or whole <= 0:
+        return None
+    return min(1.0, hidden / whole)
+
+
+def bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
+    """The bytes and the shortest seconds of an all-reduce as large as one of DDP's buckets, or as there is time for."""
+    ctx.step("a small bucket")
+    seconds = exchange(dist.all_reduce, _LEAST_BUCKET_BYTES, 2, device)
+    affords = int(_LEAST_BUCKET_BYTES * _BUCKET_SECONDS / max(seconds, 1e-6))
+    told = torch.tensor(max(_LEAST_BUCKET_BYTES, min(BUCKET_BYTES, affords)), dtype=torch.int64, device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MIN)
+    size = int(told)
+    ctx.step(f"a bucket of {size} B")
+    return size, exchange(dist.all_reduce, size, _BUCKET_CALLS, device)
+
+
+def edges(ctx: Context, device: torch.device) -> dict[int, float]:
+    """The shortest seconds in which this rank and each neighbour exchanged a message, by the neighbour's rank."""
+    found = {}
+    for one, other in ring(dist.get_rank(), dist.get_world_size()):
+        peer = other if dist.get_rank() == one else one
+        ctx.step(f"exchange with rank {ctx.group[peer]}")
+        found[ctx.group[peer]] = exchange(partial(swap, peer=peer), _EDGE_BYTES, _EDGE_CALLS, device)
+    return found
+
+
+def ring(rank: int, world_size: int) -> Iterator[tuple[int, int]]:
+    """The two ways of this rank in the ring of all, in an order in which nobody waits in a circle: first those from
+    even ranks, then those from odd ones, and of an odd number the last one closes the ring."""
+    ways = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
+    turns = [way for way in ways if way[0] % 2 == 0 and way[1]], [way for way in ways if way[0] % 2], ways[-1:]
+    done = set()
+    for turn in turns:
+        for way in turn:
+            if rank in way and way not in done:
+                done.add(way)
+                yield way
+
+
+def swap(tensor: Tensor, peer: int) -> None:
+    """Send to and receive from a peer at the same time."""
+    received = torch.empty_like(tensor)
+    ways = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(ways):
+        work.wait()
+
+
+def exchange(call: Callable[[Tensor], object], size: int, calls: int, device: torch.device) -> float:
+    """The shortest seconds of some calls with a tensor of so many bytes."""
+    tensor = torch.zeros(size // 4, device=device)
+    best = float("inf")
+    for _ in range(calls):
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        begin = time.perf_counter()
+        call(tensor)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return best
