@@ -45,7 +45,7 @@ def simulate(
         if not planned:
             break
         for trial in planned:
-            numbered = structs.replace(trial, number=len(trials) + 1)
+            numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=seconds)
             trials.append(numbered)
             told = tuple(_outcomes(fleet, numbered, ranks_per_host))
             seconds += max(outcome.seconds for outcome in told)
