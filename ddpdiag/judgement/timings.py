@@ -1,29 +1,22 @@
 """Where a run's seconds went. Pure.
 
-Rank 0's clock gives the frame: when all were here, when each trial was handed out, when the run ended. Within a trial
-the rank in the middle tells what it did: its own record adds up to what it took. What the run waited for beyond that
-(a rank that reached the gate later, or ended later) is waiting, and is put down to who was last. What lies between one
-trial's last outcome and the next order is our own. So the parts add up to the whole, and nothing is counted twice.
-
-Of two ranks the earlier one counts as the middle, so that waiting for the other is seen in full.
+Rank 0's clock gives the frame: when all were here, when each trial was handed out, when the run ended. What a trial
+took is `trial_seconds`; what lies between one trial's last outcome and the next order is our own. So the parts add up
+to the whole, and nothing is counted twice.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from ddpdiag.check import Check, Stage
-from ddpdiag.model import IMPORT_STEP, Arrival, EventKind, Outcome, Recording, Status, Trial
+from ddpdiag.judgement.trial_seconds import Late, Told, known, latest, told
+from ddpdiag.model import Arrival, EventKind, Outcome, Recording, Trial
 from ddpdiag.model.timings import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait
 
-# Who came within this share of the wait before the last one was as late as it.
-_LATE_TOO = 0.1
-# So many late ones are listed; more say nothing of any one of them.
-_MOST_LATE = 16
 _MOST_WAITS = 10
 
 
@@ -35,33 +28,33 @@ class _Part(NamedTuple):
     seconds: float
 
 
-class _Late(NamedTuple):
-    """Who was waited for, in which check, and for how long."""
+class _Gathering(NamedTuple):
+    """When most were here, when the wait for the others was over, in seconds of the run, and for whom it was."""
 
-    ranks: tuple[int, ...]
-    seconds: float
-    code: str
+    most: float
+    over: float
+    late: tuple[Late, ...] = ()
 
 
-class _Told(NamedTuple):
-    """What a trial took, by kind, and for whom it waited."""
+class _Placed(NamedTuple):
+    """A trial in its place: when it began (known, or after the one before), and what it took there."""
 
-    kinds: dict[str, float]
-    late: tuple[_Late, ...]
+    trial: Trial
+    begin: float
+    told: Told
 
 
 def timings_of(recording: Recording, checks: Sequence[Check[Any]]) -> Timings:
     """The timings of a run; trials of checks that this version does not know belong to no stage."""
     own = recording.arrivals.get(0)
-    stage_of = {check.code: check.stage.value for check in checks}
-    before = _known(own.up_seconds) if own else 0.0
-    judged = _known(recording.end.judge_seconds) if recording.end else 0.0
-    told = {trial.number: _told(trial, outcomes) for trial, outcomes in _by_trial(recording)}
-    gathering, absent = _gathering(recording)
-    end = _end(recording, gathering, told)
-    inside = tuple(_inside(recording, stage_of, told, gathering, end))
-    late = [*absent, *(late for own in told.values() for late in own.late)]
-    parts = [_Part(START, "start", before), *inside, _Part(JUDGEMENT, "own", judged)]
+    before = known(own.up_seconds) if own else 0.0
+    judged = known(recording.end.judge_seconds) if recording.end else 0.0
+    gathering, each = _gathering(recording), tuple(_each(recording))
+    end = _end(recording, gathering, each)
+    placed = tuple(_placed(each, gathering.over, end))
+    inside = _inside(placed, {check.code: check.stage.value for check in checks}, gathering, end)
+    parts = (_Part(START, "start", before), *inside, _Part(JUDGEMENT, "own", judged))
+    late = (*gathering.late, *(late for one in placed for late in one.told.late))
     waits = tuple(_waits(recording.arrivals, late))
     return Timings(seconds=before + end + judged, stages=tuple(_rows(parts)), waits=waits)
 
@@ -72,84 +65,69 @@ def with_judge_seconds(recording: Recording, seconds: float) -> Recording:
     return recording if end is None else structs.replace(recording, end=structs.replace(end, judge_seconds=seconds))
 
 
-def _known(seconds: float | None) -> float:
-    """A time as it can be: what no clock gives (not known, negative, no number) is nothing."""
-    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else 0.0
-
-
-def _by_trial(recording: Recording) -> Iterator[tuple[Trial, list[Outcome]]]:
+def _each(recording: Recording) -> Iterator[tuple[Trial, Told]]:
+    """Every trial, and what it took."""
     outcomes: dict[int, list[Outcome]] = {}
     for outcome in recording.outcomes:
         outcomes.setdefault(outcome.trial, []).append(outcome)
     for trial in recording.trials:
-        yield trial, outcomes.get(trial.number, [])
+        yield trial, told(trial, outcomes.get(trial.number, []))
 
 
-# The frame -----------------------------------------------------------------------------------------------------------
-
-
-class _Gathering(NamedTuple):
-    """When most were here, and when the wait for the others was over, in seconds of the run."""
-
-    most: float
-    over: float
-
-
-def _gathering(recording: Recording) -> tuple[_Gathering, tuple[_Late, ...]]:
+def _gathering(recording: Recording) -> _Gathering:
     """The start; who came last, or never, if that was waited for."""
-    came = {rank: _known(arrival.seconds) for rank, arrival in recording.arrivals.items()}
+    came = {rank: known(arrival.seconds) for rank, arrival in recording.arrivals.items()}
     missing = {
-        event.rank: _known(event.seconds)
+        event.rank: known(event.seconds)
         for event in recording.events
         if event.kind is EventKind.ABSENT and event.rank is not None
     }
-    if not came:
-        return _Gathering(0.0, max(missing.values(), default=0.0)), ()
-    most = median_low(came.values())
-    over = max(most, *came.values(), *missing.values())
-    return _Gathering(most, over), tuple(_latest(missing or came, over, over - most, "", of=len(came) + len(missing)))
+    most = median_low(came.values()) if came else 0.0
+    over = max((most, *came.values(), *missing.values()))
+    late = latest(missing or came, over, over - most, "", of=len(came) + len(missing))
+    return _Gathering(most, over, tuple(late))
 
 
-def _end(recording: Recording, gathering: _Gathering, told: Mapping[int, _Told]) -> float:
+def _end(recording: Recording, gathering: _Gathering, each: Sequence[tuple[Trial, Told]]) -> float:
     """When the run ended; of one that was cut off, the last that is known of it."""
-    begins = [_known(trial.begin_seconds) + sum(told[trial.number].kinds.values()) for trial in recording.trials]
-    events = [_known(event.seconds) for event in recording.events]
-    known = max((gathering.over, *events), default=0.0)
-    if recording.end is None:
-        timed = any(trial.begin_seconds is not None for trial in recording.trials)
-        return max(known, *begins) if timed else max(known, gathering.over + sum(begins))
-    # Who reports in rank 0's place counts from its own arrival.
-    return max(_known(recording.end.seconds), known)
+    last = max((gathering.over, *(known(event.seconds) for event in recording.events)))
+    if recording.end is not None:
+        # Who reports in rank 0's place counts from its own arrival: what is known of the run may end later.
+        return max((known(recording.end.seconds), last, *(known(trial.begin_seconds) for trial, _ in each)))
+    now = gathering.over
+    for trial, own in each:
+        now = max(now, known(trial.begin_seconds)) + own.seconds
+    return max(last, now)
+
+
+def _placed(each: Sequence[tuple[Trial, Told]], begin: float, end: float) -> Iterator[_Placed]:
+    """The trials one after the other, each within the time until the next one was handed out."""
+    now = begin
+    for (trial, own), after in zip(each, (*each[1:], None), strict=False):
+        now = min(max(now, known(trial.begin_seconds)), end)
+        timed = after is not None and after[0].begin_seconds is not None
+        until = min(known(after[0].begin_seconds), end) if timed and after is not None else end
+        one = _Placed(trial, now, own.within(max(0.0, until - now)))
+        yield one
+        now += one.told.seconds
 
 
 def _inside(
-    recording: Recording, stage_of: Mapping[str, str], told: Mapping[int, _Told], gathering: _Gathering, end: float
+    placed: Sequence[_Placed], stage_of: Mapping[str, str], gathering: _Gathering, end: float
 ) -> Iterator[_Part]:
     """From the first hello to the end of the run, without gap or overlap."""
     yield _Part(START, "start", gathering.most)
     yield _Part(START, "wait", gathering.over - gathering.most)
-    now, stage, kind = gathering.over, START, "own"
-    for trial, after in zip(recording.trials, (*recording.trials[1:], None), strict=True):
-        begin = now if trial.begin_seconds is None else min(max(now, _known(trial.begin_seconds)), end)
-        yield _Part(stage, kind, begin - now)
-        told_next = end if after is None or after.begin_seconds is None else _known(after.begin_seconds)
-        room = max(0.0, min(told_next, end) - begin)
-        stage, now = stage_of.get(trial.code, OTHER), begin
-        for own, seconds in _fitted(told[trial.number].kinds, room).items():
-            yield _Part(stage, own, seconds)
-            now += seconds
+    now, rest = gathering.over, (START, "own")
+    for one in placed:
+        stage = stage_of.get(one.trial.code, OTHER)
+        yield _Part(*rest, one.begin - now)
+        for kind, seconds in one.told.kinds.items():
+            yield _Part(stage, kind, seconds)
+        now = one.begin + one.told.seconds
         # An old recording does not say when a trial was handed out: what is left may belong to any of them.
-        if trial.begin_seconds is None:
-            stage, kind = OTHER, "unknown"
-        else:
-            kind = "own"
-    yield _Part(stage, kind, end - now)
-
-
-def _fitted(kinds: Mapping[str, float], room: float) -> dict[str, float]:
-    """The same shares in no more than `room`: clocks of several hosts may say more than there was."""
-    spent = sum(kinds.values())
-    return dict(kinds) if spent <= room else {kind: seconds * (room / spent) for kind, seconds in kinds.items()}
+        rest = (stage, "own") if one.trial.begin_seconds is not None else (OTHER, "unknown")
+    yield _Part(*rest, end - now)
 
 
 def _rows(parts: Iterable[_Part]) -> Iterator[Spent]:
@@ -163,96 +141,9 @@ def _rows(parts: Iterable[_Part]) -> Iterator[Spent]:
             yield Spent(stage=stage, seconds=sum(kinds.values()), kinds=kinds)
 
 
-# One trial -----------------------------------------------------------------------------------------------------------
-
-
-def _told(trial: Trial, outcomes: Sequence[Outcome]) -> _Told:
-    """What the rank in the middle did, and what was waited for beyond that."""
-    if not outcomes:
-        return _Told({}, ())
-    group_of = {rank: number for number, group in enumerate(trial.groups) for rank in group}
-    least: dict[int, float] = {}
-    for outcome in outcomes:
-        if "gate" in outcome.timings:
-            number, gate = group_of.get(outcome.rank, -1), _known(outcome.timings["gate"])
-            least[number] = min(least.get(number, gate), gate)
-
-    def waited(outcome: Outcome) -> float:
-        """Seconds at the gate, beyond those of who came there last."""
-        gate = _known(outcome.timings.get("gate"))
-        return min(_known(outcome.seconds), max(0.0, gate - least.get(group_of.get(outcome.rank, -1), 0.0)))
-
-    busy = sorted(outcomes, key=lambda outcome: _known(outcome.seconds) - waited(outcome))
-    middle = busy[(len(busy) - 1) // 2]
-    kinds, at_gate = _kinds(middle, waited(middle)), waited(middle)
-    beyond = max(_known(outcome.seconds) for outcome in outcomes) - _known(middle.seconds)
-    kinds["wait"] = kinds.get("wait", 0.0) + beyond
-    peers = [own for own in outcomes if group_of.get(own.rank, -1) == group_of.get(middle.rank, -1)]
-    late = (
-        *_latest(_arrivals(peers), _last(_arrivals(peers)), at_gate, trial.code, of=len(outcomes)),
-        *_ended_last(trial.code, outcomes, beyond, lambda outcome: group_of.get(outcome.rank, -1)),
-    )
-    return _Told(kinds, late)
-
-
-def _kinds(outcome: Outcome, waited: float) -> dict[str, float]:
-    """What one rank did in a trial; it adds up to what the trial took there."""
-    timings, left = outcome.timings, _known(outcome.seconds)
-    well = outcome.status is Status.DONE
-    importing = left if outcome.at == IMPORT_STEP and not well else timings.get("import")
-    total = timings.get("total")
-    before = 0.0 if total is None else left - _known(total) - _known(importing)
-    wanted = (
-        ("import", importing),
-        ("start", before),
-        ("context", timings.get("context")),
-        ("group", timings.get("group")),
-        ("wait", waited),
-        ("own", _known(timings.get("gate")) - waited),
-    )
-    kinds: dict[str, float] = {}
-    for kind, seconds in wanted:
-        kinds[kind] = min(left, _known(seconds))
-        left -= kinds[kind]
-    rest = "failed" if not well else "measure" if total is not None else "unknown"
-    return kinds | {rest: left}
-
-
-def _arrivals(outcomes: Iterable[Outcome]) -> dict[int, float]:
-    """When each rank reached the gate, if it did, in seconds of its trial."""
-    return {own.rank: _known(own.timings["arrive"]) for own in outcomes if "arrive" in own.timings}
-
-
-def _last(times: Mapping[int, float]) -> float:
-    return max(times.values(), default=0.0)
-
-
-def _ended_last(
-    code: str, outcomes: Sequence[Outcome], beyond: float, group: Callable[[Outcome], int]
-) -> Iterator[_Late]:
-    """Who ended so much later than the middle; if its group only began late, who was last at that group's gate."""
-    ended = {own.rank: _known(own.seconds) for own in outcomes}
-    slowest = max(outcomes, key=lambda own: _known(own.seconds))
-    came = _arrivals(own for own in outcomes if group(own) == group(slowest))
-    usual = median_low(_arrivals(outcomes).values()) if came else 0.0
-    if came and _last(came) - usual > beyond / 2:
-        yield from _latest(came, _last(came), beyond, code, of=len(outcomes))
-    else:
-        yield from _latest(ended, _last(ended), beyond, code, of=len(outcomes))
-
-
-def _latest(times: Mapping[int, float], last: float, seconds: float, code: str, *, of: int) -> Iterator[_Late]:
-    """Who came last, of so many that took part; nobody where that is most of them, or too many to list."""
-    if seconds <= 0:
-        return
-    ranks = tuple(sorted(rank for rank, time in times.items() if time >= last - _LATE_TOO * seconds))
-    few = len(ranks) <= _MOST_LATE and 2 * len(ranks) <= of
-    yield _Late(ranks if few else (), seconds, code)
-
-
-def _waits(arrivals: Mapping[int, Arrival], late: Iterable[_Late]) -> Iterator[Wait]:
+def _waits(arrivals: Mapping[int, Arrival], late: Iterable[Late]) -> Iterator[Wait]:
     """The longest waits, those for the same ranks together."""
-    groups: dict[tuple[int, ...], list[_Late]] = {}
+    groups: dict[tuple[int, ...], list[Late]] = {}
     for one in late:
         groups.setdefault(one.ranks, []).append(one)
     longest = sorted(groups.items(), key=lambda item: -sum(one.seconds for one in item[1]))
@@ -265,5 +156,5 @@ def _waits(arrivals: Mapping[int, Arrival], late: Iterable[_Late]) -> Iterator[W
             seconds=sum(one.seconds for one in own),
             times=len(own),
             code=most.code,
-            up_seconds=first.up_seconds if first else None,
+            up_seconds=(known(first.up_seconds) or None) if first else None,
         )

@@ -1,6 +1,6 @@
 """Where a run's seconds went: a row for each stage, a column for each kind, and for whom the others waited."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddpdiag.model import CheckLine, Report
 from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
@@ -11,7 +11,7 @@ from ddpdiag.render.units import ABSENT, count, seconds
 
 WAITS_SHOWN = 5
 # Shorter waits are those of any healthy run.
-_LEAST_SHARE = 0.01
+_LEAST_SHARE = 0.02
 # Two decimals are shown: what would read 0.00 is none.
 _LEAST_SECONDS = 0.005
 _MEANINGS = {
@@ -35,9 +35,12 @@ def write_timings(page: Page, report: Report, *, details: bool) -> None:
     whole = seconds(timings.seconds)
     page.write(f"where {whole} went, from the start of rank 0's process to the verdict, in s", style="bold")
     kinds = _kinds(timings, details=details)
-    names, figures = _columns(timings, kinds, ABSENT if page.color else "-")
-    for piece in pieces(names, figures, width=page.width, gap=_gap(names, figures, page.width)):
-        page.table(draw((*names, *piece), len(timings.stages) + 1, _gap(names, figures, page.width)))
+    rows = [row for row in timings.stages if details or row.seconds >= _LEAST_SECONDS]
+    rows.append(Spent(stage="in all", seconds=timings.seconds, kinds=_sums(timings)))
+    names, figures = _columns(rows, kinds, ABSENT if page.color else "-")
+    gap = _gap(names, figures, page.width)
+    for piece in pieces(names, figures, width=page.width, gap=gap):
+        page.table(draw((*names, *piece), len(rows), gap))
     page.write("; ".join(f"{kind}: {_MEANINGS[kind]}" for kind in kinds if kind in _MEANINGS), style="dim")
     page.blank()
     _waits(page, timings, report.checks, details=details)
@@ -45,13 +48,16 @@ def write_timings(page: Page, report: Report, *, details: bool) -> None:
 
 def _kinds(timings: Timings, *, details: bool) -> list[str]:
     """Those in which something was spent that can be seen."""
-    known = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
-    return [kind for kind in known if details or sum(row.kinds.get(kind, 0) for row in timings.stages) > _LEAST_SECONDS]
+    return [kind for kind, spent in _sums(timings).items() if details or spent >= _LEAST_SECONDS]
 
 
-def _columns(timings: Timings, kinds: Sequence[str], absent: str) -> tuple[list[Column], list[Column]]:
-    whole = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in kinds}
-    rows = (*timings.stages, Spent(stage="in all", seconds=timings.seconds, kinds=whole))
+def _sums(timings: Timings) -> dict[str, float]:
+    """Seconds of each kind in the whole run."""
+    kinds = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
+    return {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in kinds}
+
+
+def _columns(rows: Sequence[Spent], kinds: Sequence[str], absent: str) -> tuple[list[Column], list[Column]]:
     names = [
         Column("", tuple(one_line(row.stage) for row in rows), right=False),
         Column("in all", tuple(_cell(row.seconds, absent) for row in rows), right=True),
@@ -80,7 +86,7 @@ def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details
     if not shown:
         return
     names = {check.code: check.name for check in checks}
-    page.write("waited for:", style="bold")
+    page.write("waited for (how much later than the rank in the middle)", style="bold")
     for wait in shown:
         page.write(_where(wait, names), indent=2, lead=f"{_who(wait)}: ")
     page.blank()
@@ -94,14 +100,10 @@ def _who(wait: Wait) -> str:
     return f"{word} {fold_ranks(wait.ranks, limit=WAITS_SHOWN)}{hosts}"
 
 
-def _where(wait: Wait, names: dict[str, str]) -> str:
-    """ "1.2 s later than the others, in 3 trials, most of it in COL001 (all-reduce)"."""
+def _where(wait: Wait, names: Mapping[str, str]) -> str:
+    """ "1.2 s, 3 times, longest in COL001 (all-reduce)"."""
     check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
-    place = one_line(check) or "the start"
-    often = f"at {place}" if not wait.code and wait.times == 1 else f"in {place}"
-    if wait.times > 1:
-        often = f"{count(wait.times, 'time')}, longest {often}"
-    age = (
-        "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it looked for rank 0"
-    )
-    return f"{seconds(wait.seconds)} later than the one in the middle, {often}{age}"
+    place = f"in {one_line(check)}" if check else "at the start"
+    often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
+    old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it came"
+    return f"{seconds(wait.seconds)}, {often}{old}"
