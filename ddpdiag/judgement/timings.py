@@ -156,5 +156,6 @@ def _waits(arrivals: Mapping[int, Arrival], late: Iterable[Late]) -> Iterator[Wa
             seconds=sum(one.seconds for one in own),
             times=len(own),
             code=most.code,
+            why=most.why,
             up_seconds=(known(first.up_seconds) or None) if first else None,
         )

@@ -16,14 +16,17 @@ from ddpdiag.model import IMPORT_STEP, Outcome, Status, Trial
 _LATE_TOO = 0.1
 # So many late ones are listed; more say nothing of any one of them.
 _MOST_LATE = 16
+# What makes a rank late; it may begin a measurement at once, and take long over it.
+_OWN_DOING = ("start", "import", "context", "group", "measure")
 
 
 class Late(NamedTuple):
-    """Who was waited for, in which check (empty: at the start), and for how long."""
+    """Who was waited for, in which check (empty: at the start), for how long, and in what it spent more than others."""
 
     ranks: tuple[int, ...]
     seconds: float
     code: str
+    why: str = ""
 
 
 class Told(NamedTuple):
@@ -68,7 +71,10 @@ def told(trial: Trial, outcomes: Sequence[Outcome]) -> Told:
     kind = "wait" if slowest.status is Status.DONE else "failed"
     if kind == "wait":
         late += _ended_last(outcomes, group_of, slowest, beyond)
-    return Told({**kinds, kind: kinds.get(kind, 0.0) + beyond}, tuple(late))
+    spent = {own.rank: own for own in outcomes if any(own.rank in one.ranks[:1] for one in late)}
+    more = {rank: _more(_kinds(own, waited[rank]), kinds) for rank, own in spent.items()}
+    explained = tuple(one._replace(why=more[one.ranks[0]]) if one.ranks else one for one in late)
+    return Told({**kinds, kind: kinds.get(kind, 0.0) + beyond}, explained)
 
 
 def _waited(outcomes: Sequence[Outcome], group_of: Mapping[int, int]) -> dict[int, float]:
@@ -103,6 +109,13 @@ def _kinds(outcome: Outcome, waited: float) -> dict[str, float]:
         left -= kinds[kind]
     rest = "failed" if not well else "measure" if total is not None else "unknown"
     return kinds | {rest: left}
+
+
+def _more(late: Mapping[str, float], usual: Mapping[str, float]) -> str:
+    """The kind in which a late rank spent most more than usual; empty if none."""
+    more = {kind: late.get(kind, 0.0) - usual.get(kind, 0.0) for kind in _OWN_DOING}
+    most = max(_OWN_DOING, key=lambda kind: more[kind])
+    return most if more[most] > 0 else ""
 
 
 def _arrivals(outcomes: Iterable[Outcome], group_of: Mapping[int, int], one: Outcome) -> dict[int, float]:

@@ -22,7 +22,10 @@ class Spent(Struct, frozen=True, kw_only=True):
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """For whom the run waited, `times` over: `seconds` in all, most of them in check `code` (empty: at the start).
+    """For whom the run waited, `times` over: `seconds` in all.
+
+    The longest wait was in check `code` (empty: at the start), where the first of `ranks` was later than others mostly
+    by the kind `why` (empty: not known).
 
     No ranks where those that were late together are too many to single any out. `up_seconds` is how old the process of
     the first one was when it looked for rank 0: one that is young was launched late, an old one was slow to start.
@@ -33,6 +36,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     seconds: float
     times: int
     code: str = ""
+    why: str = ""
     up_seconds: float | None = None
 
 

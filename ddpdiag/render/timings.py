@@ -101,9 +101,10 @@ def _who(wait: Wait) -> str:
 
 
 def _where(wait: Wait, names: Mapping[str, str]) -> str:
-    """ "1.2 s, 3 times, longest in COL001 (all-reduce)"."""
+    """ "1.2 s, 3 times, longest in COL001 (all-reduce), by its import"."""
     check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
     place = f"in {one_line(check)}" if check else "at the start"
     often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
+    why = f", by its {one_line(wait.why)}" if wait.why else ""
     old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it came"
-    return f"{seconds(wait.seconds)}, {often}{old}"
+    return f"{seconds(wait.seconds)}, {often}{why}{old}"

@@ -176,6 +176,16 @@ def test_of_two_ranks_the_gate_is_a_wait_for_the_later_one():
     assert waits(run) == [((1,), 2.0, 1, "COL001")]
 
 
+def test_what_made_a_rank_late_is_told():
+    outcomes = (
+        outcome(0, 1.0, timings={"total": 0.5, "import": 0.5}),
+        outcome(1, 4.0, timings={"total": 0.6, "import": 3.4}),
+    )
+    run = recording([0.0, 0.0], (trial(1, 2, 0.0, group=1),), outcomes, end=End(seconds=4.0))
+    (wait,) = timings(run).waits
+    assert (wait.ranks, wait.seconds, wait.why) == ((1,), pytest.approx(3.0), "import")
+
+
 def test_who_ends_last_was_waited_for_and_is_counted_over_all_trials():
     trials = (trial(1, 4, 0.0, group=1), trial(2, 4, 5.0, code="HST001", group=1))
     outcomes = tuple(
