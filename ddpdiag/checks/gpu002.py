@@ -8,6 +8,7 @@ Causes: a CPU-only wheel (`+cpu`), a driver too old for torch's CUDA, CUDA_VISIB
 every rank, more processes than GPUs. Fix: install a CUDA build of torch; start one process per GPU.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -51,9 +52,11 @@ def measure(ctx: Context) -> Data:
     if cuda is None:
         return Data(torch=version)
     ctx.step("CUDA start")
+    begin = time.perf_counter()
     try:
         # is_available() swallows why CUDA does not start; this raises it.
         torch.cuda.current_device()
+        ctx.timed("context", time.perf_counter() - begin)
         ctx.step("GPU properties")
         properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:

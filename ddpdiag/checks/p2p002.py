@@ -54,7 +54,7 @@ def measure(ctx: Context) -> Copies:
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         raise RuntimeError("torch sees no GPU")
-    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"))
+    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
     return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, end=ctx.end)
 

@@ -22,6 +22,7 @@ Fix: take the named ranks' hosts out, and run `ddpdiag check --stage gpu,collect
 """
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -94,7 +95,10 @@ def measure(ctx: Context) -> Data:
         data_error = str(error)
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         ctx.step("agree that all ranks have the digits")
-        if not training.all_agree(digits is not None, device) or digits is None:
+        begin = time.perf_counter()
+        agreed = training.all_agree(digits is not None, device)
+        ctx.timed("group", time.perf_counter() - begin)  # in the first collective the ranks connect
+        if not agreed or digits is None:
             return Data(data_error=data_error)
         trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
         return Data(

@@ -139,6 +139,7 @@ def check(
     need_nodes: options.NeedNodes = None,
     strict: options.Strict = False,
     details: options.Details = False,
+    timings: options.Timings = False,
 ) -> None:
     """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or
     hand.
@@ -187,6 +188,7 @@ def check(
         good_hosts=good_hosts,
         env_file=env_file,
         details=details,
+        timings=timings,
     )
     leave(guarded(lambda: command.run(asked, wishes, outputs)))
 
@@ -210,6 +212,7 @@ def judge(
     need_nodes: options.NeedNodes = None,
     strict: options.Strict = False,
     details: options.Details = False,
+    timings: options.Timings = False,
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
     from ddpdiag.cli import judge as command
@@ -222,6 +225,7 @@ def judge(
         good_hosts=good_hosts,
         env_file=env_file,
         details=details,
+        timings=timings,
     )
     raise typer.Exit(command.run(files, outputs, strict=strict, need_nodes=need_nodes))
 
@@ -259,6 +263,7 @@ def simulate(
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
     details: options.Details = False,
+    timings: options.Timings = False,
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
     from ddpdiag.cli import simulate as command
@@ -276,7 +281,14 @@ def simulate(
         seed=seed,
         trials=trials,
     )
-    outputs = Outputs(json=json, record=record, exclude_file=exclude_file, good_hosts=good_hosts, details=details)
+    outputs = Outputs(
+        json=json,
+        record=record,
+        exclude_file=exclude_file,
+        good_hosts=good_hosts,
+        details=details,
+        timings=timings,
+    )
     raise typer.Exit(command.run(wanted, outputs))
 
 

@@ -172,6 +172,7 @@ def allreduce_bench(
     ] = None,
     record: options.Record = None,
     details: options.Details = False,
+    timings: options.Timings = False,
     nproc_per_node: options.NprocPerNode = None,
     nnodes: options.Nnodes = None,
     node_rank: options.NodeRank = None,
@@ -239,6 +240,12 @@ def allreduce_bench(
         port_range=port_range,
     )
     outputs = command.BenchOutputs(
-        json=json, record=record, csv=csv, plot=plot, save_baseline=save_baseline, details=details
+        json=json,
+        record=record,
+        csv=csv,
+        plot=plot,
+        save_baseline=save_baseline,
+        details=details,
+        timings=timings,
     )
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
-from ddpdiag.model import Depth, Options, Place
+from ddpdiag.judgement.timings import timings_of, with_judge_seconds
+from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
@@ -103,7 +105,12 @@ class _Reporter:
     def publish(self, lines: Sequence[Line]) -> Published:
         """Judge, write, print."""
         self._progress.close()
-        report = judge(assemble(lines), all_checks())
+        begin = time.monotonic()
+        recording = assemble(lines)
+        report = judge(recording, all_checks())
+        recording = with_judge_seconds(recording, time.monotonic() - begin)
+        report = structs.replace(report, timings=timings_of(recording, all_checks()))
+        lines = [recording.end if isinstance(line, End) and recording.end is not None else line for line in lines]
         try:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
         except (UsageError, OSError, ValueError) as error:

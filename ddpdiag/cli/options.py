@@ -70,6 +70,10 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=OUT)
 ]
 Details = Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.", rich_help_panel=OUT)]
+Timings = Annotated[
+    bool,
+    typer.Option("--timings", help="Show where the seconds went, and for whom the others waited.", rich_help_panel=OUT),
+]
 ExcludeFile = Annotated[
     str | None,
     typer.Option(

@@ -22,6 +22,7 @@ class Outputs:
     good_hosts: str | None = None
     env_file: str | None = None
     details: bool = False
+    timings: bool = False
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError now rather than after a minute of measuring, or over what is read."""
@@ -54,7 +55,7 @@ class Outputs:
         from ddpdiag.render import bench, terminal
 
         render = terminal.render if report.bench is None else bench.render
-        return render(report, color=color, width=width, details=self.details)
+        return render(report, color=color, width=width, details=self.details, timings=self.timings)
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""

@@ -10,6 +10,7 @@ from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
+from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import Judged, conclude, enough
 from ddpdiag.model import (
     CheckLine,
@@ -83,6 +84,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         bench=bench,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
+        timings=timings_of(recording, checks),
     )
 
 

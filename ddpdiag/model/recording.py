@@ -70,9 +70,10 @@ class Skip(Struct, frozen=True, kw_only=True, tag="skip"):
 
 
 class End(Struct, frozen=True, kw_only=True, tag="end"):
-    """Last line of a whole recording."""
+    """Last line of a whole recording; `judge_seconds` is what its judgement took, which came after `seconds`."""
 
     seconds: float
+    judge_seconds: float | None = None
 
 
 Line = Header | Arrival | Trial | Outcome | Event | Skip | End

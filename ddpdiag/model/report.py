@@ -5,6 +5,7 @@ from enum import Enum
 from msgspec import Struct, field
 
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.timings import Timings
 
 Scalar = str | int | float | bool | None
 
@@ -108,7 +109,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run. `exports` are the variables that the job needs, as they were tried
-    (None: unset).
+    (None: unset). `timings` says where the seconds went.
     """
 
     schema: str = SCHEMA
@@ -129,3 +130,4 @@ class Report(Struct, frozen=True, kw_only=True):
     bench: BenchReport | None = None
     matrices: tuple[Matrix, ...] = ()
     exports: dict[str, str | None] = field(default_factory=dict)
+    timings: Timings | None = None

@@ -38,7 +38,8 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     `deadline_seconds` counts from the moment at which a rank receives the trial; `hurried` says that the budget left
     less than the check would have given. A trial that `may_fail` is an experiment whose failure is an answer: the check
     itself judges it, and nobody is blamed for it elsewhere. Once half of its groups are through, rank 0 ends a group
-    that takes more than `late_after` times as long as they did.
+    that takes more than `late_after` times as long as they did. `begin_seconds` is when rank 0 handed it out, since the
+    start of the run there.
     """
 
     code: str
@@ -53,6 +54,7 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     hurried: bool = False
     may_fail: bool = False
     late_after: float | None = None
+    begin_seconds: float | None = None
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The group in which `rank` takes part, or an empty one."""
@@ -105,7 +107,10 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that
     the worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's
-    part because of somebody else: it is a bystander. `timings` holds seconds by kind (start, group, measure).
+    part because of somebody else: it is a bystander. `timings` holds seconds by kind:
+    `total` in the worker, of which `context` (the device), `group` (opening it, and its first connection) and `gate`
+    (waiting for the group); and from the order on `import`, until torch was there, and `arrive`, until it stood at the
+    gate.
     `flight` holds the last collectives that it posted in this trial, if it did not end well: empty for none, `None` if
     it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.

@@ -1,5 +1,7 @@
 """What /proc shows: this boot, other processes, memory, and the NVIDIA driver."""
 
+import os
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +52,15 @@ def cpu_ticks(pid: int, root: Path = PROC) -> int | None:
     """Time on a core so far, in clock ticks of usually 10 ms (utime and stime of proc(5)); None if it is not shown."""
     fields = (read_text(root / str(pid) / "stat") or "").rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
+
+
+def age_seconds(pid: int, root: Path = PROC) -> float | None:
+    """Seconds since a process was started, to 10 ms (starttime of proc(5), in ticks since boot); None if not shown."""
+    fields = (read_text(root / str(pid) / "stat") or "").rpartition(")")[2].split()
+    if len(fields) < 20:
+        return None
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(0.0, now - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def core_seconds(pid: int, root: Path = PROC) -> float | None:

@@ -16,6 +16,7 @@ from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import ALL_SHOWN, WORST_SHOWN
 from ddpdiag.render.terminal import LIST_SHOWN, write_findings, write_notes, write_verdict
+from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count
 
 _AVERAGES = {
@@ -33,8 +34,8 @@ _BLOCKING = {
 }
 
 
-def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
-    """`report.bench` as text; `details` shortens nothing.
+def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
+    """`report.bench` as text; `details` shortens nothing, `timings` adds where the run's seconds went.
 
     Without `color` the rows are those of nccl-tests, however wide they are. In a terminal they fit `width`.
     """
@@ -44,6 +45,8 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     for part in parts(bench):
         _part(page, bench, part)
     _commented(page, lambda inner: write_meaning(inner, bench, details=details))
+    if timings:
+        _commented(page, lambda inner: write_timings(inner, report, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     write_verdict(page, report)

@@ -51,6 +51,7 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
         "findings": [_builtins(finding) for finding in report.findings],
         "errors": [f"{f.code}: {f.title}" for f in report.findings if f.severity is Severity.ERROR],
         "exit_code": report.exit_code,
+        "timings": None if report.timings is None else _builtins(report.timings),
         "end_time": _end(bench.created, report.seconds),
     }
 

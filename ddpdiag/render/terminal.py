@@ -15,6 +15,7 @@ from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Ranks, blamed
+from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, quantity, seconds
 
 # What was asked for, or how the run was ended: there is nobody to look for.
@@ -34,8 +35,11 @@ FINDINGS_SHOWN = 5
 LIST_SHOWN = 8
 
 
-def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
-    """`report` as text of `width` columns; `details` adds the checks of each stage and shortens nothing."""
+def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
+    """`report` as text of `width` columns; `details` adds the checks of each stage and shortens nothing.
+
+    `timings` adds where the seconds went.
+    """
     page = Page(color=color, width=width)
     page.write(_head(report), lead="ddpdiag: ", lead_style="bold")
     if details:
@@ -45,6 +49,8 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     _ranks(page, report, details=details)
     _measurements(page, report.measurements if details else {})
     write_matrices(page, report.matrices, report.findings, details=details)
+    if timings:
+        write_timings(page, report, details=details)
     write_findings(page, report.findings, details=details)
     _skipped(page, report.checks)
     write_notes(page, report.notes)

@@ -220,7 +220,7 @@ class Coordinator:
         number = sum(isinstance(line, Trial) for line in self._lines) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
-        trial = with_number(planned, number, wanted, left)
+        trial = with_number(planned, number, wanted, left, self._muster.now())
         self._lines.append(trial)
         slack = min(SLACK_SECONDS, left - trial.deadline_seconds + CUT_SECONDS)
         flight = Flight(trial, trial.deadline_seconds + slack, self._muster.clock)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
+
 import ddpdiag
 from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
@@ -18,7 +20,7 @@ from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.elastic import write_error_file
 from ddpdiag.probes.gpus import pci_gpus, visible_gpus
-from ddpdiag.probes.procfs import boot_id, proc_root
+from ddpdiag.probes.procfs import age_seconds, boot_id, proc_root
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.runtime.board import Hub, board_ports
@@ -175,6 +177,7 @@ def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Sign
         signals=signals if hub is None else None,
         trains=lambda options: any(c.stage is Stage.TRAINING and selected(c, options) for c in run.checks),
     )
+    arrival = structs.replace(arrival, up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()))
     try:
         record.write(arrival)
         if hub is None:

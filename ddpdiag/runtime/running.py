@@ -24,11 +24,15 @@ class Running:
         self.so_far = NOTHING
         worker.page.write(0, "")  # the worker is idle: what stands there is the trial before
         self._rank = rank
-        self._gate: float | None = None
+        self._times: dict[str, float] = {}
 
     def reached_gate(self, now: float) -> None:
         """The worker waits for its group."""
-        self._gate = now - self.begin
+        self._times["arrive"] = now - self.begin
+
+    def torch_came(self, now: float) -> None:
+        """torch is imported, for which the trial had to wait so long."""
+        self._times["import"] = now - self.begin
 
     def answered(self, answer: Answer, now: float) -> Outcome:
         """The worker ended the trial by itself."""
@@ -38,7 +42,7 @@ class Running:
             so_far=NOTHING if answer.status is Status.DONE else self.so_far,
             error=answer.error,
             detail=answer.detail,
-            timings={**self._timings(), **answer.timings},
+            timings={**self._times, **answer.timings},
             flight=answer.flight,
         )
 
@@ -68,11 +72,8 @@ class Running:
             at=at,
             so_far=self.so_far,
             seconds=now - self.begin,
-            timings=self._timings(),
+            timings=dict(self._times),
         )
-
-    def _timings(self) -> dict[str, float]:
-        return {} if self._gate is None else {"arrive": self._gate}
 
 
 def how_it_ended(code: int | None) -> str:

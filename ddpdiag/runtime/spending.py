@@ -35,7 +35,12 @@ def too_late(left_seconds: float, takes_seconds: float) -> str | None:
     return f"the budget had left {max(0.0, left_seconds):.1f} s, and it takes {least:.1f} s"
 
 
-def with_number(trial: Trial, number: int, wanted_seconds: float, left_seconds: float) -> Trial:
+def with_number(
+    trial: Trial, number: int, wanted_seconds: float, left_seconds: float, begin_seconds: float | None = None
+) -> Trial:
     """The trial as it is handed out: numbered, and within what is left of the budget."""
     hurried = left_seconds < wanted_seconds
-    return structs.replace(trial, number=number, deadline_seconds=min(wanted_seconds, left_seconds), hurried=hurried)
+    deadline = min(wanted_seconds, left_seconds)
+    return structs.replace(
+        trial, number=number, deadline_seconds=deadline, hurried=hurried, begin_seconds=begin_seconds
+    )

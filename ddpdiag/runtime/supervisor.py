@@ -144,13 +144,20 @@ class Supervisor:
             poller.register(self._running.worker.link, zmq.POLLIN)
         ready = dict(poller.poll(self._patience_ms()))
         if not self._nursery.closed and self._nursery.link.fileno() in ready:
-            self._nursery.receive()
+            self._hear_nursery()
         if self._signals is not None and self._signals.woken.fileno() in ready:
             self._signals.drain()
             if self._signals.told is not None:
                 self._leave(self._signals.told)
         if self._running is not None and self._running.worker.link.fileno() in ready:
             self._hear(self._running)
+
+    def _hear_nursery(self) -> None:
+        importing = self._nursery.import_seconds is None
+        self._nursery.receive()
+        running = self._running
+        if importing and self._nursery.import_seconds is not None and running is not None and running.worker.forked:
+            running.torch_came(time.monotonic())
 
     def _patience_ms(self) -> int:
         if self._running is None:

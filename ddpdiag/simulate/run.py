@@ -53,7 +53,8 @@ def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_h
     """The run after these trials as well."""
     trials, outcomes = [*known.trials], [*known.outcomes]
     for trial in planned:
-        numbered = structs.replace(trial, number=len(trials) + 1)
+        begin = spent_seconds(outcomes)
+        numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
         trials.append(numbered)
         outcomes += outcomes_of(fleet, numbered, ranks_per_host)
     return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes))

@@ -83,10 +83,11 @@ class Devices(Protocol):
 
 
 class Told(NamedTuple):
-    """Whom to tell: the next step, what is known so far."""
+    """Whom to tell: the next step, what is known so far, and how long something took."""
 
     step: Callable[[str], None]
     report: Callable[[Copies], None]
+    timed: Callable[[str, float], None]
 
 
 class Job(NamedTuple):
@@ -110,9 +111,11 @@ def copies(devices: Devices, told: Told, *, deep: bool = False, begin: int = 0, 
     todo = jobs(devices.count, deep=deep)
     known = structs.replace(known, jobs=len(todo))
     told.report(known)
+    before = time.monotonic()
     for gpu in range(devices.count):
         told.step(f"start GPU {gpu}")
         devices.start(gpu)
+    told.timed("context", time.monotonic() - before)
     bench = _Bench(devices, told)
     for number, job in enumerate(todo[begin:], begin):
         left = end - time.monotonic() - _RESERVE_SECONDS

@@ -34,6 +34,7 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
         own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
     seconds = time.perf_counter() - begin
+    ctx.timed("group", seconds)
     work = dist.barrier(async_op=True)
     ctx.step("barrier: wait")
     if work is not None:

@@ -13,7 +13,7 @@ def found(gpus):
     from ddpdiag.workloads.copies import copies
     from ddpdiag.workloads.cuda_devices import CudaDevices
 
-    return copies(CudaDevices(), Told(lambda step: None, lambda known: None), deep=True)
+    return copies(CudaDevices(), Told(lambda step: None, lambda known: None, lambda name, seconds: None), deep=True)
 
 
 def test_every_gpu_has_its_ways_to_and_from_the_host(found, gpus):

@@ -133,12 +133,29 @@ def test_a_recording_is_judged_again_the_same(start, tmp_path):
         "{json}",
         "--record",
         str(record),
+        "--timings",
     )
     check_fit(job, 2, "standalone")
-    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}")
+    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", "--timings")
     assert again.wait() == 0
     assert again.report == job.report
     assert again.stdout == job.stdout
+    check_timings(job)
+
+
+def check_timings(job: Job) -> None:
+    """Its timings add up, are no longer than the command ran, and leave little of that out."""
+    timings = job.report["timings"]
+    kinds = {row["stage"]: row["kinds"] for row in timings["stages"]}
+    assert sum(row["seconds"] for row in timings["stages"]) == pytest.approx(timings["seconds"])
+    assert all(sum(row["kinds"].values()) == pytest.approx(row["seconds"]) for row in timings["stages"])
+    assert job.report["seconds"] < timings["seconds"] < job.end - job.begin
+    assert "unknown" not in {kind for row in kinds.values() for kind in row}
+    assert sum(row.get("import", 0.0) for row in kinds.values()) > 0.1
+    assert kinds["collective"]["measure"] > 0
+    assert kinds["collective"]["group"] > 0
+    assert kinds["judgement"]["own"] > 0
+    assert f"where {timings['seconds']:.3g}"[:7] in job.stdout
 
 
 def test_a_failed_run_is_judged_again_the_same(start, tmp_path):

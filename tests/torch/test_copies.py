@@ -34,7 +34,7 @@ class Listener:
 
     @property
     def told(self):
-        return Told(self.steps.append, self.reports.append)
+        return Told(self.steps.append, self.reports.append, lambda name, seconds: None)
 
 
 def run(devices, **options):

@@ -149,6 +149,15 @@ def test_every_rank_gets_its_place_and_its_orders() -> None:
     assert recording.end is not None
 
 
+def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
+    run = conduct(StandIn(2), check(), check("COL002"))
+    begins = [trial.begin_seconds for trial in run.trials]
+    assert None not in begins
+    assert begins == sorted(begins)
+    assert run.end is not None
+    assert begins[-1] <= run.end.seconds
+
+
 def test_an_exchange_tells_everybody_where_everybody_is_and_what_it_offers() -> None:
     def gated(rank: int, message: Downward) -> list[Upward]:
         match message:

@@ -3,7 +3,16 @@
 import os
 from pathlib import Path
 
-from ddpdiag.probes.procfs import ProcGpu, boot_id, memory, nvidia_gpus, proc_root, process_state, withheld_gpus
+from ddpdiag.probes.procfs import (
+    ProcGpu,
+    age_seconds,
+    boot_id,
+    memory,
+    nvidia_gpus,
+    proc_root,
+    process_state,
+    withheld_gpus,
+)
 from ddpdiag.probes.versions import driver_version
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
@@ -110,6 +119,12 @@ def test_the_boot_id_is_a_text_even_where_there_is_none(tmp_path):
     path.mkdir(parents=True)
     (path / "boot_id").write_text("7678536a\n")
     assert boot_id(tmp_path) == "7678536a"
+
+
+def test_a_process_has_an_age_and_who_is_not_there_has_none():
+    assert 0 <= age_seconds(os.getpid()) < 3600 * 24
+    assert age_seconds(os.getpid()) <= age_seconds(1)
+    assert age_seconds(os.getpid(), Path("/nowhere")) is None
 
 
 def test_the_root_can_be_replaced():
