@@ -53,7 +53,7 @@ def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "weights",
         Severity.WARNING,
-        "Ranks begin with different weights",
+        f"{ranks_text(odd.ranks)} begins with other weights" if odd.ranks else "ranks begin with different weights",
         f"From one seed {len(odd.groups)} different sets of first weights came on {len(proofs)} ranks: {whose}. DDP "
         "sends rank 0's to all, so that training goes on with these; what a rank draws by chance differs all the same.",
         ranks=odd.ranks,
@@ -87,7 +87,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "gradient",
         Severity.ERROR,
-        "A rank computes wrong gradients",
+        f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
         (f"{_who(seen, blamed)}: two others" if blamed else f"Rank {pairs}: others")
         + " computed another gradient from the same weights and images than what was handed to the all-reduce"
         + ("." if blamed else ", and no majority says whose is wrong.")
@@ -112,7 +112,7 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "average",
         Severity.ERROR,
-        "DistributedDataParallel does not average the gradients",
+        "DistributedDataParallel does not average the gradients" + (f" on {ranks_text(blamed)}" if blamed else ""),
         f"On {_who(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
         + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
         ranks=blamed,
@@ -134,7 +134,7 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "unequal",
         Severity.ERROR,
-        "DDP's gradient is not that of one process",
+        "DDP's gradient is not that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
         f"On {_who(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images in "
         f"one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
         ranks=blamed,

@@ -49,7 +49,7 @@ class Straggler(NamedTuple):
 
 
 def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, ...]:
-    """Ranks whose own work keeps the others waiting; none where half of the ranks would be."""
+    """Ranks whose own work keeps the others waiting; none where these would be most."""
     if len(steps) < 2:
         return ()
     count = min(len(own.windows) for own in steps.values())

@@ -17,6 +17,10 @@ In every all-reduce and broadcast:
 In training:
     noise                     the optimizer's step adds noise to the parameters
     nan                       the third loss is not a number
+    gradient                  what this rank hands to DDP's all-reduce is off by one in the first element
+    weights                   this rank draws other first weights
+    skip                      the fifth large all-reduce is left out
+    slow-data, slow-compute   the images come 30 ms later, or the loss takes 30 ms more of a core
 In the import of torch:
     import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
     broken-import             a library that it needs is not there
@@ -266,7 +270,71 @@ def _nan(module):
     module.cross_entropy = cross_entropy
 
 
+def _spoil_gradient(module):
+    """One element of what goes into the all-reduce; what is computed without DDP stays right."""
+    real = module.DistributedDataParallel.__init__
+
+    def init(self, model, *arguments, **options):
+        def spoil(gradient):
+            _announce()
+            spoilt = gradient.clone()
+            spoilt.view(-1)[0] += 1
+            return spoilt
+
+        next(model.parameters()).register_hook(spoil)
+        real(self, model, *arguments, **options)
+
+    module.DistributedDataParallel.__init__ = init
+
+
+def _other_weights(module):
+    real = module.manual_seed
+    module.manual_seed = lambda seed: (_announce(), real(seed + 1))[1]
+
+
+def _skip(module):
+    real, calls = module.all_reduce, []
+
+    def all_reduce(tensor, *arguments, **options):
+        calls.append(tensor.numel() > 1000)
+        if sum(calls) == 5 and calls[-1]:
+            _announce()
+            return None
+        return real(tensor, *arguments, **options)
+
+    module.all_reduce = all_reduce
+
+
+def _slow_data(module):
+    real = module.batch
+
+    def batch(*arguments, **options):
+        _announce()
+        time.sleep(0.03)
+        return real(*arguments, **options)
+
+    module.batch = batch
+
+
+def _slow_compute(module):
+    real = module.cross_entropy
+
+    def cross_entropy(*arguments, **options):
+        _announce()
+        end = time.perf_counter() + 0.03
+        while time.perf_counter() < end:
+            pass
+        return real(*arguments, **options)
+
+    module.cross_entropy = cross_entropy
+
+
 _CHANGES = {
+    "gradient": ("torch.nn.parallel.distributed", _spoil_gradient),
+    "weights": ("torch", _other_weights),
+    "skip": (_COLLECTIVES, _skip),
+    "slow-data": ("ddpdiag.workloads.proof", _slow_data),
+    "slow-compute": ("torch.nn.functional", _slow_compute),
     "pause": (_COLLECTIVES, _pause),
     "late": (_COLLECTIVES, _late),
     "corrupt": (_COLLECTIVES, _corrupt),

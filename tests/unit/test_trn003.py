@@ -1,0 +1,247 @@
+"""Wrong gradients name who handed them over, and slow ranks are told with their class."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import seen_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import trn003
+from ddpdiag.checks.stragglers import Limits, Why, slow_ways, stragglers
+from ddpdiag.checks.trn003 import Data
+from ddpdiag.model import Finding, Options, Severity
+from ddpdiag.model.steps import Proof, Steps, Window
+
+WEIGHTS = "a" * 64
+
+
+def sketch_of(rank: int) -> tuple[float, ...]:
+    chance = random.Random(rank)
+    return tuple(chance.uniform(-5, 5) for _ in range(4))
+
+
+def proofs(ranks: int) -> dict[int, Proof]:
+    """What healthy ranks see, with a rounding of 1e-6."""
+    total = tuple(sum(column) for column in zip(*map(sketch_of, range(ranks)), strict=True))
+    found = {}
+    for rank in range(ranks):
+        others = {(rank + way) % ranks for way in (1, 2)} - {rank}
+        found[rank] = Proof(
+            first_weights=WEIGHTS, dtype="float32", error=7e-6, norm=10.0, handed=sketch_of(rank),
+            averaged=tuple(value + 1e-6 for value in total), witnessed={other: sketch_of(other) for other in others},
+            images=1000, shards=(f"{rank}-0", f"{rank}-1"), covered=1000, drawn=1000,
+            predicted=500, reduced=57, gathered=57,
+        )  # fmt: skip
+    return found
+
+
+def judged(rows: dict[int, Proof], **options: object) -> list[Finding]:
+    data = {rank: Data(proof=proof) for rank, proof in rows.items()}
+    seen: Seen[Data] = seen_of(trn003.CHECK, data, options=Options(**options))  # type: ignore[arg-type]
+    return list(trn003.judge(seen))
+
+
+def off(sketch: tuple[float, ...], by: float = 0.5) -> tuple[float, ...]:
+    """One element of the gradient is another: every sum changes by as much, up or down."""
+    return tuple(value + by * (-1) ** at for at, value in enumerate(sketch))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 9])
+def test_right_gradients_are_no_finding(ranks):
+    assert judged(proofs(ranks)) == []
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 9])
+@pytest.mark.parametrize("guilty", [0, 2])
+def test_who_hands_over_another_gradient_is_named(ranks, guilty):
+    rows = proofs(ranks)
+    for rank, proof in rows.items():  # all get the mean, with the wrong part in it
+        rows[rank] = structs.replace(proof, averaged=off(proof.averaged), error=0.1)
+    rows[guilty] = structs.replace(rows[guilty], handed=off(rows[guilty].handed))
+    (found,) = judged(rows)
+    assert (found.code, found.ranks, found.severity) == ("TRN003.gradient", (guilty,), Severity.ERROR)
+
+
+def test_who_computes_wrongly_altogether_is_named_once():
+    rows = proofs(4)
+    for rank, proof in rows.items():
+        rows[rank] = structs.replace(proof, averaged=off(proof.averaged), error=0.1)
+    spoilt = {rank: off(told) for rank, told in rows[1].witnessed.items()}
+    rows[1] = structs.replace(rows[1], handed=off(rows[1].handed), witnessed=spoilt)
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.gradient", (1,))
+
+
+def test_of_two_ranks_none_is_named():
+    rows = proofs(2)
+    rows[1] = structs.replace(rows[1], handed=off(rows[1].handed))
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.gradient", ())
+    assert "no majority" in found.message
+
+
+def test_whose_all_reduce_gives_another_mean_is_named():
+    rows = proofs(4)
+    rows[2] = structs.replace(rows[2], averaged=off(rows[2].averaged), error=0.2)
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.average", (2,))
+
+
+def test_where_all_get_a_wrong_mean_nobody_is_named():
+    rows = {rank: structs.replace(proof, averaged=off(proof.averaged), error=0.2) for rank, proof in proofs(4).items()}
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.average", ())
+
+
+@pytest.mark.parametrize("error", [0.01, float("nan"), float("inf")])
+def test_a_gradient_that_is_not_that_of_one_process_is_told(error):
+    rows = proofs(4)
+    rows[3] = structs.replace(rows[3], error=error)
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.unequal", (3,))
+
+
+def test_other_first_weights_explain_the_rest():
+    rows = proofs(4)
+    rows[2] = structs.replace(rows[2], first_weights="b" * 64, error=0.5, handed=off(rows[2].handed))
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.weights", (2,))
+
+
+def test_ranks_with_the_same_images_are_told():
+    rows = proofs(4)
+    rows[3] = structs.replace(rows[3], shards=rows[1].shards)
+    (found,) = judged({rank: structs.replace(proof, covered=750) for rank, proof in rows.items()})
+    assert found.code == "TRN003.shards"
+    assert "ranks 1, 3 have the same images" in found.message
+
+
+def test_a_sum_of_metrics_that_is_wrong_is_told():
+    rows = proofs(3)
+    rows[0] = structs.replace(rows[0], reduced=58)
+    (found,) = judged(rows)
+    assert (found.code, found.ranks) == ("TRN003.metrics", (0,))
+
+
+# Stragglers ----------------------------------------------------------------------------------------------------------
+
+LIMITS = Limits(1.10, 0.8)
+EDGE = 1e-3
+
+
+def steps(
+    ranks: int, *, seed: int = 0, noise: float = 0.02, slow: dict[int, dict[str, float]] | None = None
+) -> dict[int, Steps]:
+    """Ten windows of each rank; `slow` gives parts of some ranks in seconds. All leave the all-reduce together."""
+    chance = random.Random(seed)
+    own: dict[int, list[Window]] = {rank: [] for rank in range(ranks)}
+    for _ in range(10):
+        parts = {}
+        for rank in range(ranks):
+            usual = {"data": 5e-4, "forward": 3e-3, "backward": 4e-3, "optimizer": 3e-4, "core_share": 1.0}
+            usual |= (slow or {}).get(rank, {})
+            parts[rank] = {name: value * (1 + chance.gauss(0, noise)) for name, value in usual.items()}
+        come = {rank: sum(p[n] for n in ("data", "forward", "backward")) for rank, p in parts.items()}
+        for rank, part in parts.items():
+            own[rank].append(Window(**part, wait=1e-3 + max(come.values()) - come[rank]))
+    ring = {rank: {(rank - 1) % ranks: EDGE, (rank + 1) % ranks: EDGE} for rank in range(ranks)}
+    return {
+        rank: Steps(
+            windows=tuple(own[rank]), bucket_bytes=25 << 20, bucket_seconds=0.03, edge_bytes=1 << 20, edges=ring[rank],
+            overlap=0.5,
+        )
+        for rank in range(ranks)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"data": 3e-3}, Why.DATA),
+        ({"backward": 7e-3}, Why.COMPUTE),
+        ({"backward": 7e-3, "core_share": 0.5}, Why.CORES),
+    ],
+)
+def test_who_is_slow_is_named_with_its_class(ranks, part, why):
+    for seed in range(20):
+        (found,) = stragglers(steps(ranks, seed=seed, slow={1: part}), LIMITS)
+        assert (found.ranks, found.why) == ((1,), why)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
+def test_with_nobody_slow_nobody_is_named(ranks):
+    for seed in range(50):
+        assert stragglers(steps(ranks, seed=seed, noise=0.05), LIMITS) == ()
+
+
+def test_two_of_eight_are_both_named_and_most_of_them_are_not():
+    slow = {"backward": 8e-3}
+    assert [own.ranks for own in stragglers(steps(8, slow={2: slow, 5: slow}), LIMITS)] == [(2,), (5,)]
+    assert stragglers(steps(4, slow={0: slow, 1: slow, 3: slow}), LIMITS) == ()
+
+
+def with_slow_network(found: dict[int, Steps], slow: int, seconds: float) -> dict[int, Steps]:
+    return {
+        rank: structs.replace(
+            own, edges={other: seconds if slow in (rank, other) else took for other, took in own.edges.items()}
+        )
+        for rank, own in found.items()
+    }
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 5, 16])
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_host_that_is_slow_with_both_neighbours_is_named(hosts, slow):
+    found = with_slow_network(steps(hosts), slow, 20 * EDGE)
+    assert [own.ranks for own in slow_ways(found, [(rank,) for rank in range(hosts)])] == [(slow,)]
+    assert stragglers(found, LIMITS) == ()
+
+
+def test_one_slow_way_names_neither_end():
+    found = steps(4)
+    found[1].edges[2] = found[2].edges[1] = 20 * EDGE
+    assert slow_ways(found, [(rank,) for rank in range(4)]) == ()
+
+
+def test_of_two_hosts_none_is_named():
+    found = with_slow_network(steps(2), 1, 20 * EDGE)
+    assert slow_ways(found, [(0,), (1,)]) == ()
+
+
+def test_hosts_of_several_ranks_are_held_against_each_other_by_their_ways_out():
+    found = steps(6)
+    for one, other in ((1, 2), (3, 4)):  # the ways of host 1 (ranks 2 and 3)
+        found[one].edges[other] = found[other].edges[one] = 20 * EDGE
+    assert [own.ranks for own in slow_ways(found, [(0, 1), (2, 3), (4, 5)])] == [(2, 3)]
+
+
+@given(st.integers(2, 12), st.data())
+def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ranks, data):
+    seconds = st.floats(0, 1e3)
+    window = st.builds(Window, seconds, seconds, seconds, seconds, seconds, st.floats(0, 64))
+    rows = {
+        rank: Steps(
+            windows=tuple(data.draw(st.lists(window, min_size=2, max_size=4))), bucket_bytes=1, bucket_seconds=1.0,
+            edge_bytes=1, edges={(rank + 1) % ranks: data.draw(seconds)}, overlap=None,
+        )
+        for rank in range(ranks)
+    }  # fmt: skip
+    found = stragglers(rows, LIMITS)
+    assert 2 * sum(len(own.ranks) for own in found) <= ranks
+    slow_ways(rows, [(rank,) for rank in range(ranks)])
+
+
+def test_the_finding_names_the_class_the_numbers_and_what_to_do():
+    rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: {"data": 4e-3}}).items()}
+    seen: Seen[Data] = seen_of(trn003.CHECK, rows)
+    (found,) = trn003.judge(seen)
+    assert (found.code, found.ranks, found.severity) == ("TRN003.straggler", (2,), Severity.WARNING)
+    assert found.evidence["class"] == "data"
+    assert found.title == "all wait for rank 2: it waits for its images"
+    assert "DataLoader" in found.remedy
+    assert set(trn003.columns(seen)[2]) == {"work_seconds", "wait_seconds"}
+    assert trn003.figures(seen)["step.overlap_share"] == 0.5
