@@ -44,12 +44,12 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         """Host names of some ranks, each once, in order."""
         return tuple(dict.fromkeys(self.node_of(rank) for rank in ranks if rank in self.arrivals))
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """GPUs that the ranks that came may use, counted once a host."""
         return sum(max(self.arrivals[rank].gpus for rank in ranks) for ranks in self.hosts.values())
 
-    @property
+    @cached_property
     def backend(self) -> str:
         """The backend that a job would take: the one asked for, else nccl where every rank has a GPU, else gloo."""
         if self.options.backend != "auto":

@@ -183,7 +183,7 @@ class Supervisor:
         running = self._running
         match message:
             case Order(trial) if trial.number > self._last_trial:
-                self._start(trial)
+                self._start(message.unpacked())
             case Open(trial=number) if running is not None and running.trial.number == number and not running.opened:
                 running.opened = running.worker.send(message)
             case Stop(number) if running is not None and running.trial.number == number:
