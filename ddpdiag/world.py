@@ -35,6 +35,18 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
             hosts.setdefault(arrival.host, []).append(rank)
         return {host: tuple(ranks) for host, ranks in hosts.items()}
 
+    @cached_property
+    def ranks_per_core(self) -> float:
+        """Of the host where most ranks share a core; 0 where nobody looked."""
+        return max((len(ranks) / cores for ranks in self.hosts.values() if (cores := self._cores(ranks))), default=0.0)
+
+    def _cores(self, ranks: Sequence[int]) -> int:
+        """Processors that at least one of these ranks may use."""
+        mask = 0
+        for cpus in {self.arrivals[rank].cpus for rank in ranks}:
+            mask |= int(cpus or "0", 16)
+        return mask.bit_count()
+
     def node_of(self, rank: int) -> str:
         """Host name of a rank, or "?" if it never came."""
         arrival = self.arrivals.get(rank)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.outputs import Outputs, publish
@@ -19,7 +20,7 @@ from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
-from ddpdiag.model import Depth, Options, Place
+from ddpdiag.model import Depth, Options
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
@@ -139,7 +140,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         ignore=tuple(code.upper() for code in split(wishes.ignore)),
         backend=wishes.backend.strip().lower(),  # as torch does
         expect_gpus=wishes.expect_gpus,
-        budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch.place),
+        budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch),
         data_dir=_directory("--data-dir", wishes.data_dir, launch),
         shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,
@@ -157,9 +158,21 @@ def split(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
-def _default_budget(place: Place) -> float:
-    """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several."""
-    return 60.0 if (place.local_world_size or 0) >= place.world_size else 120.0
+# 64 ranks on 2 cores (nothing wrong, training included) took 7 s for each rank on a core; imports alone are 3 s of it.
+_CROWDED_BUDGET = 8.0
+
+
+def _default_budget(launch: Launch) -> float:
+    """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several.
+
+    More where many ranks share a core. Who starts all ranks here knows that they share its own cores; elsewhere each
+    may be bound to some of the host's.
+    """
+    place = launch.place
+    here = place.local_world_size or 0
+    cores = len(os.sched_getaffinity(0)) if launch.ranks else os.cpu_count() or 1
+    usual = 60.0 if here >= place.world_size else 120.0
+    return usual + _CROWDED_BUDGET * max(0.0, here / cores - USUAL_RANKS_PER_CORE)
 
 
 def _utf8(option: str, text: str | None) -> str | None:

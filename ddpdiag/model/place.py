@@ -24,7 +24,8 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
     agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
     `nonce` tells processes apart that share host and pid (containers). `leaf` is the switch above the host, as Slurm
-    tells; else it is empty.
+    tells; else it is empty. `cpus` is the mask of the processors that this process may use, in hexadecimal (as
+    taskset(1) shows it); empty if nobody looked.
     """
 
     place: Place
@@ -39,6 +40,7 @@ class Arrival(Struct, frozen=True, kw_only=True, tag="arrival"):
     lacks: tuple[str, ...] = ()
     nonce: str = ""
     leaf: str = ""
+    cpus: str = ""
 
     @property
     def host(self) -> tuple[str, str]:
