@@ -158,7 +158,8 @@ def split(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
-# 64 ranks on 2 cores (nothing wrong, training included) took 7 s for each rank on a core; imports alone are 3 s of it.
+# 16 and 32 ranks on 2 cores (nothing wrong, training included) took 6 to 7 s for each rank on a core; imports alone are
+# 3 s of it.
 _CROWDED_BUDGET = 8.0
 
 

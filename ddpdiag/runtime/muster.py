@@ -41,8 +41,9 @@ class Patience:
 
 PATIENCE = Patience()
 _LOOKS_A_BEAT = 4
-# Every rank answers: 10,000 of them every second keep a core half busy while they are still arriving.
+# Every rank answers: with 10,000 of them a beat every second held up those who were still arriving.
 _BEAT_PER_RANK = 2e-4
+_BEATS_TO_ANSWER = 5
 _ROLL_CALL = RollCall()
 
 
@@ -80,6 +81,7 @@ class Muster:
         self._heard: dict[int, float] = {}
         self._beat = 0.0
         self._looked = 0.0
+        self._beat_seconds = max(patience.beat, _BEAT_PER_RANK * header.world_size)
         self._frozen = 0.0
         self._closed = False  # no more hellos
 
@@ -142,7 +144,7 @@ class Muster:
         self._beat_if_due(time.monotonic())
 
     def _beat_if_due(self, now: float) -> None:
-        if now - self._beat >= max(self._patience.beat, _BEAT_PER_RANK * self._header.world_size):
+        if now - self._beat >= self._beat_seconds:
             self._beat = now
             for rank in self._identities:
                 self.send(rank, _ROLL_CALL)
@@ -152,10 +154,11 @@ class Muster:
         if now - self._looked < self._patience.beat / _LOOKS_A_BEAT:
             return
         self._looked = now
+        patience = max(self._patience.lost, _BEATS_TO_ANSWER * self._beat_seconds)
         awake = self.clock()
         for rank in set(self._identities) - self.gone:
-            if awake - self._heard.setdefault(rank, awake) > self._patience.lost:
-                self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
+            if awake - self._heard.setdefault(rank, awake) > patience:
+                self._lose(rank, f"nothing was heard of it for {patience:g} s")
 
     def farewell(self, exit_code: int, sentence: str) -> Farewell:
         """Tell every rank the exit code, and leave last; what they were told."""

@@ -8,7 +8,7 @@ from ddpdiag.check import USUAL_RANKS_PER_CORE
 LOST_AFTER_SECONDS = 8.0
 LOST_LATE_SECONDS = 4.0  # once the budget is spent
 _FROZEN_SECONDS = 2.0
-# 32 ranks on a core, all of them importing torch: healthy ones were silent for 6 to 8 s.
+# 32 ranks on a core, all of them importing torch: healthy ones came after 15 s, or were silent for more than 6 s.
 _SILENT_PER_RANK_ON_CORE = 0.5
 
 

@@ -8,8 +8,8 @@ order with an outcome of 10 kB. Two trials run, one on every rank alone, and one
 
 Shown are the seconds in which all peers have arrived (until each has its welcome), have their first order, have the
 acknowledgement of their outcome, and have passed the gate of the second trial and been acknowledged again; `total` is
-their sum, and the bar is 5 s at 10,000 peers. The peers compute on the same cores, so the CPU time of rank 0 alone is
-shown beside them: until all have arrived, and in all.
+their sum. The bar is 5 s to the first acknowledgement at 10,000 peers. Since the peers compute on the same cores, the
+CPU time of rank 0 alone (both of its threads) is shown beside: until all have arrived, are acknowledged, and in all.
 """
 
 import argparse
@@ -51,7 +51,10 @@ OUTCOME_BYTES = 10_000
 WAIT_SECONDS = 20.0
 RUN_ID = "benchmark"
 PAUSE_SECONDS = 0.01  # to look at a thousand sockets for each message would take the cores away from rank 0
-HEAD = "| peers | arrive | order | acknowledge | gate | total | rank 0: CPU to arrive | CPU in all |\n|" + "--:|" * 8
+HEAD = (
+    "| peers | arrive | order | acknowledge | gate | total | rank 0: CPU to arrive | to acknowledge | in all |\n|"
+    + "--:|" * 9
+)
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -108,6 +111,8 @@ class Peers:
             reach("127.0.0.1", self._port, 2.0)
             socket.connect(f"tcp://127.0.0.1:{self._port}")
             link.send(Hello(arrival_of(rank, self._size)))
+            if rank % 50 == 0:  # who came early must not fall silent meanwhile
+                self.serve(0)
         while self._leaving < len(self._links):
             self.serve(1000)
             time.sleep(PAUSE_SECONDS)
@@ -192,14 +197,13 @@ TOGETHER = check_of("HST902", Scope.WORLD)
 
 
 class Clock:
-    """The listener: rank 0's CPU time at the first check, which begins when all have come."""
+    """The listener: rank 0's CPU time at the start of each check; the first one begins when all have come."""
 
     def __init__(self) -> None:
-        self.cpu_at_first: float | None = None
+        self.cpu: list[float] = []
 
     def check_started(self, _code: str, _name: str) -> None:
-        if self.cpu_at_first is None:
-            self.cpu_at_first = time.process_time()
+        self.cpu.append(time.process_time())
 
     def stage_started(self, name: str) -> None: ...
     def progressed(self, text: str) -> None: ...
@@ -226,11 +230,12 @@ def lead(size: int, say: Connection) -> None:
     recording = coordinator.conduct(WAIT_SECONDS)
     conducted = time.process_time()
     coordinator.farewell(0, "over")
-    first = clock.cpu_at_first
+    first, second = (*clock.cpu, conducted, conducted)[:2]
     say.send(
         {
             "fault": fault_in(recording, size),
-            "arrive": (first or conducted) - before,
+            "arrive": first - before,
+            "noted": second - before,
             "all": conducted - before,
         }
     )
@@ -288,7 +293,7 @@ def row(size: int, begin: float, last: dict[str, float], seen: dict[str, float |
     moments = (begin, *(last[name] for name in ("welcome", "order", "noted", "noted_again")))
     steps = [late - early for early, late in itertools.pairwise(moments)]
     cells = " | ".join(f"{seconds:.2f} s" for seconds in (*steps, moments[-1] - begin))
-    return f"| {size:,} | {cells} | {seen['arrive']:.2f} s | {seen['all']:.2f} s |"
+    return f"| {size:,} | {cells} | {seen['arrive']:.2f} s | {seen['noted']:.2f} s | {seen['all']:.2f} s |"
 
 
 def main() -> None:
