@@ -6,8 +6,8 @@
 rank's first all-reduce (sleep, segv, raise, ...). Shown are the verdict, the ranks that error findings blame, the
 seconds of the whole and of each stage, and the most memory in use on the machine meanwhile.
 
-Every rank imports torch for itself, as a job's would: 3 s of a core and 310 to 340 MiB each (torch 2.13). A size for which
-the machine has too little memory left is passed over and says so.
+Every rank imports torch for itself, as a job's would: 3 s of a core and 310 to 340 MiB each (torch 2.13). A size for
+which the machine has too little memory left is passed over and says so.
 """
 
 import argparse
