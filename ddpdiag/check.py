@@ -265,6 +265,18 @@ def once(seen: Seen[D]) -> Sequence[Trial]:
 PER_RANK_SECONDS = 0.15
 
 
+# The start of a rank (supervisor, worker, `import torch` and what training needs of it) is 3 s of a core (measured,
+# torch 2.13): 16 ranks on 2 cores hold each other up for 24 s, and nobody among them hangs. Two ranks on a core are
+# within what the checks' own deadlines allow.
+START_CORE_SECONDS = 3.0
+USUAL_RANKS_PER_CORE = 2.0
+
+
+def crowded_seconds(ranks_per_core: float) -> float:
+    """What any trial may take longer because so many ranks share each core."""
+    return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
+
+
 def new_trial(
     seen: Seen[D],
     *,
@@ -278,12 +290,14 @@ def new_trial(
 ) -> Trial:
     """A trial of this check, without its number.
 
-    The deadline grows with the largest group, unless `--set CODE.deadline_seconds` gives it.
+    The deadline grows with the largest group, and where many ranks share a core, unless `--set CODE.deadline_seconds`
+    gives it.
     """
     check = seen.check
     chosen = scope_groups(check.scope, seen.world) if groups is None else groups
     largest = max(map(len, chosen), default=1)
     grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
+    grown += crowded_seconds(seen.world.ranks_per_core)
     return Trial(
         code=check.code,
         groups=chosen,

@@ -7,7 +7,7 @@ written as the string "nan", "inf" or "-inf" and read back as the float that it 
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,6 +145,34 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
         end=by_kind[End][-1] if by_kind[End] else None,
         notes=tuple(notes),
     )
+
+
+def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
+    """What `assemble` makes of the recording's lines and these: cheap where they come later in the run, as they do.
+
+    A run of thousands of ranks is asked for its recording some hundred times.
+    """
+    new = assemble([recording.header, *lines])
+    later = _later([t.number for t in recording.trials], [t.number for t in new.trials]) and _later(
+        [(o.trial, o.rank) for o in recording.outcomes[-1:]], [(o.trial, o.rank) for o in new.outcomes[:1]]
+    )
+    if not later or not recording.arrivals.keys().isdisjoint(new.arrivals):
+        return assemble([*disassemble(recording), *lines], recording.notes)
+    return Recording(
+        header=new.header,
+        arrivals=_first({**recording.arrivals, **new.arrivals}) if new.arrivals else recording.arrivals,
+        trials=recording.trials + new.trials,
+        outcomes=recording.outcomes + new.outcomes,
+        events=tuple({encode_line(event): event for event in recording.events + new.events}.values()),
+        skips=tuple({skip.code: skip for skip in recording.skips + new.skips}.values()),
+        end=new.end or recording.end,
+        notes=recording.notes,
+    )
+
+
+def _later(old: Sequence[K], new: Sequence[K]) -> bool:
+    """Do all keys of `new` come after those of `old`? Both are sorted."""
+    return not old or not new or old[-1] < new[0]
 
 
 def _merged(trials: Iterable[Trial]) -> dict[int, Trial]:

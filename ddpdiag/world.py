@@ -35,6 +35,18 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
             hosts.setdefault(arrival.host, []).append(rank)
         return {host: tuple(ranks) for host, ranks in hosts.items()}
 
+    @cached_property
+    def ranks_per_core(self) -> float:
+        """Of the host where most ranks share a core; 0 where nobody looked."""
+        return max((len(ranks) / cores for ranks in self.hosts.values() if (cores := self._cores(ranks))), default=0.0)
+
+    def _cores(self, ranks: Sequence[int]) -> int:
+        """Processors that at least one of these ranks may use."""
+        mask = 0
+        for cpus in {self.arrivals[rank].cpus for rank in ranks}:
+            mask |= int(cpus or "0", 16)
+        return mask.bit_count()
+
     def node_of(self, rank: int) -> str:
         """Host name of a rank, or "?" if it never came."""
         arrival = self.arrivals.get(rank)
@@ -44,12 +56,12 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         """Host names of some ranks, each once, in order."""
         return tuple(dict.fromkeys(self.node_of(rank) for rank in ranks if rank in self.arrivals))
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """GPUs that the ranks that came may use, counted once a host."""
         return sum(max(self.arrivals[rank].gpus for rank in ranks) for ranks in self.hosts.values())
 
-    @property
+    @cached_property
     def backend(self) -> str:
         """The backend that a job would take: the one asked for, else nccl where every rank has a GPU, else gloo."""
         if self.options.backend != "auto":

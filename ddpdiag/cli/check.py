@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.outputs import Outputs, publish
@@ -21,7 +22,7 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
-from ddpdiag.model import Depth, End, Options, Place
+from ddpdiag.model import Depth, End, Options
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
@@ -146,7 +147,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         ignore=tuple(code.upper() for code in split(wishes.ignore)),
         backend=wishes.backend.strip().lower(),  # as torch does
         expect_gpus=wishes.expect_gpus,
-        budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch.place),
+        budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch),
         data_dir=_directory("--data-dir", wishes.data_dir, launch),
         shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,
@@ -164,9 +165,22 @@ def split(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
-def _default_budget(place: Place) -> float:
-    """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several."""
-    return 60.0 if (place.local_world_size or 0) >= place.world_size else 120.0
+# 16 and 32 ranks on 2 cores (nothing wrong, training included) took 6 to 7 s for each rank on a core; imports alone are
+# 3 s of it.
+_CROWDED_BUDGET = 8.0
+
+
+def _default_budget(launch: Launch) -> float:
+    """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several.
+
+    More where many ranks share a core. Who starts all ranks here knows that they share its own cores; elsewhere each
+    may be bound to some of the host's.
+    """
+    place = launch.place
+    here = place.local_world_size or 0
+    cores = len(os.sched_getaffinity(0)) if launch.ranks else os.cpu_count() or 1
+    usual = 60.0 if here >= place.world_size else 120.0
+    return usual + _CROWDED_BUDGET * max(0.0, here / cores - USUAL_RANKS_PER_CORE)
 
 
 def _utf8(option: str, text: str | None) -> str | None:

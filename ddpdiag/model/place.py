@@ -24,8 +24,9 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
     agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
     `nonce` tells processes apart that share host and pid (containers). `leaf` is the switch above the host, as Slurm
-    tells; else it is empty. `up_seconds` is how old the process that was launched was when it looked for
-    rank 0.
+    tells; else it is empty. `up_seconds` is how old the process that was launched was when it looked for rank 0. `cpus`
+    is the mask of the processors that this process may use, in hexadecimal (as taskset(1) shows it); empty if nobody
+    looked.
     """
 
     place: Place
@@ -41,6 +42,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     nonce: str = ""
     leaf: str = ""
     up_seconds: float | None = None
+    cpus: str = ""
 
     @property
     def host(self) -> tuple[str, str]:

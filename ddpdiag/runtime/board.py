@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +19,10 @@ from ddpdiag.runtime.relay import Relay
 # the ports that we derive for jobs (see runtime.said).
 _PORTS_FROM, _PORTS = 30_000, 2_700
 _CANDIDATES = 4
+_RECEIVE_SECONDS = 0.25
+# ZeroMQ has 100: of thousands that come at once the kernel then drops most, and each tries again after 1 s, 3 s, 7 s.
+# The kernel takes net.core.somaxconn if that is less.
+_BACKLOG = 16_384
 
 
 def board_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
@@ -55,6 +60,11 @@ class Hub:
         raise_open_files()
         self._seal = seal
         self._socket = new_socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+        # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
+        # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
@@ -81,14 +91,19 @@ class Hub:
             self._socket.send_multipart([identity, self._seal.close(message)], zmq.NOBLOCK)
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
-        """What has come, after waiting at most `seconds` for the first of it."""
-        timeout = max(0, round(seconds * 1000))
-        while self._socket.poll(timeout):
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        """What has come, after waiting at most `seconds` for the first of it, and at most 0.25 s for the others."""
+        if not self._socket.poll(max(0, round(seconds * 1000))):
+            return
+        # Thousands of ranks never cease to speak; whoever called has a heartbeat to keep.
+        end = time.monotonic() + _RECEIVE_SECONDS
+        while time.monotonic() < end:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             message = self._seal.open_upward(frames[-1]) if len(frames) == 2 else None
             if message is not None:
                 yield frames[0], message
-            timeout = 0
 
     def close_door(self) -> None:
         """Give back the job's port, if we have it; who came in through it stays."""

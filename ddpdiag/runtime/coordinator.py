@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ddpdiag.check import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.codec import assemble
+from ddpdiag.codec import extend
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import Line
@@ -16,7 +16,6 @@ from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
 from ddpdiag.runtime.messages import (
     Farewell,
     Noted,
-    Open,
     Partial,
     Ready,
     Result,
@@ -77,6 +76,9 @@ class Coordinator:
         self._listener = listener
         self._patience = patience
         self._lines: list[Line] = [header]
+        self._assembled = 1  # of the lines, in the recording so far
+        self._recording = Recording(header=header)
+        self._known_world: World | None = None
         self._muster = Muster(hub, header, told_to_leave, patience, self._lines.append)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
@@ -96,7 +98,10 @@ class Coordinator:
 
     def recording(self) -> Recording:
         """The run so far."""
-        return assemble(self._lines)
+        if new := self._lines[self._assembled :]:
+            self._recording = extend(self._recording, new)
+            self._assembled += len(new)
+        return self._recording
 
     def lines(self) -> tuple[Line, ...]:
         """The run so far, line by line."""
@@ -187,7 +192,7 @@ class Coordinator:
             return Skip(code=check.code, reason=reason, grounds=not asked_for(check, self._header.options))
         if not world.living:
             return Skip(code=check.code, reason="no rank can take part", grounds=False)
-        missing = [rank for rank in range(world.size) if rank not in world.living]
+        missing = sorted(set(range(world.size)).difference(world.living))
         if check.scope is Scope.WORLD and missing:
             reason = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
             return Skip(code=check.code, reason=reason, grounds=False)
@@ -197,14 +202,18 @@ class Coordinator:
         return None
 
     def _world(self) -> World:
-        header = self._header
-        return World(
-            size=header.world_size,
-            launcher=header.launcher,
-            options=header.options,
-            arrivals=self._muster.arrivals,
-            out=frozenset(self._unable),
-        )
+        header, known = self._header, self._known_world
+        arrivals, out = self._muster.arrivals, frozenset(self._unable)
+        if known is None or known.arrivals is not arrivals or known.out != out:
+            known = World(
+                size=header.world_size,
+                launcher=header.launcher,
+                options=header.options,
+                arrivals=arrivals,
+                out=out,
+            )
+            self._known_world = known
+        return known
 
     def _seen(self, check: AnyCheck) -> Seen[Any]:
         return Seen(self._world(), check, self.recording())
@@ -217,7 +226,7 @@ class Coordinator:
             spent = f"before {planned.code} could run"
             self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._muster.now(), detail=spent))
             raise BudgetSpent
-        number = sum(isinstance(line, Trial) for line in self._lines) + 1
+        number = len(self.recording().trials) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
         trial = with_number(planned, number, wanted, left, self._muster.now())
@@ -241,12 +250,10 @@ class Coordinator:
     def _take(self, flight: Flight, rank: int, message: Upward) -> None:
         match message:
             case Ready(number, offer, shares) if number == flight.trial.number:
-                flight.offers[rank] = offer
-                flight.shares |= shares
-                self._open_gate(flight, flight.trial.group_of(rank))
+                self._open_gate(flight, flight.arrived(rank, offer, shares=shares))
             case Partial(number, data, text) if number == flight.trial.number:
                 flight.so_far[rank] = data
-                if rank == min(flight.trial.ranks):
+                if rank == flight.first:
                     self._listener.progressed(text)
             case Result(outcome) if outcome.rank == rank:
                 self._muster.send(rank, Noted(outcome.trial))
@@ -266,57 +273,42 @@ class Coordinator:
         if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
             self._without_torch.add(outcome.rank)
 
-    def _open_gate(self, flight: Flight, group: tuple[int, ...], only: int | None = None) -> None:
-        if not all(rank in flight.offers for rank in group):
-            return
-        shared = group if flight.shares else ()
-        peers = tuple((self._address(rank, group), flight.offers[rank]) for rank in shared)
-        opening = Open(flight.trial.number, self._address(group[0], group), flight.offers[group[0]], peers)
-        for rank in group if only is None else (only,):
-            self._muster.send(rank, opening)
-
-    def _address(self, rank: int, group: tuple[int, ...]) -> str:
-        """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at the name of that.
-
-        As others spell it, since on the host itself people write localhost.
-        """
-        arrivals = self._muster.arrivals
-        own = arrivals[rank]
-        others = [arrivals[other] for other in group if arrivals[other].host != own.host]
-        if not others:
-            return "127.0.0.1"
-        return others[0].coordinator if own.host == arrivals[0].host else own.address
+    def _open_gate(self, flight: Flight, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._muster.send(rank, flight.opening(rank, self._muster.arrivals))
 
     def _tend(self, flight: Flight) -> None:
         """Close what cannot end by itself: lost ranks, peers of failed ones, late groups, what is past its deadline."""
         for rank in flight.pending & self._muster.lost:
             self._unheard(flight, rank)
         now = self._muster.clock()
-        for group, since in flight.failed.items():
+        for index, since in flight.failed.items():
             if now - since > self._patience.grace:
-                self._stop(flight, group)
+                self._stop(flight, index)
         if flight.late() and self._torch_is_there:
-            for group in {flight.trial.group_of(rank) for rank in flight.pending}:
-                self._stop(flight, group)
+            for index in {flight.index_of(rank) for rank in flight.pending}:
+                self._stop(flight, index)
         if now > flight.latest:
             for rank in list(flight.pending):
                 self._unheard(flight, rank)
 
-    def _stop(self, flight: Flight, group: tuple[int, ...]) -> None:
-        """Whoever of the group has not ended is told to."""
-        if group not in flight.stopped:
-            flight.stopped.add(group)
-            for rank in flight.pending.intersection(group):
-                self._muster.send(rank, Stop(flight.trial.number))
+    def _stop(self, flight: Flight, index: int) -> None:
+        """Whoever of a group has not ended is told to."""
+        if index not in flight.stopped:
+            flight.stopped.add(index)
+            stop = Stop(flight.trial.number)
+            for rank in flight.pending.intersection(flight.trial.groups[index]):
+                self._muster.send(rank, stop)
 
     def _repeat(self, flight: Flight) -> None:
         """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
         if not flight.time_to_repeat():
             return
         for rank in flight.pending - self._muster.gone:
-            if rank not in flight.offers:
+            if not flight.is_at_gate(rank):
                 self._muster.send(rank, flight.order(rank))
-            self._open_gate(flight, flight.trial.group_of(rank), only=rank)
+            elif flight.is_open(rank):
+                self._open_gate(flight, (rank,))
 
     def _unheard(self, flight: Flight, rank: int) -> None:
         trial = flight.trial

@@ -1,11 +1,11 @@
 """A trial that was handed out, until its last outcome."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from msgspec import Raw, structs
+from msgspec import Raw
 
-from ddpdiag.model import Trial
-from ddpdiag.runtime.messages import Order
+from ddpdiag.model import Arrival, Trial
+from ddpdiag.runtime.messages import Open, Order
 
 # What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
 SLACK_SECONDS = 4.5
@@ -16,26 +16,67 @@ _LEAST_TO_COMPARE = 2
 
 
 class Flight:
-    """Who has still to answer, who stands at the gate, and which groups have failed since when."""
+    """Who has still to answer, who stands at the gate, and which groups have failed since when.
+
+    A group goes by its index in the trial: thousands of ranks may be in one, and in a tuple nobody finds one quickly.
+    """
 
     def __init__(self, trial: Trial, patience_seconds: float, clock: Callable[[], float]) -> None:
         self.trial = trial
         self._clock = clock
-        self.pending = set(trial.ranks)
-        self.offers: dict[int, str] = {}
+        self._index = {rank: index for index, group in enumerate(trial.groups) for rank in group}
+        self.first = min(self._index, default=0)
+        self.pending = set(self._index)
         self.so_far: dict[int, Raw] = {}
-        self.shares = False  # must everybody learn everybody's offer?
-        self.failed: dict[tuple[int, ...], float] = {}
+        self.failed: dict[int, float] = {}
+        self.stopped: set[int] = set()
+        self._offers: dict[int, str] = {}
+        self._shares = False  # must everybody learn everybody's offer?
+        self._missing = [len(group) for group in trial.groups]  # at the gate
+        self._orders: dict[int, Order] = {}
+        self._openings: dict[int, Open] = {}
+        self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
         self._ended: list[float] = []  # ages at which groups were done
-        self._open = {rank: len(group) for group in trial.groups for rank in group[:1]}  # by first rank
-        self.stopped: set[tuple[int, ...]] = set()
         self._begin = self._clock()
         self._repeated = self._begin
         self.latest = self._begin + patience_seconds
 
     def order(self, rank: int) -> Order:
-        """The trial as one rank gets it: with its own group only, since thousands of others would not fit the wire."""
-        return Order(structs.replace(self.trial, groups=(self.trial.group_of(rank),)))
+        """The trial as one rank gets it, with its own group only; the same object for the whole group."""
+        index = self._index[rank]
+        if index not in self._orders:
+            self._orders[index] = Order.to(self.trial.groups[index], self.trial)
+        return self._orders[index]
+
+    def arrived(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
+        """A rank stands at the gate: who can be told that it opens. Who says so again was not told, or not in time."""
+        again = rank in self._offers
+        self._offers[rank] = offer
+        self._shares |= shares
+        index = self._index[rank]
+        self._missing[index] -= not again
+        if self._missing[index]:
+            return ()
+        return (rank,) if again else self.trial.groups[index]
+
+    def is_at_gate(self, rank: int) -> bool:
+        """Has this rank come to the gate?"""
+        return rank in self._offers
+
+    def is_open(self, rank: int) -> bool:
+        """Has the whole group of this rank come to the gate?"""
+        return not self._missing[self._index[rank]]
+
+    def opening(self, rank: int, arrivals: Mapping[int, Arrival]) -> Open:
+        """What a rank is told when the gate opens; the same object for the whole group."""
+        index = self._index[rank]
+        if index not in self._openings:
+            group = self.trial.groups[index]
+            reached_at = addresses(group, arrivals)
+            first = group[0]
+            peers = tuple((reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
+            self._openings[index] = Open(self.trial.number, reached_at(first), self._offers[first], peers)
+        return self._openings[index]
 
     def time_to_repeat(self) -> bool:
         """Is it time to say again what may have been lost?"""
@@ -50,10 +91,14 @@ class Flight:
 
     def done(self, rank: int) -> None:
         """Note that a rank has done its part."""
-        first = self.trial.group_of(rank)[0]
-        self._open[first] -= 1
-        if not self._open[first]:
+        index = self._index[rank]
+        self._open[index] -= 1
+        if not self._open[index]:
             self._ended.append(self.age())
+
+    def index_of(self, rank: int) -> int:
+        """Which of the trial's groups it is in."""
+        return self._index[rank]
 
     def late(self) -> bool:
         """Are half of the groups through so long ago that the others are late?"""
@@ -64,4 +109,22 @@ class Flight:
 
     def fail(self, rank: int) -> None:
         """Note that somebody in this rank's group failed."""
-        self.failed.setdefault(self.trial.group_of(rank), self._clock())
+        self.failed.setdefault(self._index[rank], self._clock())
+
+
+def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
+    """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at the name of that.
+
+    As others spell it, since on the host itself people write localhost.
+    """
+    first = arrivals[group[0]]
+    other = next((arrivals[rank] for rank in group if arrivals[rank].host != first.host), None)
+
+    def reached_at(rank: int) -> str:
+        own = arrivals[rank]
+        stranger = other if own.host == first.host else first  # the first one of another host
+        if stranger is None:
+            return "127.0.0.1"
+        return stranger.coordinator if own.host == arrivals[0].host else own.address
+
+    return reached_at

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,7 +30,9 @@ from ddpdiag.runtime.estate import Estate, Heir, Published, Rank0At
 from ddpdiag.runtime.launchers import Launch
 from ddpdiag.runtime.link import Desk, Link, join
 from ddpdiag.runtime.messages import Farewell, Seal
+from ddpdiag.runtime.muster import PATIENCE
 from ddpdiag.runtime.notes import Complaint, Reader
+from ddpdiag.runtime.pulse import crowded_silence_seconds
 from ddpdiag.runtime.record import Record, folder_name, run_folder
 from ddpdiag.runtime.shared import Copy, shared_folder
 from ddpdiag.runtime.signals import Signals
@@ -105,6 +107,8 @@ def prepare(
     else:
         ports = board_ports(launch.run_id, launch.port, board_port)
     host = LOOPBACK if launch.whole else launch.coordinator
+    if launch.whole:
+        board_wait += crowded_silence_seconds(launch.place.local_world_size)
     # Some firewalls let the job's own port through and no other one; under torchrun its agent holds that.
     shut = launch.whole or launch.agent_store or board_port is not None
     return Run(
@@ -208,7 +212,9 @@ def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arriv
     desk = Desk(LOOPBACK, (hub.port,), run.desk.wait_seconds)
     threads = ThreadPoolExecutor(2)
     served: Future[Farewell] = threads.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
-    coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told)
+    lost = PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size)
+    patience = replace(PATIENCE, lost=lost)
+    coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told, patience)
     estate = _estate(run, arrival.nonce, coordinator.lines)
     try:
         coordinator.conduct(run.desk.wait_seconds)
@@ -261,6 +267,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         lacks=run.launch.lacks,
         nonce=secrets.token_hex(4),
         leaf=leaf_of(os.environ, place.node),
+        cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
     )
 
 

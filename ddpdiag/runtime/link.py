@@ -25,7 +25,7 @@ def new_socket(kind: int) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
     # Longer than our own patience: who is silent is judged by us, with a sentence, not cut off by the library.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     return socket

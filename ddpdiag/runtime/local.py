@@ -13,7 +13,7 @@ from ddpdiag.model import Place
 from ddpdiag.runtime.environment import places
 from ddpdiag.runtime.estate import SHARED_END_SECONDS
 from ddpdiag.runtime.launch import Run
-from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, frozen_seconds
+from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.running import how_it_ended
 from ddpdiag.runtime.signals import LEAVE, Signals
@@ -53,8 +53,9 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
     longest = run.options.budget_seconds + run.desk.wait_seconds + _BEYOND_BUDGET_SECONDS
     shares = run.options.shared_dir is not None
-    without_rank_0 = LOST_AFTER_SECONDS + (TURNS.total if shares else 0.0)
-    stragglers = _STRAGGLER_SECONDS + (SHARED_END_SECONDS if shares else 0.0)
+    slower = crowded_silence_seconds(len(run.launch.ranks))
+    without_rank_0 = LOST_AFTER_SECONDS + slower + (TURNS.total if shares else 0.0)
+    stragglers = _STRAGGLER_SECONDS + slower + (SHARED_END_SECONDS if shares else 0.0)
     watch = _Watch(children, signals, longest, stragglers, without_rank_0)
     codes = watch.wait()
     _tidy(run, codes)

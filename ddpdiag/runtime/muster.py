@@ -40,6 +40,11 @@ class Patience:
 
 
 PATIENCE = Patience()
+_LOOKS_A_BEAT = 4
+# Every rank answers: with 10,000 of them a beat every second held up those who were still arriving.
+_BEAT_PER_RANK = 2e-4
+_BEATS_TO_ANSWER = 5
+_ROLL_CALL = RollCall()
 
 
 class RunEnded(Exception):
@@ -75,6 +80,8 @@ class Muster:
         self._ranks: dict[bytes, int] = {}
         self._heard: dict[int, float] = {}
         self._beat = 0.0
+        self._looked = 0.0
+        self._beat_seconds = max(patience.beat, _BEAT_PER_RANK * header.world_size)
         self._frozen = 0.0
         self._closed = False  # no more hellos
 
@@ -123,10 +130,7 @@ class Muster:
         now = time.monotonic()
         self._frozen += frozen_seconds(before, now)
         self._beat_if_due(now)
-        awake = self.clock()
-        for rank in set(self._identities) - self.gone:
-            if awake - self._heard.setdefault(rank, awake) > self._patience.lost:
-                self._lose(rank, f"nothing was heard of it for {self._patience.lost:g} s")
+        self._look_if_due(now)
         signum = self._told_to_leave()
         if signum is not None:
             self._note(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
@@ -140,10 +144,21 @@ class Muster:
         self._beat_if_due(time.monotonic())
 
     def _beat_if_due(self, now: float) -> None:
-        if now - self._beat >= self._patience.beat:
+        if now - self._beat >= self._beat_seconds:
             self._beat = now
             for rank in self._identities:
-                self.send(rank, RollCall())
+                self.send(rank, _ROLL_CALL)
+
+    def _look_if_due(self, now: float) -> None:
+        """Who has been silent for too long? Not at every message of thousands of ranks."""
+        if now - self._looked < self._patience.beat / _LOOKS_A_BEAT:
+            return
+        self._looked = now
+        patience = max(self._patience.lost, _BEATS_TO_ANSWER * self._beat_seconds)
+        awake = self.clock()
+        for rank in set(self._identities) - self.gone:
+            if awake - self._heard.setdefault(rank, awake) > patience:
+                self._lose(rank, f"nothing was heard of it for {patience:g} s")
 
     def farewell(self, exit_code: int, sentence: str) -> Farewell:
         """Tell every rank the exit code, and leave last; what they were told."""
@@ -212,7 +227,7 @@ class Muster:
         heard: list[tuple[int, Upward]] = []
         silent = {rank for rank in self._identities if rank not in self.gone}
         for rank in silent:
-            self.send(rank, RollCall())
+            self.send(rank, _ROLL_CALL)
         end = time.monotonic() + self._patience.wind_down
         while silent and time.monotonic() < end:
             heard += self._receive(0.05)

@@ -1,9 +1,21 @@
 """Silence: when a process counts as lost, and what does not count as silence."""
 
+import os
+
+from ddpdiag.check import USUAL_RANKS_PER_CORE
+
 # Rank 0 beats every second; on an overloaded machine a healthy one was seen silent for 3 s.
 LOST_AFTER_SECONDS = 8.0
 LOST_LATE_SECONDS = 4.0  # once the budget is spent
 _FROZEN_SECONDS = 2.0
+# 32 ranks on a core, all of them importing torch: healthy ones came after 15 s, or were silent for more than 6 s.
+_SILENT_PER_RANK_ON_CORE = 0.5
+
+
+def crowded_silence_seconds(ranks_here: int | None) -> float:
+    """What a healthy process may be silent longer, and come later, where so many ranks share this host's cores."""
+    cores = len(os.sched_getaffinity(0)) or 1
+    return _SILENT_PER_RANK_ON_CORE * max(0.0, (ranks_here or 1) / cores - USUAL_RANKS_PER_CORE)
 
 
 def frozen_seconds(before: float, after: float) -> float:

@@ -37,7 +37,7 @@ from ddpdiag.runtime.messages import (
     Task,
     Welcome,
 )
-from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, LOST_LATE_SECONDS, frozen_seconds
+from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, LOST_LATE_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
@@ -190,7 +190,7 @@ class Supervisor:
         running = self._running
         match message:
             case Order(trial) if trial.number > self._last_trial:
-                self._start(trial)
+                self._start(message.unpacked())
             case Open(trial=number) if running is not None and running.trial.number == number and not running.opened:
                 running.opened = running.worker.send(message)
             case Stop(number) if running is not None and running.trial.number == number:
@@ -327,6 +327,7 @@ class Supervisor:
                 raise RunLost(sentence, code)
         # When the budget is spent rank 0 has only to write, and nobody has time to spare.
         patience = LOST_AFTER_SECONDS if now - self._begin < self._options.budget_seconds else LOST_LATE_SECONDS
+        patience += crowded_silence_seconds(self.place.local_world_size)
         if silent > patience:
             self._lose_rank_0(silent)
             raise Rank0Lost(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, Struct, structs
 
-from ddpdiag.codec import assemble, decode, disassemble, encode, encode_line, read_recording
+from ddpdiag.codec import assemble, decode, disassemble, encode, encode_line, extend, read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Kind, Options, Outcome, Place, Skip, Status, Trial
 
@@ -155,3 +155,24 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path, content: bytes) ->
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read recording .*gone\.jsonl: No such file"):
         read_recording([tmp_path / "gone.jsonl"])
+
+
+def many_lines() -> list[object]:
+    """Three trials on two ranks, with what happened between them."""
+    found: list[object] = [arrival(0), arrival(1)]
+    for number in (1, 2, 3):
+        found.append(Trial(code="COL001", groups=((0, 1),), kind=Kind.PLAIN, deadline_seconds=5, number=number))
+        found += [Outcome(trial=number, code="COL001", rank=rank, status=Status.DONE) for rank in (1, 0)]
+        found.append(Event(kind=EventKind.LEAVING, rank=1, seconds=1.5, detail="15"))
+        found.append(Skip(code="GPU002", reason=f"reason {number}", grounds=True))
+    return [*found, End(seconds=2.5)]
+
+
+@given(st.lists(st.integers(0, 20), max_size=5))
+def test_a_recording_that_grows_is_the_one_made_at_once(cuts: list[int]) -> None:
+    own = many_lines()
+    grown, begin = assemble([header()]), 0
+    for end in [*sorted(cuts), len(own)]:
+        grown = extend(grown, own[begin:end])  # type: ignore[arg-type]
+        begin = max(begin, end)
+    assert grown == assemble([header(), *own])  # type: ignore[list-item]

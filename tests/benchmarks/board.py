@@ -1,0 +1,312 @@
+"""What the Board costs rank 0 in a large world: 100, 1,000, 3,000 and 10,000 peers, with real connections.
+
+    python tests/benchmarks/board.py [--peers 100 1000 ...] [--helpers 16]
+
+Rank 0 is the real one (Hub, Muster, Coordinator) in a process of its own. The peers are sockets of a few other
+processes; each says what a supervisor says: it knocks at the port, says hello, answers roll-calls, and answers an
+order with an outcome of 10 kB. Two trials run, one on every rank alone, and one of all ranks together with a gate.
+
+Shown are the seconds in which all peers have arrived (until each has its welcome), have their first order, have the
+acknowledgement of their outcome, and have passed the gate of the second trial and been acknowledged again; `total` is
+their sum. The bar is 5 s to the first acknowledgement at 10,000 peers. Since the peers compute on the same cores, the
+CPU time of rank 0 alone (both of its threads) is shown beside: until all have arrived, are acknowledged, and in all.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import TypedDict
+
+import msgspec
+import zmq
+
+from ddpdiag.check import Check, Scope, Seen, Stage
+from ddpdiag.model import Arrival, Finding, Header, Options, Outcome, Place, Recording, Status
+from ddpdiag.probes.sockets import free_port, reach
+from ddpdiag.runtime.board import Hub, raise_open_files
+from ddpdiag.runtime.coordinator import Coordinator
+from ddpdiag.runtime.link import Link, new_socket
+from ddpdiag.runtime.messages import (
+    Alive,
+    Downward,
+    Farewell,
+    Hello,
+    Noted,
+    Open,
+    Order,
+    Ready,
+    Result,
+    RollCall,
+    Seal,
+    Upward,
+    Welcome,
+)
+
+PEERS = (100, 1_000, 3_000, 10_000)
+RANKS_PER_HOST = 8
+OUTCOME_BYTES = 10_000
+WAIT_SECONDS = 20.0
+RUN_ID = "benchmark"
+PAUSE_SECONDS = 0.01  # to look at a thousand sockets for each message would take the cores away from rank 0
+HEAD = (
+    "| peers | arrive | order | acknowledge | gate | total | rank 0: CPU to arrive | to acknowledge | in all |\n|"
+    + "--:|" * 9
+)
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """What a peer measured."""
+
+    text: str
+
+
+class Times(TypedDict):
+    """When the last peer of a helper had got so far, on the monotonic clock that all processes of a host share."""
+
+    welcome: float
+    order: float
+    noted: float
+    gate: float
+    noted_again: float
+
+
+# The peers ---------------------------------------------------------------------------------------------------------
+
+
+def arrival_of(rank: int, size: int) -> Arrival:
+    """A rank of a world with 8 ranks on each host."""
+    node, local = divmod(rank, RANKS_PER_HOST)
+    name = f"n{node:05d}"
+    place = Place(rank=rank, world_size=size, node=name, launcher="slurm", local_rank=local)
+    return Arrival(place=place, host_id=f"boot-{node}", pid=1000 + rank, address="127.0.0.1", nonce=f"{rank:08x}")
+
+
+class Peers:
+    """Some ranks, each with a connection of its own."""
+
+    def __init__(self, ranks: range, size: int, port: int) -> None:
+        self._seal = Seal(RUN_ID)
+        self._size = size
+        self._port = port
+        self._links: dict[zmq.Socket[bytes], tuple[int, Link]] = {}
+        self._poller = zmq.Poller()
+        self._leaving = 0
+        self._data = msgspec.Raw(msgspec.json.encode(Payload("x" * OUTCOME_BYTES)))
+        self._last: dict[str, float] = {}
+        for rank in ranks:
+            socket = new_socket(zmq.DEALER)
+            socket.setsockopt(zmq.ROUTING_ID, f"{rank}-{rank:08x}".encode())
+            self._links[socket] = rank, Link(socket, self._seal)
+            self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> Times:
+        """Come, and serve until the farewell of all.
+
+        As runtime.link's `join`: a plain connect first, then hello; it does not wait for the answer here.
+        """
+        for socket, (rank, link) in self._links.items():
+            reach("127.0.0.1", self._port, 2.0)
+            socket.connect(f"tcp://127.0.0.1:{self._port}")
+            link.send(Hello(arrival_of(rank, self._size)))
+            if rank % 50 == 0:  # who came early must not fall silent meanwhile
+                self.serve(0)
+        while self._leaving < len(self._links):
+            self.serve(1000)
+            time.sleep(PAUSE_SECONDS)
+        for socket in self._links:
+            socket.close(linger=500)
+        return Times(**{name: self._last[name] for name in Times.__annotations__})  # type: ignore[typeddict-item]
+
+    def serve(self, milliseconds: int) -> None:
+        """Answer what has come."""
+        for socket, _event in self._poller.poll(milliseconds):
+            rank, link = self._links[socket]
+            for message in link.receive():
+                for answer in self._answers(rank, message):
+                    link.send(answer)
+
+    def _answers(self, rank: int, message: Downward) -> Iterator[Upward]:
+        now = time.monotonic()
+        match message:
+            case Welcome():
+                self._last["welcome"] = now
+            case RollCall():
+                yield Alive()
+            case Order(trial) if trial.number == 1:
+                self._last["order"] = now
+                yield self._result(rank, 1)
+            case Order(trial):
+                yield Ready(trial.number, f"{40_000 + rank % 20_000}")
+            case Open(number):
+                self._last["gate"] = now
+                yield self._result(rank, number)
+            case Noted(number):
+                self._last["noted" if number == 1 else "noted_again"] = now
+            case Farewell():
+                self._leaving += 1
+                yield Alive()
+            case _:
+                pass
+
+    def _result(self, rank: int, number: int) -> Result:
+        code = ONE_BY_ONE.code if number == 1 else TOGETHER.code
+        return Result(Outcome(trial=number, code=code, rank=rank, status=Status.DONE, data=self._data))
+
+
+def serve_peers(ranks: range, size: int, port: int, say: Connection) -> None:
+    """One helper process: connect when told, serve, and tell when what was over."""
+    raise_open_files()
+    zmq.Context.instance().set(zmq.MAX_SOCKETS, len(ranks) + 16)
+    peers = Peers(ranks, size, port)
+    say.send("ready")
+    say.recv()
+    say.send(peers.run())
+
+
+# Rank 0 ------------------------------------------------------------------------------------------------------------
+
+
+def no_findings(_seen: Seen[Payload]) -> Iterator[Finding]:
+    yield from ()
+
+
+def measure_nothing(_context: object) -> Payload:
+    return Payload("")
+
+
+def check_of(code: str, scope: Scope) -> Check[Payload]:
+    """A check of one plain trial."""
+    return Check(
+        code,
+        code.lower(),
+        Stage.HOST,
+        scope,
+        manual="",
+        judge=no_findings,
+        data=Payload,
+        measure=measure_nothing,
+        deadline=30.0,
+    )
+
+
+ONE_BY_ONE = check_of("HST901", Scope.RANK)
+TOGETHER = check_of("HST902", Scope.WORLD)
+
+
+class Clock:
+    """The listener: rank 0's CPU time at the start of each check; the first one begins when all have come."""
+
+    def __init__(self) -> None:
+        self.cpu: list[float] = []
+
+    def check_started(self, _code: str, _name: str) -> None:
+        self.cpu.append(time.process_time())
+
+    def stage_started(self, name: str) -> None: ...
+    def progressed(self, text: str) -> None: ...
+    def stage_ended(self, name: str, status: str, seconds: float) -> None: ...
+
+
+def lead(size: int, say: Connection) -> None:
+    """Rank 0, and what it saw: is the recording whole?"""
+    header = Header(
+        run_id=RUN_ID,
+        world_size=size,
+        launcher="slurm",
+        options=Options(budget_seconds=4 * WAIT_SECONDS),
+        created="",
+        version="0",
+    )
+    port = free_port("127.0.0.1")
+    hub = Hub([port], Seal(RUN_ID), arrival_of(0, size), local_only=True)
+    clock = Clock()
+    say.send(port)
+    say.recv()
+    before = time.process_time()
+    coordinator = Coordinator(hub, header, (ONE_BY_ONE, TOGETHER), clock, lambda: None)
+    recording = coordinator.conduct(WAIT_SECONDS)
+    conducted = time.process_time()
+    coordinator.farewell(0, "over")
+    first, second = (*clock.cpu, conducted, conducted)[:2]
+    say.send(
+        {
+            "fault": fault_in(recording, size),
+            "arrive": first - before,
+            "noted": second - before,
+            "all": conducted - before,
+        }
+    )
+
+
+def fault_in(recording: Recording, size: int) -> str:
+    """What is missing, or nothing."""
+    done = sum(outcome.status is Status.DONE for outcome in recording.outcomes)
+    if len(recording.arrivals) != size or done != 2 * size or recording.events:
+        kinds = sorted({event.kind.value for event in recording.events})
+        return f"{len(recording.arrivals)} of {size} came, {done} of {2 * size} outcomes done, events: {kinds}"
+    return ""
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def measure(size: int, helpers: int) -> str:
+    """One size: a row of the table, or what went wrong."""
+    fresh = multiprocessing.get_context("spawn")
+    ours, theirs = fresh.Pipe()
+    rank_0 = fresh.Process(target=lead, args=(size, theirs), daemon=True)
+    rank_0.start()
+    port = ours.recv()
+    share = -(-size // helpers)
+    links = []
+    for first in range(0, size, share):
+        link, end = fresh.Pipe()
+        ranks = range(first, min(size, first + share))
+        fresh.Process(target=serve_peers, args=(ranks, size, port, end), daemon=True).start()
+        links.append(link)
+    for link in links:
+        link.recv()
+    begin = time.monotonic()
+    for link in (ours, *links):
+        link.send("go")
+    seen = answer_of(ours, rank_0)
+    if seen["fault"]:
+        return f"{size} peers: {seen['fault']}"
+    times = [link.recv() for link in links]
+    return row(size, begin, {name: max(one[name] for one in times) for name in Times.__annotations__}, seen)
+
+
+def answer_of(link: Connection, process: multiprocessing.process.BaseProcess) -> dict[str, float | str]:
+    """What rank 0 says at its end."""
+    while not link.poll(1.0):
+        if process.exitcode is not None:
+            return {"fault": f"rank 0 ended with {process.exitcode}"}
+    answer: dict[str, float | str] = link.recv()
+    return answer
+
+
+def row(size: int, begin: float, last: dict[str, float], seen: dict[str, float | str]) -> str:
+    """One line of the table."""
+    moments = (begin, *(last[name] for name in ("welcome", "order", "noted", "noted_again")))
+    steps = [late - early for early, late in itertools.pairwise(moments)]
+    cells = " | ".join(f"{seconds:.2f} s" for seconds in (*steps, moments[-1] - begin))
+    return f"| {size:,} | {cells} | {seen['arrive']:.2f} s | {seen['noted']:.2f} s | {seen['all']:.2f} s |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, nargs="+", default=PEERS, help="sizes (default: 100 to 10000)")
+    parser.add_argument("--helpers", type=int, default=16, help="processes that hold the peers (default: 16)")
+    asked = parser.parse_args()
+    if min(asked.peers) < 1 or asked.helpers < 1:
+        parser.error("at least one peer and one helper")
+    print(HEAD, flush=True)
+    for size in asked.peers:
+        print(measure(size, min(asked.helpers, size)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What keeps rank 0 quick among thousands of ranks, and fair where many of them share a core."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import arrival_of, world_of
+
+from ddpdiag.check import crowded_seconds
+from ddpdiag.model import Arrival, Kind, Trial
+from ddpdiag.runtime.flight import Flight, addresses
+from ddpdiag.runtime.messages import Order, RollCall, Seal
+from ddpdiag.world import World
+
+
+def trial(*groups: tuple[int, ...]) -> Trial:
+    return Trial(code="COL001", groups=groups, kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
+
+
+def flight(*groups: tuple[int, ...]) -> Flight:
+    return Flight(trial(*groups), 10.0, lambda: 0.0)
+
+
+def arrivals(size: int, ranks_per_node: int) -> dict[int, Arrival]:
+    return {rank: arrival_of(rank, size, ranks_per_node=ranks_per_node) for rank in range(size)}
+
+
+@given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(tuple))
+def test_an_order_holds_its_group_in_its_order(group: tuple[int, ...]) -> None:
+    assert Order.to(group, trial(group, (99,))).unpacked() == trial(group)
+
+
+def test_the_order_of_ten_thousand_ranks_is_short() -> None:
+    group = tuple(range(10_000))
+    assert len(Seal("run").close(Order.to(group, trial(group)))) < 500
+
+
+def test_a_group_shares_one_order_and_one_opening() -> None:
+    own = flight((0, 1), (2,))
+    assert own.order(0) is own.order(1) is not own.order(2)
+    own.arrived(0, "a", shares=False)
+    own.arrived(1, "b", shares=False)
+    assert own.opening(0, arrivals(3, 8)) is own.opening(1, arrivals(3, 8))
+
+
+def test_the_gate_opens_for_all_when_the_last_one_comes_and_again_for_who_asks_again() -> None:
+    own = flight((0, 1, 2), (3, 4))
+    assert own.arrived(0, "", shares=False) == own.arrived(2, "", shares=False) == ()
+    assert own.arrived(0, "", shares=False) == ()
+    assert own.arrived(1, "", shares=False) == (0, 1, 2)
+    assert own.arrived(2, "", shares=False) == (2,)
+    assert own.is_open(0)
+    assert not own.is_open(3)
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.randoms())
+def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_node: int, random: object) -> None:
+    own = {
+        rank: structs.replace(arrival, coordinator=f"name-{rank}") for rank, arrival in arrivals(size, per_node).items()
+    }
+    group = tuple(random.sample(range(size), size))  # type: ignore[attr-defined]
+    reached_at = addresses(group, own)
+    for rank in group:
+        others = [own[other] for other in group if own[other].host != own[rank].host]
+        on_first_host = own[rank].host == own[0].host
+        expected = (others[0].coordinator if on_first_host else own[rank].address) if others else "127.0.0.1"
+        assert reached_at(rank) == expected
+
+
+def test_a_message_to_many_is_written_once() -> None:
+    seal, call = Seal("run", "secret"), RollCall()
+    assert seal.close(call) is seal.close(call)
+    assert seal.open_downward(seal.close(RollCall())) == call
+
+
+def crowd(masks: list[str], ranks_per_node: int = 8) -> World:
+    known = world_of(len(masks), ranks_per_node=ranks_per_node)
+    own = {rank: structs.replace(known.arrivals[rank], cpus=mask) for rank, mask in enumerate(masks)}
+    return structs.replace(known, arrivals=own)
+
+
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [
+        (["3"] * 8, 4.0),
+        (["1", "2", "4", "8"], 1.0),  # each bound to a core of its own
+        (["ff"] * 8 + ["1"] * 8, 8.0),  # the worst host
+        ([""] * 4, 0.0),  # nobody looked
+    ],
+)
+def test_ranks_that_share_a_core_are_counted_by_host(masks: list[str], expected: float) -> None:
+    assert crowd(masks).ranks_per_core == expected
+
+
+def test_two_ranks_on_a_core_get_no_more_time_than_one() -> None:
+    assert crowded_seconds(0.0) == crowded_seconds(2.0) == 0.0
+    assert crowded_seconds(8.0) == 18.0
