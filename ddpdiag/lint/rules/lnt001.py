@@ -1,0 +1,63 @@
+"""RANK, LOCAL_RANK or WORLD_SIZE is used as text.
+
+What: variables of the environment are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
+
+Why: a comparison such as `os.environ["RANK"] == 0` is never true, so nobody saves and nobody logs, without an error.
+As a device ("Invalid device string: '0'"), as a rank of a sampler or of init_process_group, it fails at once.
+
+    if os.environ["RANK"] == 0:          # never
+    if int(os.environ["RANK"]) == 0:     # on rank 0
+
+Fix: int(os.environ["LOCAL_RANK"]).
+
+Source: https://docs.python.org/3/library/os.html#os.environ (keys and values are strings);
+https://docs.pytorch.org/docs/stable/elastic/run.html (the variables).
+"""
+
+import ast
+from collections.abc import Iterator
+
+from ddpdiag.lint.reading import Reading
+from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.syntax import keyword
+from ddpdiag.lint.values import NUMBERS, path_or_text
+from ddpdiag.model import Severity
+
+_TAKES_NUMBER = {
+    "torch.cuda.set_device": ("device", 0),
+    "torch.cuda.device": ("device", 0),
+    "torch.distributed.init_process_group": ("rank", None),
+    "torch.utils.data.DistributedSampler": ("rank", 2),
+    "torch.utils.data.distributed.DistributedSampler": ("rank", 2),
+}
+
+
+def look(read: Reading) -> Iterator[Hit]:
+    """Where a text stands for a number."""
+    for node in read.script.nodes:
+        for used in _used_as_number(read, node):
+            if read.values.surely(used, *NUMBERS):
+                what = path_or_text(used)
+                yield Hit(
+                    used,
+                    f"{what} is text from the environment, and a number is expected: "
+                    + ("the comparison is never true" if isinstance(node, ast.Compare) else "this call fails"),
+                    "Write int(...) around the variable where it is read.",
+                )
+
+
+def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
+    match node:
+        case ast.Compare(left=left, ops=[_], comparators=[ast.Constant(value=int())]):
+            yield left
+        case ast.Compare(left=ast.Constant(value=int()), ops=[_], comparators=[right]):
+            yield right
+        case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
+            yield from devices
+        case ast.Call():
+            name, position = _TAKES_NUMBER.get(read.script.callee(node), (None, None))
+            if name is not None and (given := keyword(node, name, position)) is not None:
+                yield given
+
+
+RULE = Rule("LNT001", "rank-as-text", Severity.ERROR, __doc__ or "", look)
