@@ -133,7 +133,9 @@ class Values:
             case ast.Name() | ast.Attribute():
                 return self._named(node)
             case ast.IfExp(body=one, orelse=other):
-                return self.kinds(one) | self.kinds(other)
+                either = self.kinds(one) | self.kinds(other)
+                # `model.module if isinstance(model, DDP) else model` is never the wrapper.
+                return either - {Kind.WRAPPED} if Kind.INSIDE in either else either
             case ast.BoolOp(op=ast.Or(), values=values) if not any(map(self._is_test, values)):
                 return frozenset[Kind]().union(*map(self.kinds, values))
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):

@@ -48,8 +48,8 @@ def _repeats(read: Reading) -> Iterator[bool]:
 
 
 def _trains(read: Reading, loop: ast.For) -> bool:
-    if trains(loop):
-        return True
+    if trains(loop) or any(isinstance(node, ast.Yield) for node in ast.walk(loop)):
+        return True  # a generator that begins again and again feeds a training
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
     return any(trains(function) for call in calls for function in read.script.targets(call))
 

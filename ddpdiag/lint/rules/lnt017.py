@@ -27,10 +27,11 @@ from ddpdiag.model import Severity
 
 def look(read: Reading) -> Iterator[Hit]:
     """Calls of the bare model in training loops, if the wrapped one is never used."""
-    if not read.script.wrappings or any(map(read.is_wrapped, _called_or_passed(read))):
+    if not read.script.wrappings or any(read.is_wrapped(_of_forward(call)) for call in read.script.calls):
         return
+    handed_on = [call for call in read.script.calls if _hands_on(read, call)]
     for call in read.script.calls:
-        if _is_bare(read, call) and _is_in_training(read, call):
+        if _is_bare(read, call, named=not handed_on) and _is_in_training(read, call):
             yield Hit(
                 call,
                 f"{path_or_text(call.func)} is the model inside of DistributedDataParallel: its backward pass averages "
@@ -39,25 +40,47 @@ def look(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _called_or_passed(read: Reading) -> Iterator[ast.expr]:
-    """What is called, and what goes into functions that this script does not define."""
-    for call in read.script.calls:
-        yield call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
-        if not read.script.targets(call) and read.script.callee(call) not in ("isinstance", "print", "len", "type"):
-            yield from (each for each in call.args if not isinstance(each, ast.Call))
-            yield from (each.value for each in call.keywords if not isinstance(each.value, ast.Call))
+def _of_forward(call: ast.Call) -> ast.expr:
+    """`model` of `model.forward(x)`, which is as good as `model(x)`; else what is called."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
 
 
-def _is_bare(read: Reading, call: ast.Call) -> bool:
-    func = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
+def _hands_on(read: Reading, call: ast.Call) -> bool:
+    """Does the wrapped model go into a function of another file, which may call it?"""
+    if read.script.targets(call) or read.script.callee(call) in ("isinstance", "print", "len", "type"):
+        return False
+    given = (*call.args, *(each.value for each in call.keywords))
+    return any(not isinstance(each, ast.Call) and read.is_wrapped(each) for each in given)
+
+
+def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
+    """Is it `ddp.module(x)`, or (if `named`) a call of the variable that was wrapped?"""
+    func = _of_forward(call)
     if not isinstance(func, (ast.Name, ast.Attribute)):
         return False
     if read.values.maybe(func, Kind.INSIDE):
-        return True
+        return not _is_detached(read, call) and not _computes_elsewhere(read, call)
     scope = read.script.scope_of(call)
-    return any(
+    return named and any(
         bool(wrapping.args) and same(func, wrapping.args[0]) and read.script.scope_of(wrapping) is scope
         for wrapping in read.script.wrappings
+    )
+
+
+def _is_detached(read: Reading, call: ast.Call) -> bool:
+    """`ddp.module(x).detach()`: a target, not what is trained."""
+    outer = read.script.parents.get(call)
+    return isinstance(outer, ast.Attribute) and outer.attr == "detach"
+
+
+def _computes_elsewhere(read: Reading, call: ast.Call) -> bool:
+    """Does the same function take a result from a function of another file that gets the wrapped model?"""
+    scope = read.script.scope_of(call)
+    return any(
+        read.script.scope_of(other) is scope
+        and _hands_on(read, other)
+        and not isinstance(read.script.parents.get(other), ast.Expr)
+        for other in read.script.calls
     )
 
 

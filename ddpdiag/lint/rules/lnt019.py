@@ -12,7 +12,8 @@ collective: a hang at the next barrier.
 
 Fix: evaluate model.module, or evaluate on all ranks.
 
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (broadcast_buffers);
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+(broadcast_buffers);
 seen with torch 2.13 over gloo.
 """
 
