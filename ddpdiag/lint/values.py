@@ -67,6 +67,7 @@ _IS_RANK = re.compile(r"_?is_(main|master|rank_?(0|zero)|primary|chief|root|lead
 _RANKISH = re.compile(
     r"rank|main|master|primary|chief|leader|root|local|gpu|device|proc|worker|node|zero", re.IGNORECASE
 )
+_OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
 _DEPTH = 40
 
 
@@ -111,6 +112,16 @@ class Values:
         """Does an expression contain anything that may differ between ranks?"""
         return self._smells(node, 3)
 
+    def holds_rank(self, node: ast.AST) -> bool:
+        """Is a part of the expression a rank, as a number or as text?"""
+        ranks = RANKS | {Kind.RANK_TEXT, Kind.LOCAL_RANK_TEXT}
+        return any(isinstance(each, ast.expr) and self.kinds(each) & ranks for each in ast.walk(node))
+
+    def may_be_own(self, path: ast.expr) -> bool:
+        """May a path (or what it names) be another one on each rank?"""
+        parts = [path, *(origin for origin in self.origins(path) if origin is not None)]
+        return any(self.holds_rank(part) or any(map(_OWN.search, names_in(part))) for part in parts)
+
     def _smells(self, node: ast.AST, depth: int) -> bool:
         if (node, depth) not in self._rankish:
             self._rankish[node, depth] = False  # meanwhile: a loop adds nothing
@@ -120,9 +131,9 @@ class Values:
     def _smells_anew(self, node: ast.AST, depth: int) -> bool:
         if any(_RANKISH.search(name) for name in names_in(node)):
             return True
-        names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
-        if any(self.kinds(each) & (RANKS | NUMBERS.keys()) for each in names):
+        if self.holds_rank(node):
             return True
+        names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
         sources = [source.expression for each in names for source in self.bindings.sources(each)]
         return depth > 0 and any(each is not None and self._smells(each, depth - 1) for each in sources)
 

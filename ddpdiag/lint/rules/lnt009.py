@@ -46,12 +46,11 @@ def _speaks_of_samplers(read: Reading) -> bool:
 
 def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
     """Is it surely a dataset that holds everything, made without a look at the rank?"""
-    if dataset is None or read.values.depends_on_rank(dataset):
+    if dataset is None or read.values.may_be_own(dataset):
         return False
     return all(
         isinstance(origin, ast.Call)
         and read.script.callee(origin).startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset"))
-        and not read.values.depends_on_rank(origin)
         for origin in read.values.origins(dataset)
     )
 

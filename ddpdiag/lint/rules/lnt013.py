@@ -42,7 +42,7 @@ def _downloads(read: Reading, call: ast.Call) -> bool:
     if not read.script.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
         return False
     root = keyword(call, "root", 0)
-    return root is None or not read.values.depends_on_rank(root)
+    return root is None or not read.values.may_be_own(root)
 
 
 def _is_ordered(read: Reading, call: ast.Call) -> bool:

@@ -75,6 +75,8 @@ def _makes_module(read: Reading, call: ast.Call) -> bool:
     if any(_DEVICE.search(name) for argument in (*call.args, *call.keywords) for name in names_in(argument)):
         return False
     name = read.script.callee(call)
+    if name.endswith(".convert_sync_batchnorm"):
+        return bool(call.args) and _is_unmoved(read, call, call.args[0])
     own = read.script.classes.get(name)
     if own is not None:
         return not any(isinstance(each, ast.Call) and moved(each) is not None for each in ast.walk(own))

@@ -16,7 +16,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading
+from ddpdiag.lint.reading import Reading, moved
 from ddpdiag.lint.rule import Hit, Rule
 from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, words_in
 from ddpdiag.model import Severity
@@ -34,6 +34,7 @@ _LAYERS = (
     "LayerNorm",
     "MultiheadAttention",
 )
+_DEPTH = 5
 # Who walks over its own layers may use any of them.
 _WALKS = {"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "getattr", "vars"}
 
@@ -43,11 +44,27 @@ def look(read: Reading) -> Iterator[Hit]:
     for wrapping in read.script.wrappings:
         if has_unpacking(wrapping) or _tolerates(wrapping):
             continue
-        for origin in read.values.origins(model) if (model := keyword(wrapping, "module", 0)) is not None else ():
-            name = read.script.callee(origin) if isinstance(origin, ast.Call) else ""
+        for name in sorted(_classes(read, keyword(wrapping, "module", 0), _DEPTH)):
             owner = read.script.classes.get(name)
             if owner is not None and not _is_beyond_reading(read, owner):
                 yield from _unused(read, owner)
+
+
+def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
+    """The classes that a model can be of, behind `.to(...)`, torch.compile and convert_sync_batchnorm."""
+    found: set[str] = set()
+    for origin in read.values.origins(model) if model is not None and depth else ():
+        if not isinstance(origin, ast.Call):
+            continue
+        last = read.script.callee(origin).rpartition(".")[2]
+        target = moved(origin)
+        if target is not None:
+            found |= _classes(read, target, depth - 1)
+        elif last in ("convert_sync_batchnorm", "compile") and origin.args:
+            found |= _classes(read, origin.args[0], depth - 1)
+        else:
+            found.add(last)
+    return found
 
 
 def _tolerates(wrapping: ast.Call) -> bool:

@@ -15,16 +15,12 @@ Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-a
 """
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import has_unpacking, keyword, names_in
-from ddpdiag.lint.values import RANKS
+from ddpdiag.lint.syntax import has_unpacking, keyword
 from ddpdiag.model import Severity
-
-_OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device", re.IGNORECASE)
 
 
 def look(read: Reading) -> Iterator[Hit]:
@@ -43,15 +39,8 @@ def look(read: Reading) -> Iterator[Hit]:
 
 
 def _is_own(read: Reading, path: ast.expr) -> bool:
-    """May each rank have a path of its own?"""
-    parts: list[ast.AST] = [path, *(origin for origin in read.values.origins(path) if origin is not None)]
-    for part in parts:
-        inner = [each for each in ast.walk(part) if isinstance(each, (ast.Name, ast.Attribute))]
-        if any(_OWN.search(name) for name in names_in(part)) or any(read.values.maybe(each, *RANKS) for each in inner):
-            return True
-        if isinstance(part, ast.Call) and part is path:
-            return True  # a buffer, or a path that a function makes
-    return False
+    """May each rank have a path of its own? Of a buffer, or a path that some function makes, nobody can tell."""
+    return isinstance(path, ast.Call) or read.values.may_be_own(path)
 
 
 RULE = Rule("LNT022", "save-on-all-ranks", Severity.WARNING, __doc__ or "", look)
