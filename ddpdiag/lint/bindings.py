@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddpdiag.lint.script import Script
-from ddpdiag.lint.syntax import Function, attribute_path, is_constant, is_function, keyword, own_nodes
+from ddpdiag.lint.syntax import Function, attribute_path, is_function, keyword, own_nodes
 
 Key = tuple[ast.AST | None, str]
 # The first argument that mp.spawn gives to every process: its number on this host.
@@ -119,6 +119,48 @@ class Bindings:
             for source in sources
         )
 
+    def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
+        """The expressions that a name, an attribute or a call of the script's own functions leads to; None: unknown."""
+        found: dict[ast.expr | None, None] = {}
+        seen: set[ast.expr] = set()
+        waiting: list[ast.expr | None] = [node]
+        while waiting:
+            each = waiting.pop()
+            if each is None or each not in seen:
+                steps = list(self._steps(each)) if each is not None else []
+                if steps:
+                    waiting += steps
+                else:
+                    found[each] = None
+            if each is not None:
+                seen.add(each)
+        return tuple(found)
+
+    def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
+        """One step back from a name or call; nothing if it is neither."""
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            sources = self.sources(node) or [Source(None)]
+        elif isinstance(node, ast.Call):
+            own = [function for function in self.script.targets(node) if function.name != "__init__"]
+            sources = [Source(value) for function in own for value in returned(function)]
+        else:
+            return
+        for source in sources:
+            if source.way or source.expression is None:
+                yield None
+            elif source.item is None:
+                yield source.expression
+            else:
+                items: list[ast.expr | None] = list(self.items(source.expression, source.item))
+                yield from items or [None]
+
+    def items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
+        """The `number`-th of what the script's own function returns."""
+        for function in self.script.targets(call) if isinstance(call, ast.Call) else ():
+            for value in returned(function):
+                if isinstance(value, ast.Tuple) and number < len(value.elts):
+                    yield value.elts[number]
+
 
 def _parameters(function: Function) -> list[str]:
     arguments = function.args
@@ -175,8 +217,3 @@ def returned(function: Function) -> Iterator[ast.expr | None]:
     for node in own_nodes(function):
         if isinstance(node, ast.Return):
             yield node.value
-
-
-def is_nothing(source: Source) -> bool:
-    """Is it None, written out?"""
-    return is_constant(source.expression, None)

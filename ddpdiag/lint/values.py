@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from enum import Enum
 
 from ddpdiag.lint.bindings import SPAWNED, Bindings, Source, returned
@@ -181,14 +180,7 @@ class Values:
             return OTHER
         if source.item is None:
             return self.kinds(source.expression)
-        return frozenset[Kind]().union(*map(self.kinds, self._items(source.expression, source.item))) or OTHER
-
-    def _items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
-        """The `number`-th of what the script's own function returns."""
-        for function in self.script.targets(call) if isinstance(call, ast.Call) else ():
-            for value in returned(function):
-                if isinstance(value, ast.Tuple) and number < len(value.elts):
-                    yield value.elts[number]
+        return frozenset[Kind]().union(*map(self.kinds, self.bindings.items(source.expression, source.item))) or OTHER
 
     def _element(self, whole: ast.expr, index: ast.expr) -> Kinds:
         if isinstance(index, ast.Slice):
@@ -212,7 +204,7 @@ class Values:
 
     def _called(self, call: ast.Call) -> Kinds:
         name = self.script.callee(call)
-        last = name.rpartition(".")[2]
+        last = call.func.attr if isinstance(call.func, ast.Attribute) else name.rpartition(".")[2]
         if last in ("int", "float") and call.args:
             return frozenset(NUMBERS.get(kind, kind) for kind in self.kinds(call.args[0]))
         if name in ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop") and call.args:
@@ -260,39 +252,8 @@ class Values:
         return OTHER
 
     def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
-        """The expressions that a name, an attribute or a call of the script's own functions leads to; None: unknown."""
-        found: dict[ast.expr | None, None] = {}
-        seen: set[ast.expr] = set()
-        waiting: list[ast.expr | None] = [node]
-        while waiting:
-            each = waiting.pop()
-            if each is None or each not in seen:
-                steps = list(self._steps(each)) if each is not None else []
-                if steps:
-                    waiting += steps
-                else:
-                    found[each] = None
-            if each is not None:
-                seen.add(each)
-        return tuple(found)
-
-    def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
-        """One step back from a name or call; nothing if it is neither."""
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            sources = self.bindings.sources(node) or [Source(None)]
-        elif isinstance(node, ast.Call):
-            own = [function for function in self.script.targets(node) if function.name != "__init__"]
-            sources = [Source(value) for function in own for value in returned(function)]
-        else:
-            return
-        for source in sources:
-            if source.way or source.expression is None:
-                yield None
-            elif source.item is None:
-                yield source.expression
-            else:
-                items: list[ast.expr | None] = list(self._items(source.expression, source.item))
-                yield from items or [None]
+        """Where a value comes from (Bindings.origins)."""
+        return self.bindings.origins(node)
 
     # Tests of the rank
 

@@ -8,6 +8,8 @@ model (and of the optimizer's state) there. "CUDA out of memory" on GPU 0, while
     state = torch.load(path, map_location="cpu")
     state = torch.load(path, map_location=f"cuda:{local_rank}")
 
+Weights that are called pretrained are left alone: published files are saved from the CPU, as a rule.
+
 Fix: map_location="cpu"; load_state_dict copies to where the model is.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import attribute_path, has_unpacking, keyword, own_nodes
+from ddpdiag.lint.syntax import attribute_path, has_unpacking, keyword, own_nodes, words_in
 from ddpdiag.model import Severity
 
 
@@ -30,12 +32,20 @@ def look(read: Reading) -> Iterator[Hit]:
     for call in read.script.calls_of("torch.load"):
         if keyword(call, "map_location", 1) is not None or has_unpacking(call):
             continue
+        if _is_pretrained(read, call):
+            continue
         if _becomes_state(read, call) and read.surely_on_all_ranks(call):
             yield Hit(
                 call,
                 "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
                 'Pass map_location="cpu".',
             )
+
+
+def _is_pretrained(read: Reading, call: ast.Call) -> bool:
+    """Weights that others publish are saved from the CPU, as a rule."""
+    parts = [origin for arg in call.args for origin in (arg, *read.values.origins(arg)) if origin is not None]
+    return any("pretrain" in word.lower() for part in parts for word in words_in(part))
 
 
 def _becomes_state(read: Reading, call: ast.Call) -> bool:

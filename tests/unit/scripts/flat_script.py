@@ -1,4 +1,4 @@
-"""All at the top of the file, with and without DDP, gradient accumulation, no Dataset; after the style of small GPTs."""
+"""All at the top of the file, with and without DDP, gradient accumulation, no Dataset; as small GPTs do it."""
 
 import os
 from contextlib import nullcontext

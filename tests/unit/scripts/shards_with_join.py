@@ -1,4 +1,4 @@
-"""Started by srun, over gloo on CPUs: shards by hand within join, barriers that meet across two ifs, groups of ranks."""
+"""Started by srun, over gloo on CPUs: shards by hand within join, barriers that meet across ifs, groups."""
 
 import os
 
