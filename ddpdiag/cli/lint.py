@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import read_remarks
@@ -22,7 +22,7 @@ _LARGEST_BYTES = 4 << 20
 def run(paths: Sequence[str], json: str | None, *, details: bool) -> int:
     """The exit code: 0 clean, 1 something was found (hints do not count), 2 a file could not be read."""
     if json is not None:
-        if any(json == path for path in paths):
+        if any(is_one_file(json, path) for path in paths):
             raise UsageError(f"--json {json} would overwrite the script that is read; give it another file")
         files.check_writable(json)
     report = judged(paths)
@@ -41,7 +41,7 @@ def judged(paths: Sequence[str]) -> LintReport:
     scripts: list[ScriptLine] = []
     remarks: list[Remark] = []
     errors: list[str] = []
-    for path in dict.fromkeys(file for each in paths for file in _walked(each, errors)):
+    for path in dict.fromkeys(os.path.normpath(file) for each in paths for file in _walked(each, errors)):
         try:
             read = read_remarks(_bytes_of(path), readable(path))
         except UsageError as error:

@@ -166,3 +166,51 @@ def test_a_hint_is_found_and_is_no_fault(code, old, new):
 def test_every_rule_is_tried():
     tried = {row[0] for row in PLANTED} | {row[0] for row in HINTS} | {"LNT003", "LNT009", "LNT013", "LNT014", "LNT016"}
     assert tried == {rule.code for rule in all_rules()}
+
+
+def test_a_model_that_is_wrapped_and_moved_in_one_line_is_called():
+    text = changed(T, "ddp_model = DDP(model, device_ids=[local_rank])", "model = DDP(model).to(device)")
+    text = text.replace("ddp_model", "model").replace(
+        "train_one_epoch(model, train_loader, optimizer, device)",
+        "for images, _ in train_loader:\n            model(images).sum().backward()",
+    )
+    assert codes(text) == set()
+
+
+def test_the_module_behind_isinstance_is_bare():
+    text = changed(T, "    model.train()\n", "    inner = model.module if isinstance(model, DDP) else model\n")
+    assert codes(text.replace("cross_entropy(model(images)", "cross_entropy(inner(images)")) == {"LNT017"}
+
+
+GUARDS = [
+    "if rank == 0:\n            ",
+    "if local_rank == 0 and epoch % 2 == 0:\n            ",
+    "if not rank:\n            ",
+    "if utils.is_main_process():\n            ",
+    "if is_master:\n            ",
+    "if not dist.is_initialized() or dist.get_rank() == 0:\n            ",
+    "if rank != 0:\n            continue\n        ",
+]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_save_on_one_rank_is_silent(guard):
+    saved = '            torch.save({"model": ddp_model.module.state_dict()}, "last.pt")\n        dist.barrier()\n'
+    text = changed(
+        T, saved, f'        dist.barrier()\n        {guard}torch.save(ddp_model.module.state_dict(), "x.pt")\n'
+    )
+    assert codes(text.replace("    rank = int", "    is_master = os.environ['RANK'] == '0'\n    rank = int")) == set()
+
+
+@pytest.mark.parametrize("guard", [*GUARDS[:3], GUARDS[6], "if dist.get_rank() == 0:\n            "])
+def test_a_barrier_on_some_ranks_is_found(guard):
+    barrier = "        dist.barrier()\n    dist.destroy"
+    assert codes(changed(T, barrier, f"        {guard}dist.barrier()\n    dist.destroy")) == {"LNT018"}
+
+
+@pytest.mark.parametrize(
+    "guard", [GUARDS[5], "if dist.is_initialized():\n            ", "if epoch == 0:\n            "]
+)
+def test_a_barrier_that_all_may_reach_is_silent(guard):
+    barrier = "        dist.barrier()\n    dist.destroy"
+    assert codes(changed(T, barrier, f"        {guard}dist.barrier()\n    dist.destroy")) == set()

@@ -33,17 +33,22 @@ _TAKES_NUMBER = {
 
 
 def look(read: Reading) -> Iterator[Hit]:
-    """Where a text stands for a number."""
+    """Variables that are read as text and used as numbers: each where it is read, with its first use."""
+    seen: set[ast.expr] = set()
     for node in read.script.nodes:
         for used in _used_as_number(read, node):
-            if read.values.surely(used, *NUMBERS):
-                what = path_or_text(used)
-                yield Hit(
-                    used,
-                    f"{what} is text from the environment, and a number is expected: "
-                    + ("the comparison is never true" if isinstance(node, ast.Compare) else "this call fails"),
-                    "Write int(...) around the variable where it is read.",
-                )
+            if not read.values.surely(used, *NUMBERS):
+                continue
+            place = next((each for each in read.values.origins(used) if each is not None), used)
+            if place not in seen:
+                seen.add(place)
+                yield _hit(place, used, is_compared=isinstance(node, ast.Compare))
+
+
+def _hit(place: ast.expr, used: ast.expr, *, is_compared: bool) -> Hit:
+    what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
+    outcome = "the comparison is never true" if is_compared else "the call fails, which expects a number"
+    return Hit(place, f"a variable of the environment is text: with {what}, {outcome}", "Write int(...) around it.")
 
 
 def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:

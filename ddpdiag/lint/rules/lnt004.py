@@ -17,12 +17,15 @@ https://github.com/huggingface/pytorch-image-models/pull/1724.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rule import Hit, Rule
 from ddpdiag.lint.syntax import text_of
 from ddpdiag.model import Severity
+
+_SETS_UP = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
 
 
 def look(read: Reading) -> Iterator[Hit]:
@@ -50,9 +53,21 @@ def look(read: Reading) -> Iterator[Hit]:
 def _is_needed(read: Reading) -> bool:
     """Is args.local_rank read, and never set?"""
     uses = [node for node in read.script.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
-    plain = [node for node in uses if not (isinstance(node.value, ast.Name) and node.value.id == "self")]
-    is_set = any(isinstance(node.ctx, ast.Store) for node in plain)
-    return bool(plain) and not is_set and not read.script.starts
+    holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
+    is_set = any(isinstance(node.ctx, ast.Store) for node in uses)
+    return bool(uses) and not is_set and not read.script.starts and not _are_filled_in(read, holders)
+
+
+def _are_filled_in(read: Reading, holders: set[str]) -> bool:
+    """Do the arguments go to a helper of another file that sets up the job, such as init_distributed_mode(args)?"""
+    return any(
+        isinstance(given, ast.Name)
+        and given.id in holders
+        and not read.script.targets(call)
+        and _SETS_UP.search(read.script.callee(call).rpartition(".")[2])
+        for call in read.script.calls
+        for given in call.args
+    )
 
 
 RULE = Rule("LNT004", "local-rank-option", Severity.ERROR, __doc__ or "", look)
