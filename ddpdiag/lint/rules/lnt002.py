@@ -6,8 +6,8 @@ Why: GPUs are numbered from 0 on every host, ranks are not. On the second host o
 GPU 8: "CUDA error: invalid device ordinal". On one host it works. A number that mp.spawn gives is one of this host, and
 is right; so is `rank % torch.cuda.device_count()`.
 
-    torch.cuda.set_device(dist.get_rank())                  # one host only
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number of hosts
+    torch.cuda.set_device(dist.get_rank())                  # one host
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number
 
 Fix: take the local rank. An error where the script speaks of several hosts (an option --nnodes, a variable NODE_RANK),
 else a warning.

@@ -7,13 +7,13 @@ torch.distributed.launch writes `--local-rank`, and argparse answers "unrecogniz
 spellings it is a hint only (`--details`): torch.distributed.launch works, torchrun and srun do not.
 
     parser.add_argument("--local_rank", type=int)       # torch before 2.0
-    local_rank = int(os.environ["LOCAL_RANK"])          # torchrun, torch.distributed.launch, by hand
+    local_rank = int(os.environ["LOCAL_RANK"])          # any launcher
 
 Fix: read LOCAL_RANK from the environment.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#launch-utility ("Changed in version 2.0.0");
 https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun;
-https://github.com/huggingface/pytorch-image-models/pull/1724.
+https://github.com/huggingface/pytorch-image-models/issues/1724.
 """
 
 import ast

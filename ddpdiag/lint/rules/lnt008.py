@@ -5,7 +5,7 @@ What: a DataLoader gets a DistributedSampler and shuffle=True.
 Why: DataLoader refuses: "sampler option is mutually exclusive with shuffle".
 
     DataLoader(data, sampler=sampler, shuffle=True)                # ValueError
-    DataLoader(data, sampler=sampler, shuffle=sampler is None)     # right with and without a sampler
+    DataLoader(data, sampler=sampler, shuffle=sampler is None)     # right
 
 Fix: leave shuffle out; DistributedSampler(shuffle=True), its default, shuffles.
 

@@ -12,7 +12,7 @@ validation is too good.
 Fix: give the split a generator with a fixed seed.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.random_split (generator);
-https://docs.pytorch.org/docs/stable/notes/randomness.html; https://github.com/Lightning-AI/pytorch-lightning/pull/9851.
+https://docs.pytorch.org/docs/stable/notes/randomness.html; https://github.com/TensorAuto/OpenTau/pull/498.
 """
 
 import ast
