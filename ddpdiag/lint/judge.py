@@ -32,7 +32,10 @@ def read_remarks(source: bytes, path: str) -> Read:
         return Read(ScriptLine(path=path, not_judged=reason), ())
     reading = Reading(script)
     quiet = dict(_ignored(source))
-    found = [(rule, hit) for rule in all_rules() for hit in rule.look(reading)]
+    try:
+        found = [(rule, hit) for rule in all_rules() for hit in rule.look(reading)]
+    except RecursionError as error:
+        raise UsageError(f"{path}: this Python is nested too deep to be read") from error
     heard = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
     remarks = sorted({_remark(rule, hit, path) for rule, hit in heard}, key=lambda r: (r.line, r.column, r.code))
     return Read(ScriptLine(path=path, ignored=len(found) - len(heard)), tuple(remarks))

@@ -85,6 +85,10 @@ def test_a_directory_is_walked(faulty, tmp_path):
         (b"\x00", "this is no Python"),
         (b"x = '\xff'\n", "this is no Python"),
         (b"(" * 5000 + b")" * 5000, "this is no Python"),
+        (
+            b"import torch.distributed as d\nd.init_process_group()\nif " + b"not " * 900 + b"x: d.barrier()\n",
+            "too deep",
+        ),
         (b"#" * ((4 << 20) + 1), "more than 4 MiB"),
     ],
 )
