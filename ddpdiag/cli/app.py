@@ -292,27 +292,47 @@ def simulate(
     raise typer.Exit(command.run(wanted, outputs))
 
 
-@app.command(epilog=options.examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged"))
-def explain(code: Annotated[str, typer.Argument(help="A check's code, or a finding's.")]) -> None:
-    """Print the manual page of a check."""
-    from ddpdiag.checks import by_code
-    from ddpdiag.cli.outputs import show, terminal
-    from ddpdiag.render.manual import CheckRow
-    from ddpdiag.render.manual import explain as page
+@app.command(
+    epilog=options.examples("ddpdiag lint train.py", "ddpdiag lint src/ --details", "ddpdiag lint train.py --json -")
+)
+def lint(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Training scripts; of a directory, every *.py below it.")
+    ],
+    json: options.Json = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show hints, and what was not judged.", rich_help_panel=options.OUT)
+    ] = False,
+) -> None:
+    """Find pitfalls of DistributedDataParallel in the source of a training script, which is not run.
 
-    check = by_code(code)
-    row = CheckRow(check.code, check.name, check.stage.value, check.title)
+    A comment `# ddpdiag: ignore[LNT010]` on its line keeps a remark quiet. Each file is read by itself.
+
+    Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is no Python.
+    """
+    from ddpdiag.cli import lint as command
+
+    raise typer.Exit(command.run(files, json, details=details))
+
+
+@app.command(
+    epilog=options.examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged", "ddpdiag explain LNT010")
+)
+def explain(code: Annotated[str, typer.Argument(help="A check's code, a finding's, or a lint rule's.")]) -> None:
+    """Print the manual page of a check, or of a rule of `ddpdiag lint`."""
+    from ddpdiag.cli.manual import manual_page
+    from ddpdiag.cli.outputs import show, terminal
+
     width, color = terminal(sys.stdout)
-    show(page(row, check.manual, check.thresholds, width=width, color=color), sys.stdout)
+    show(manual_page(code, width=width, color=color), sys.stdout)
 
 
 @app.command()
 def checks() -> None:
-    """List all checks."""
-    from ddpdiag.checks import all_checks
+    """List all checks, and the rules of `ddpdiag lint`."""
+    from ddpdiag.cli.manual import rows
     from ddpdiag.cli.outputs import show, terminal
-    from ddpdiag.render.manual import CheckRow, checks_table
+    from ddpdiag.render.manual import checks_table
 
-    rows = [CheckRow(check.code, check.name, check.stage.value, check.title) for check in all_checks()]
     width, color = terminal(sys.stdout)
-    show(checks_table(rows, width=width, color=color), sys.stdout)
+    show(checks_table(rows(), width=width, color=color), sys.stdout)

@@ -33,7 +33,7 @@ class Outputs:
             if path in options:
                 raise UsageError(f"{options[path]} and {option} both name {path}; give each its own file")
             options[path] = option
-            if any(_is_one_file(path, file) for file in inputs):
+            if any(is_one_file(path, file) for file in inputs):
                 raise UsageError(f"{option} {path} would overwrite the recording that is read; give it another file")
         for path in options:
             check_writable(path)
@@ -82,7 +82,8 @@ def _lines(words: Iterable[str]) -> str:
     return "".join(f"{word}\n" for word in words)
 
 
-def _is_one_file(path: str, other: str) -> bool:
+def is_one_file(path: str, other: str) -> bool:
+    """Do both name the same file?"""
     try:
         return os.path.samefile(path, other)
     except OSError:  # one of them is not there

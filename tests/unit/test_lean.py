@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
+SCRIPT = Path(__file__).parent / "scripts" / "torchrun_script.py"
 
 # Python imports a module of this name at its start. Not an ImportError: nobody may even try.
 SITECUSTOMIZE = """\
@@ -54,6 +55,7 @@ def test_the_block_blocks(blocked, module):
         (["explain", "COL001"], "COL001"),
         (["checks"], "TRN001"),
         (["judge", str(HEALTHY)], "FIT"),
+        (["lint", str(SCRIPT)], "nothing found"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

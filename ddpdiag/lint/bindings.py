@@ -1,0 +1,219 @@
+"""What the names and attributes of a script are bound to, and what its parameters are given."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddpdiag.lint.script import Script
+from ddpdiag.lint.syntax import Function, attribute_path, is_function, keyword, own_nodes
+
+Key = tuple[ast.AST | None, str]
+# The first argument that mp.spawn gives to every process: its number on this host.
+SPAWNED = "spawned"
+
+
+class Source(NamedTuple):
+    """Where a value comes from: an expression (the `item`-th of what it returns), or None where nobody can tell."""
+
+    expression: ast.expr | None
+    item: int | None = None
+    # "spawned", or "each" for one element of the expression, as in a for loop
+    way: str = ""
+
+
+UNKNOWN = Source(None)
+
+
+class Bindings:
+    """Every assignment of a script, whatever the order: a name means all that it is ever bound to in its scope."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._bound: dict[Key, list[Source]] = defaultdict(list)
+        self._params: dict[Key, Function] = {}
+        for scope in script.nodes:
+            if isinstance(scope, ast.Module) or is_function(scope):
+                self._read_scope(scope)
+
+    def sources(self, node: ast.Name | ast.Attribute) -> list[Source]:
+        """All that a name or attribute can come from; empty if the script never binds it."""
+        if isinstance(node, ast.Attribute):
+            return self._bound.get(self._attribute_key(node), [])
+        for scope in self._scopes(node):
+            key = (scope, node.id)
+            if key in self._params or key in self._bound:
+                given = list(self._given(self._params[key], node.id)) if key in self._params else []
+                return given + self._bound.get(key, [])
+        return []
+
+    def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The scopes in which a name is looked up, from the inside."""
+        return (each for each in self.script.around(node) if isinstance(each, ast.Module) or is_function(each))
+
+    def _read_scope(self, scope: ast.AST) -> None:
+        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for parameter in _parameters(scope):
+                self._params[scope, parameter] = scope
+        shared = {name for node in own_nodes(scope) if isinstance(node, ast.Global) for name in node.names}
+        for node in own_nodes(scope):
+            for target, source in _assignments(node):
+                self._bind(scope, target, source, shared)
+
+    def _bind(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> None:
+        match target:
+            case ast.Name(id=name):
+                self._bound[self.script.tree if name in shared else scope, name].append(source)
+            case ast.Attribute():
+                self._bound[self._attribute_key(target)].append(source)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                for number, each in enumerate(targets):
+                    self._bind(scope, each, _part(source, number, len(targets)), shared)
+
+    def _attribute_key(self, node: ast.Attribute) -> Key:
+        """`self.x` belongs to its class; `args.x` means the same wherever `args` stands."""
+        path = attribute_path(node) or ""
+        return (self.script.class_of(node) if path.startswith("self.") else None, path)
+
+    def _given(self, function: Function, name: str) -> Iterator[Source]:
+        """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen."""
+        names = _parameters(function)
+        position = names.index(name)
+        sites = self.script.sites.get(function, ())
+        if self.script.takes_self(function):
+            if position == 0:
+                yield UNKNOWN
+                return
+            position -= 1
+        for call in sites:
+            yield _passed(call, name, position, _default(function, name))
+        starts = [call for started, call in self.script.starts if started is function]
+        for call in starts:
+            yield self._handed_over(call, position)
+        if not sites and not starts:
+            yield UNKNOWN
+
+    def _handed_over(self, start: ast.Call, position: int) -> Source:
+        """What mp.spawn(f, args=(...)) or Process(target=f, args=(...)) gives at that position."""
+        spawned = self.script.callee(start).rpartition(".")[2] != "Process"
+        if spawned and position == 0:
+            return Source(None, way=SPAWNED)
+        arguments = keyword(start, "args", 1 if spawned else 3)
+        if not isinstance(arguments, (ast.Tuple, ast.List)):
+            return UNKNOWN
+        index = position - spawned
+        if index >= len(arguments.elts):
+            return UNKNOWN
+        given = arguments.elts[index]
+        return Source(None, way=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
+
+    def _is_counter(self, node: ast.expr) -> bool:
+        """Is it the variable of `for i in range(...)`?"""
+        if not isinstance(node, ast.Name):
+            return False
+        sources = self.sources(node)
+        return bool(sources) and all(
+            source.way == "each"
+            and isinstance(source.expression, ast.Call)
+            and attribute_path(source.expression.func) == "range"
+            for source in sources
+        )
+
+    def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
+        """The expressions that a name, an attribute or a call of the script's own functions leads to; None: unknown."""
+        found: dict[ast.expr | None, None] = {}
+        seen: set[ast.expr] = set()
+        waiting: list[ast.expr | None] = [node]
+        while waiting:
+            each = waiting.pop()
+            if each is None or each not in seen:
+                steps = list(self._steps(each)) if each is not None else []
+                if steps:
+                    waiting += steps
+                else:
+                    found[each] = None
+            if each is not None:
+                seen.add(each)
+        return tuple(found)
+
+    def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
+        """One step back from a name or call; nothing if it is neither."""
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            sources = self.sources(node) or [Source(None)]
+        elif isinstance(node, ast.Call):
+            own = [function for function in self.script.targets(node) if function.name != "__init__"]
+            sources = [Source(value) for function in own for value in returned(function)]
+        else:
+            return
+        for source in sources:
+            if source.way or source.expression is None:
+                yield None
+            elif source.item is None:
+                yield source.expression
+            else:
+                items: list[ast.expr | None] = list(self.items(source.expression, source.item))
+                yield from items or [None]
+
+    def items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
+        """The `number`-th of what the script's own function returns."""
+        for function in self.script.targets(call) if isinstance(call, ast.Call) else ():
+            for value in returned(function):
+                if isinstance(value, ast.Tuple) and number < len(value.elts):
+                    yield value.elts[number]
+
+
+def _parameters(function: Function) -> list[str]:
+    arguments = function.args
+    return [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _default(function: Function, name: str) -> Source:
+    arguments = function.args
+    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    pairs = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    pairs |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
+    return Source(pairs[name]) if name in pairs else UNKNOWN
+
+
+def _passed(call: ast.Call, name: str, position: int, default: Source) -> Source:
+    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(each.arg is None for each in call.keywords):
+        return UNKNOWN
+    given = keyword(call, name, position)
+    return default if given is None else Source(given)
+
+
+def _part(source: Source, number: int, total: int) -> Source:
+    """The `number`-th of what is unpacked."""
+    if source.way or source.expression is None:
+        return UNKNOWN
+    if isinstance(source.expression, (ast.Tuple, ast.List)):
+        elements = source.expression.elts
+        return Source(elements[number]) if len(elements) == total else UNKNOWN
+    return Source(source.expression, item=number)
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
+    """What one node binds."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield target, Source(value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+            yield target, Source(value)
+        case ast.AugAssign(target=target):
+            yield target, UNKNOWN
+        case ast.For(target=target, iter=each) | ast.AsyncFor(target=target, iter=each):
+            yield target, Source(each, way="each")
+        case ast.comprehension(target=target, iter=each):
+            yield target, Source(each, way="each")
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            for item in items:
+                if item.optional_vars is not None:
+                    yield item.optional_vars, Source(item.context_expr)
+
+
+def returned(function: Function) -> Iterator[ast.expr | None]:
+    """What a function returns, at each of its return statements."""
+    for node in own_nodes(function):
+        if isinstance(node, ast.Return):
+            yield node.value

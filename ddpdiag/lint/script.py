@@ -1,0 +1,253 @@
+"""A script as the rules see it: its tree, who is whose parent, its imports, functions, calls and bindings."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+from ddpdiag.lint.syntax import Function, attribute_path, text_of
+
+# They make the process group, move the model and shard the data themselves, each by its own rules.
+_FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
+_WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
+_GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
+_SAMPLERS = (
+    "torch.utils.data.DistributedSampler",
+    "torch.utils.data.distributed.DistributedSampler",
+)
+_LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
+_HOST_OPTIONS = {"nodes", "nnodes", "num_nodes", "n_nodes", "node_rank", "nr", "num_machines", "machine_rank"}
+_HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"}
+
+
+class Script:
+    """One source file. Everything is worked out when it is first asked for."""
+
+    def __init__(self, tree: ast.Module, path: str = "") -> None:
+        self.tree = tree
+        self.path = path
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree, outer ones first."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each node."""
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def calls(self) -> tuple[ast.Call, ...]:
+        """Every call, by line."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        return tuple(sorted(calls, key=lambda call: (call.lineno, call.col_offset)))
+
+    @cached_property
+    def functions(self) -> dict[str, tuple[Function, ...]]:
+        """The script's own functions and methods by name."""
+        named: dict[str, list[Function]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                named[node.name].append(node)
+        return {name: tuple(each) for name, each in named.items()}
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """The script's own classes by name."""
+        return {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """What each imported name stands for: {"DDP": "torch.nn.parallel.DistributedDataParallel"}."""
+        names: dict[str, str] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    first = alias.name.partition(".")[0]
+                    names[alias.asname or first] = alias.name if alias.asname else first
+            elif isinstance(node, ast.ImportFrom):
+                origin = "." * node.level + (node.module or "")
+                for alias in node.names:
+                    names[alias.asname or alias.name] = f"{origin}.{alias.name}"
+        return names
+
+    def name(self, node: ast.AST) -> str:
+        """The full dotted name of what an expression means ("torch.distributed.get_rank"), or ""."""
+        path = attribute_path(node)
+        if path is None:
+            return ""
+        first, dot, rest = path.partition(".")
+        return self.imports.get(first, first) + dot + rest
+
+    def callee(self, call: ast.Call) -> str:
+        """The full name of what is called."""
+        return self.name(call.func)
+
+    def calls_of(self, *names: str) -> Iterator[ast.Call]:
+        """Calls of the functions with these full names."""
+        return (call for call in self.calls if self.callee(call) in names)
+
+    # What the script is about
+
+    @cached_property
+    def wrappings(self) -> tuple[ast.Call, ...]:
+        """Calls that make a DistributedDataParallel of a module."""
+        return tuple(self.calls_of(*_WRAPPERS))
+
+    @cached_property
+    def groups(self) -> tuple[ast.Call, ...]:
+        """Calls of init_process_group."""
+        return tuple(self.calls_of(*_GROUPS))
+
+    @cached_property
+    def samplers(self) -> tuple[ast.Call, ...]:
+        """Calls that make a DistributedSampler."""
+        return tuple(self.calls_of(*_SAMPLERS))
+
+    @cached_property
+    def loaders(self) -> tuple[ast.Call, ...]:
+        """Calls that make a DataLoader."""
+        return tuple(self.calls_of(*_LOADERS))
+
+    @property
+    def not_judged(self) -> str | None:
+        """Why this file is none of ours, or None."""
+        roots = {origin.partition(".")[0] for origin in self.imports.values()}
+        for framework in _FRAMEWORKS:
+            if framework in roots:
+                return f"it leaves DistributedDataParallel to {framework}"
+        if not self.wrappings and not self.groups:
+            return "it makes no process group and no DistributedDataParallel"
+        return None
+
+    # Where something stands
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around a node, from the nearest outwards."""
+        while (outer := self.parents.get(node)) is not None:
+            yield outer
+            node = outer
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """The function that a node stands in."""
+        for outer in self.around(node):
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return outer
+        return None
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class that a node stands in."""
+        return next((outer for outer in self.around(node) if isinstance(outer, ast.ClassDef)), None)
+
+    def scope_of(self, node: ast.AST) -> ast.AST:
+        """The function that a node stands in, else the module."""
+        return self.function_of(node) or self.tree
+
+    def statement_of(self, node: ast.AST) -> ast.AST:
+        """The statement that a node is part of."""
+        while not isinstance(node, ast.stmt) and node in self.parents:
+            node = self.parents[node]
+        return node
+
+    # Who calls whom
+
+    @cached_property
+    def sites(self) -> dict[ast.AST, tuple[ast.Call, ...]]:
+        """Where each of the script's own functions is called: `f()`, `self.f()`, `Class()` for its `__init__`.
+
+        A method is found by its name if no other function of the file has it, so that `trainer.train()` counts, too.
+        """
+        found: dict[ast.AST, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            for function in self.targets(call):
+                found[function].append(call)
+        return {function: tuple(calls) for function, calls in found.items()}
+
+    def targets(self, call: ast.Call) -> tuple[Function, ...]:
+        """The script's own functions that a call can mean."""
+        match call.func:
+            case ast.Name(id=name) if name in self.classes:
+                return tuple(self._methods(self.classes[name], "__init__"))
+            case ast.Name(id=name):
+                return tuple(each for each in self.functions.get(name, ()) if not self._is_method(each))
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                around = self.class_of(call)
+                return tuple(self._methods(around, name)) if around is not None else ()
+            case ast.Attribute(attr=name):
+                found = self.functions.get(name, ())
+                return found if len(found) == 1 and self._is_method(found[0]) else ()
+        return ()
+
+    def _methods(self, owner: ast.ClassDef, name: str) -> Iterator[Function]:
+        return (each for each in self.functions.get(name, ()) if self.parents.get(each) is owner)
+
+    def _is_method(self, function: ast.AST) -> bool:
+        return isinstance(self.parents.get(function), ast.ClassDef)
+
+    def takes_self(self, function: Function) -> bool:
+        """Is the first parameter the object?"""
+        static = any(attribute_path(each) == "staticmethod" for each in function.decorator_list)
+        return self._is_method(function) and not static
+
+    @cached_property
+    def starts(self) -> tuple[tuple[Function, ast.Call], ...]:
+        """Functions that run in processes of their own, with the call that starts them (mp.spawn, mp.Process)."""
+        found: list[tuple[Function, ast.Call]] = []
+        for call in self.calls:
+            last = self.callee(call).rpartition(".")[2]
+            if last not in ("spawn", "start_processes", "Process"):
+                continue
+            target = next((each.value for each in call.keywords if each.arg in ("fn", "target")), None)
+            if target is None and call.args and last != "Process":
+                target = call.args[0]
+            if isinstance(target, ast.Name):
+                found += [(each, call) for each in self.functions.get(target.id, ())]
+        return tuple(found)
+
+    @cached_property
+    def reached(self) -> frozenset[ast.AST]:
+        """Functions that the started processes run, directly or not."""
+        seen: set[ast.AST] = set()
+        waiting: list[ast.AST] = [function for function, _ in self.starts]
+        while waiting:
+            function = waiting.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            waiting += [t for node in ast.walk(function) if isinstance(node, ast.Call) for t in self.targets(node)]
+        return frozenset(seen)
+
+    def runs_on_all_ranks(self, node: ast.AST) -> bool:
+        """Does every rank run this line, as far as processes go? What a parent does before it spawns runs once."""
+        return not self.starts or self.function_of(node) in self.reached
+
+    # Bits of evidence
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """Every string in the script."""
+        return frozenset(text for node in self.nodes if (text := text_of(node)) is not None)
+
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """Every attribute that is read or called."""
+        return frozenset(n.attr for n in self.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+
+    @cached_property
+    def options(self) -> dict[str, ast.Call]:
+        """argparse's options by destination: {"local_rank": the call of add_argument}."""
+        found: dict[str, ast.Call] = {}
+        for call in self.calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+                spellings = [text for arg in call.args if (text := text_of(arg)) is not None]
+                long = [text for text in spellings if text.startswith("--")] or spellings
+                dest = next((text_of(each.value) for each in call.keywords if each.arg == "dest"), None)
+                for name in [dest] if dest else long[:1]:
+                    found[name.lstrip("-").replace("-", "_")] = call
+        return found
+
+    @cached_property
+    def means_several_hosts(self) -> bool:
+        """Does it speak of hosts: an option such as --nnodes, a variable such as NODE_RANK?"""
+        return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.texts)

@@ -1,0 +1,287 @@
+"""What a value is, as far as distributed training goes: a rank, a local rank, a wrapped model, a sampler..."""
+
+import ast
+import re
+from enum import Enum
+
+from ddpdiag.lint.bindings import SPAWNED, Bindings, Source, returned
+from ddpdiag.lint.script import Script
+from ddpdiag.lint.syntax import attribute_path, keyword, names_in, text_of
+
+
+class Kind(Enum):
+    """What a value can be. OTHER is everything else, and whatever cannot be read."""
+
+    RANK = "rank"
+    LOCAL_RANK = "local rank"
+    SPAWNED = "number of the process on this host"
+    WORLD_SIZE = "world size"
+    LOCAL_WORLD_SIZE = "ranks of this host"
+    RANK_TEXT = "RANK as text"
+    LOCAL_RANK_TEXT = "LOCAL_RANK as text"
+    WORLD_SIZE_TEXT = "WORLD_SIZE as text"
+    IS_RANK = "whether this is a certain rank"
+    WRAPPED = "DistributedDataParallel"
+    SAMPLER = "DistributedSampler"
+    SHARD = "every n-th element"
+    SAMPLED = "DataLoader with a DistributedSampler"
+    INSIDE = "the module inside of a DistributedDataParallel"
+    NONE = "None"
+    OTHER = "other"
+
+
+Kinds = frozenset[Kind]
+OTHER: Kinds = frozenset({Kind.OTHER})
+RANKS: Kinds = frozenset({Kind.RANK, Kind.LOCAL_RANK, Kind.SPAWNED})
+# Variables of torchrun, Slurm, Open MPI and MPICH (README of ddpdiag: launchers).
+VARIABLES = {
+    "RANK": Kind.RANK_TEXT,
+    "SLURM_PROCID": Kind.RANK_TEXT,
+    "OMPI_COMM_WORLD_RANK": Kind.RANK_TEXT,
+    "PMI_RANK": Kind.RANK_TEXT,
+    "LOCAL_RANK": Kind.LOCAL_RANK_TEXT,
+    "SLURM_LOCALID": Kind.LOCAL_RANK_TEXT,
+    "OMPI_COMM_WORLD_LOCAL_RANK": Kind.LOCAL_RANK_TEXT,
+    "MPI_LOCALRANKID": Kind.LOCAL_RANK_TEXT,
+    "WORLD_SIZE": Kind.WORLD_SIZE_TEXT,
+    "SLURM_NTASKS": Kind.WORLD_SIZE_TEXT,
+    "OMPI_COMM_WORLD_SIZE": Kind.WORLD_SIZE_TEXT,
+}
+NUMBERS = {
+    Kind.RANK_TEXT: Kind.RANK,
+    Kind.LOCAL_RANK_TEXT: Kind.LOCAL_RANK,
+    Kind.WORLD_SIZE_TEXT: Kind.WORLD_SIZE,
+}
+_ANSWERS = {
+    "get_rank": Kind.RANK,
+    "get_global_rank": Kind.RANK,
+    "get_local_rank": Kind.LOCAL_RANK,
+    "get_node_local_rank": Kind.LOCAL_RANK,
+    "get_world_size": Kind.WORLD_SIZE,
+    "DistributedDataParallel": Kind.WRAPPED,
+    "DistributedSampler": Kind.SAMPLER,
+}
+# Helpers that scripts import from files of their own.
+_IS_RANK = re.compile(r"_?is_(main|master|rank_?(0|zero)|primary|chief|root|leader)(_process|_node|_rank)?")
+_RANKISH = re.compile(
+    r"rank|main|master|primary|chief|leader|root|local|gpu|device|proc|worker|node|zero", re.IGNORECASE
+)
+_OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
+_DEPTH = 40
+
+
+class Values:
+    """The kinds of every expression of a script."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.bindings = Bindings(script)
+        self._known: dict[ast.AST, Kinds] = {}
+        self._for_now: dict[ast.AST, Kinds] = {}
+        self._open: set[ast.AST] = set()
+        self._rankish: dict[tuple[ast.AST, int], bool] = {}
+
+    def kinds(self, node: ast.expr | None) -> Kinds:
+        """All that an expression can be; {OTHER} where nothing is known."""
+        if node is None or node in self._open or len(self._open) > _DEPTH:
+            return frozenset()
+        if node in self._known:
+            return self._known[node]
+        if node in self._for_now:
+            return self._for_now[node]
+        self._open.add(node)
+        found = self._read(node) or OTHER
+        self._open.discard(node)
+        if self._open:
+            self._for_now[node] = found  # what stood open may be missing: good for this question only
+        else:
+            self._known[node] = found
+            self._for_now.clear()
+        return found
+
+    def surely(self, node: ast.expr | None, *kinds: Kind) -> bool:
+        """Is it one of these kinds, whatever happens?"""
+        return node is not None and self.kinds(node) <= frozenset(kinds)
+
+    def maybe(self, node: ast.expr | None, *kinds: Kind) -> bool:
+        """Can it be one of these kinds?"""
+        return node is not None and bool(self.kinds(node) & frozenset(kinds))
+
+    def depends_on_rank(self, node: ast.AST) -> bool:
+        """Does an expression contain anything that may differ between ranks?"""
+        return self._smells(node, 3)
+
+    def holds_rank(self, node: ast.AST) -> bool:
+        """Is a part of the expression a rank, as a number or as text?"""
+        ranks = RANKS | {Kind.RANK_TEXT, Kind.LOCAL_RANK_TEXT}
+        return any(isinstance(each, ast.expr) and self.kinds(each) & ranks for each in ast.walk(node))
+
+    def may_be_own(self, path: ast.expr) -> bool:
+        """May a path (or what it names) be another one on each rank?"""
+        parts = [path, *(origin for origin in self.origins(path) if origin is not None)]
+        return any(self.holds_rank(part) or any(map(_OWN.search, names_in(part))) for part in parts)
+
+    def _smells(self, node: ast.AST, depth: int) -> bool:
+        if (node, depth) not in self._rankish:
+            self._rankish[node, depth] = False  # meanwhile: a loop adds nothing
+            self._rankish[node, depth] = self._smells_anew(node, depth)
+        return self._rankish[node, depth]
+
+    def _smells_anew(self, node: ast.AST, depth: int) -> bool:
+        if any(_RANKISH.search(name) for name in names_in(node)):
+            return True
+        if self.holds_rank(node):
+            return True
+        names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
+        sources = [source.expression for each in names for source in self.bindings.sources(each)]
+        return depth > 0 and any(each is not None and self._smells(each, depth - 1) for each in sources)
+
+    def _read(self, node: ast.expr) -> Kinds:
+        match node:
+            case ast.Constant(value=None):
+                return frozenset({Kind.NONE})
+            case ast.Name() | ast.Attribute():
+                return self._named(node)
+            case ast.IfExp(body=one, orelse=other):
+                either = self.kinds(one) | self.kinds(other)
+                # `model.module if isinstance(model, DDP) else model` is never the wrapper.
+                return either - {Kind.WRAPPED} if Kind.INSIDE in either else either
+            case ast.BoolOp(op=ast.Or(), values=values) if not any(map(self._is_test, values)):
+                return frozenset[Kind]().union(*map(self.kinds, values))
+            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
+                return frozenset({Kind.IS_RANK}) if self.is_rank_test(node) else OTHER
+            case ast.Subscript(value=whole, slice=index):
+                return self._element(whole, index)
+            case ast.BinOp():
+                return self._arithmetic(node)
+            case ast.Call():
+                return self._called(node)
+        return OTHER
+
+    def _is_test(self, node: ast.expr) -> bool:
+        return isinstance(node, (ast.Compare, ast.UnaryOp, ast.BoolOp))
+
+    def _named(self, node: ast.Name | ast.Attribute) -> Kinds:
+        if isinstance(node, ast.Attribute) and node.attr == "module" and self.maybe(node.value, Kind.WRAPPED):
+            return frozenset({Kind.INSIDE})
+        sources = self.bindings.sources(node)
+        if not sources and isinstance(node, ast.Attribute) and node.attr == "local_rank" and self._has_option:
+            return frozenset({Kind.LOCAL_RANK})
+        return frozenset[Kind]().union(*map(self._from, sources)) or OTHER
+
+    @property
+    def _has_option(self) -> bool:
+        return "local_rank" in self.script.options
+
+    def _from(self, source: Source) -> Kinds:
+        if source.way == SPAWNED:
+            return frozenset({Kind.SPAWNED})
+        if source.way or source.expression is None:
+            return OTHER
+        if source.item is None:
+            return self.kinds(source.expression)
+        return frozenset[Kind]().union(*map(self.kinds, self.bindings.items(source.expression, source.item))) or OTHER
+
+    def _element(self, whole: ast.expr, index: ast.expr) -> Kinds:
+        if isinstance(index, ast.Slice):
+            sharded = self.maybe(index.lower, *RANKS) and index.step is not None
+            return frozenset({Kind.SHARD}) if sharded else OTHER
+        return self._variable(text_of(index)) if self.script.name(whole) == "os.environ" else OTHER
+
+    def _variable(self, name: str | None) -> Kinds:
+        return frozenset({VARIABLES[name]}) if name in VARIABLES else OTHER
+
+    def _arithmetic(self, node: ast.BinOp) -> Kinds:
+        match node.op:
+            case ast.Mod() if self.maybe(node.left, Kind.RANK):
+                # rank % torch.cuda.device_count(): the usual way to a local rank.
+                return frozenset({Kind.LOCAL_RANK})
+            case ast.Add() if any(isinstance(each, ast.BinOp) for each in (node.left, node.right)) and (
+                self.maybe(node.left, *RANKS) or self.maybe(node.right, *RANKS)
+            ):
+                return frozenset({Kind.RANK})  # node_rank * ranks_per_node + local_rank
+        return OTHER
+
+    def _called(self, call: ast.Call) -> Kinds:
+        name = self.script.callee(call)
+        last = call.func.attr if isinstance(call.func, ast.Attribute) else name.rpartition(".")[2]
+        if last in ("int", "float") and call.args:
+            return frozenset(NUMBERS.get(kind, kind) for kind in self.kinds(call.args[0]))
+        if name in ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop") and call.args:
+            return self._variable(text_of(call.args[0])) | self._fallback(call)
+        own = [self.kinds(value) for function in self.script.targets(call) for value in returned(function) if value]
+        if own and last != "__init__":
+            return frozenset[Kind]().union(*own)
+        if last in _ANSWERS and not self._is_foreign(name):
+            return frozenset({_ANSWERS[last]})
+        if _IS_RANK.fullmatch(last):
+            return frozenset({Kind.IS_RANK})
+        if name == "torch.cuda.device_count":
+            return frozenset({Kind.LOCAL_WORLD_SIZE})
+        return self._made_of(call, last)
+
+    def _fallback(self, call: ast.Call) -> Kinds:
+        """A default that is written as a number makes no text; one that is a text does not help."""
+        default = call.args[1] if len(call.args) > 1 else None
+        return frozenset() if default is None or text_of(default) is not None else self.kinds(default)
+
+    def _is_foreign(self, name: str) -> bool:
+        """`mesh.get_rank()` of somebody else's object is not the rank of the job."""
+        root = name.partition(".")[0]
+        return "." in name and not name.startswith((".", "torch", "apex")) and root not in self._modules
+
+    @property
+    def _modules(self) -> set[str]:
+        return {origin.partition(".")[0] for origin in self.script.imports.values()}
+
+    def _made_of(self, call: ast.Call, last: str) -> Kinds:
+        """Shards stay shards through whatever is built of them; a compiled or moved model stays wrapped."""
+        if last == "range" and len(call.args) == 3 and self.maybe(call.args[0], *RANKS):
+            return frozenset({Kind.SHARD})
+        given = [*call.args, *(each.value for each in call.keywords)]
+        if last in ("Subset", "DataLoader", "list", "tuple", "TensorDataset", "SubsetRandomSampler") and any(
+            self.maybe(each, Kind.SHARD) for each in given
+        ):
+            return frozenset({Kind.SHARD})
+        if last == "DataLoader" and self.maybe(keyword(call, "sampler", 3), Kind.SAMPLER):
+            return frozenset({Kind.SAMPLED})
+        if last == "compile" and call.args:
+            return self.kinds(call.args[0])
+        if last in ("to", "cuda", "train", "eval") and isinstance(call.func, ast.Attribute):
+            return self.kinds(call.func.value) & {Kind.WRAPPED} or OTHER
+        return OTHER
+
+    def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
+        """Where a value comes from (Bindings.origins)."""
+        return self.bindings.origins(node)
+
+    # Tests of the rank
+
+    def is_rank_test(self, test: ast.expr) -> bool:
+        """Is a condition surely true on some ranks only (`rank == 0`, `not rank`, `is_main_process()`)?"""
+        match test:
+            case ast.Compare(
+                left=left, ops=[(ast.Eq() | ast.NotEq() | ast.Gt() | ast.Lt()) as relation], comparators=[right]
+            ):
+                equal = isinstance(relation, (ast.Eq, ast.NotEq))
+                return self._is_rank_and_number(left, right, equal) or self._is_rank_and_number(right, left, equal)
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                return self.surely(inner, *RANKS) or self.is_rank_test(inner)
+            case ast.BoolOp(op=ast.And(), values=values):
+                return any(map(self.is_rank_test, values))
+            case ast.BoolOp(op=ast.Or(), values=values):
+                return all(map(self.is_rank_test, values))
+            case ast.Name() | ast.Attribute() | ast.Call():
+                return self.surely(test, Kind.IS_RANK)
+        return False
+
+    def _is_rank_and_number(self, one: ast.expr, other: ast.expr, equal: bool) -> bool:
+        """`rank == 3`, or `rank > 0`; `rank < 4` may well be a group of ranks that is meant."""
+        if not self.surely(one, *RANKS) or not isinstance(other, ast.Constant):
+            return False
+        return type(other.value) is int and (other.value >= 0 if equal else 0 <= other.value <= 1)
+
+
+def path_or_text(node: ast.AST) -> str:
+    """How a value is named in a sentence: its dotted name, else its source."""
+    return attribute_path(node) or ast.unparse(node)

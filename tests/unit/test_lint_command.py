@@ -1,0 +1,178 @@
+"""`ddpdiag lint` as it is typed: exit codes, directories, comments, JSON, and files that are no Python."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.cli.lint import judged, run
+from ddpdiag.cli.manual import manual_page, rows
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.lint import all_rules, read_remarks, rule_of
+from ddpdiag.model.remark import LintReport
+from ddpdiag.render.lint import page
+
+SCRIPTS = Path(__file__).parent / "scripts"
+CLEAN = SCRIPTS / "torchrun_script.py"
+EPOCH = "        sampler.set_epoch(epoch)\n"
+SAMPLER = "    sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)"
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(CLEAN.read_text().replace(EPOCH, ""))
+    return path
+
+
+def text(report: LintReport, **options) -> str:
+    return page(report, **({"details": False, "width": 80, "color": False} | options))
+
+
+def test_nothing_found_is_zero(capsys):
+    assert run([str(CLEAN)], None, details=False) == ExitCode.FIT
+    assert capsys.readouterr().out == "1 script judged: nothing found\n"
+
+
+def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys):
+    assert run([str(faulty)], None, details=False) == ExitCode.UNFIT
+    out = capsys.readouterr().out
+    assert out.startswith(f"{faulty}:81:15: warning LNT010 no-set-epoch\n    nothing calls set_epoch:")
+    assert "-> Call sampler.set_epoch(epoch)" in out
+    assert out.endswith("1 script judged: 1 warning\n`ddpdiag explain LNT010` says more, with sources.\n")
+
+
+def test_hints_do_not_count(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(CLEAN.read_text().replace("    dist.destroy_process_group()\n", ""))
+    assert run([str(path)], None, details=False) == ExitCode.FIT
+    assert capsys.readouterr().out == "1 script judged: nothing found; 1 hint (--details)\n"
+    assert run([str(path)], None, details=True) == ExitCode.FIT
+    assert "info LNT024" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "comment", ["# ddpdiag: ignore[LNT010]", "# ddpdiag:ignore[lnt001, lnt010]", "# ddpdiag: ignore"]
+)
+def test_a_comment_keeps_a_remark_quiet(faulty, comment):
+    faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
+    report = judged([str(faulty)])
+    assert (report.remarks, report.exit_code) == ((), ExitCode.FIT)
+    assert text(report) == "1 script judged: nothing found; 1 ignored by comments\n"
+
+
+@pytest.mark.parametrize("comment", ["# ddpdiag: ignore[LNT001]", "; '# ddpdiag: ignore[LNT010]'"])
+def test_a_comment_for_another_rule_and_a_string_do_not(faulty, comment):
+    faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
+    assert [remark.code for remark in judged([str(faulty)]).remarks] == ["LNT010"]
+
+
+def test_a_directory_is_walked(faulty, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "other.py").write_text(faulty.read_text())
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "hidden.py").write_text(faulty.read_text())
+    (tmp_path / "notes.txt").write_text("no Python")
+    report = judged([str(tmp_path), str(faulty)])
+    assert [Path(script.path).name for script in report.scripts] == ["train.py", "other.py"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"x = (\n", "train.py:1: this is no Python that can be read: '(' was never closed"),
+        (b"x = 1\nprint 'x'\n", "train.py:2: this is no Python"),
+        (b"\x00", "this is no Python"),
+        (b"x = '\xff'\n", "this is no Python"),
+        (b"(" * 5000 + b")" * 5000, "this is no Python"),
+        (
+            b"import torch.distributed as d\nd.init_process_group()\nif " + b"not " * 900 + b"x: d.barrier()\n",
+            "too deep",
+        ),
+        (b"#" * ((4 << 20) + 1), "more than 4 MiB"),
+    ],
+)
+def test_what_is_no_python_is_named_and_the_rest_is_judged(tmp_path, faulty, content, sentence, capsys):
+    bad = tmp_path / "bad" / "train.py"
+    bad.parent.mkdir()
+    bad.write_bytes(content)
+    assert run([str(bad), str(faulty)], None, details=False) == ExitCode.USAGE
+    streams = capsys.readouterr()
+    assert sentence in streams.err
+    assert "LNT010" in streams.out
+
+
+@pytest.mark.parametrize(("path", "sentence"), [("missing.py", "No such file"), ("empty", "no Python file")])
+def test_what_is_not_there_is_named(tmp_path, path, sentence):
+    (tmp_path / "empty").mkdir()
+    report = judged([str(tmp_path / path)])
+    assert report.exit_code == ExitCode.USAGE
+    assert sentence in report.errors[0]
+
+
+def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, capsys):
+    assert run([str(faulty)], "-", details=False) == ExitCode.UNFIT
+    streams = capsys.readouterr()
+    report = json.loads(streams.out)
+    assert (report["schema"], report["exit_code"]) == ("ddpdiag.lint/1", 1)
+    assert [(r["code"], r["severity"], r["line"]) for r in report["remarks"]] == [("LNT010", "warning", 81)]
+    assert "LNT010" in streams.err
+
+
+def test_a_script_is_not_overwritten(faulty):
+    with pytest.raises(UsageError, match="would overwrite"):
+        run([str(faulty)], str(faulty), details=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import torch\nmodel = torch.nn.Linear(1, 1)\n", "no process group and no DistributedDataParallel"),
+        ("from accelerate import Accelerator\nimport torch.distributed as d\nd.init_process_group()\n", "accelerate"),
+    ],
+)
+def test_what_is_none_of_ours_is_not_called_clean(tmp_path, source, reason):
+    path = tmp_path / "other.py"
+    path.write_text(source)
+    shown = text(judged([str(path)]))
+    assert "not judged" in shown
+    assert reason in shown
+    assert "nothing found" not in shown
+
+
+def test_every_rule_has_a_page_with_fix_and_source():
+    for number, rule in enumerate(all_rules(), 1):
+        assert rule.code == f"LNT{number:03}"
+        assert all(word in rule.manual for word in ("What:", "Why:", "Fix:", "Source: https://"))
+        assert len(rule.title) < 80
+        assert rule.manual.isascii()
+    assert len({rule.name for rule in all_rules()}) == len(all_rules())
+
+
+def test_a_page_is_found_by_code_and_the_list_holds_all():
+    assert "LNT010 no-set-epoch" in manual_page("lnt010", width=80, color=False)
+    assert {"COL001", "LNT024"} <= {row.code for row in rows()}
+    with pytest.raises(UsageError, match="LNT999"):
+        rule_of("LNT999")
+
+
+def test_names_from_strangers_are_shown_and_not_obeyed(tmp_path, faulty):
+    path = tmp_path / "\x1b[31m.py"
+    path.write_bytes(faulty.read_bytes())
+    assert "\x1b" not in text(judged([str(path)]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a = b\nb = a\nif a == 0:\n    d.barrier()\n",
+        "def f(x):\n    return f(x)\nrank = f(1)\n",
+        "def f():\n    g()\ndef g():\n    f()\n    torch.save(1, 'x')\n",
+        "class A(A): pass\nself.x = self.x\n",
+        "x = " + " + ".join("rank" for _ in range(900)) + "\n",
+        "lambda: (yield)\n[a for a in a for a in a]\nfor x in x: x\n",
+    ],
+)
+def test_loops_in_a_script_end(source):
+    head = "import torch\nimport torch.distributed as d\nd.init_process_group()\n"
+    read_remarks((head + source).encode(), "script.py")

@@ -1,0 +1,216 @@
+"""`ddpdiag lint`: every rule finds its planted fault and nothing else, and ordinary scripts are silent."""
+
+from pathlib import Path
+
+import pytest
+
+import ddpdiag
+from ddpdiag.lint import all_rules, read_remarks
+from ddpdiag.model import Severity
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ORDINARY = sorted(SCRIPTS.glob("*.py"))
+PRODUCT = sorted(Path(ddpdiag.__file__).parent.rglob("*.py"))
+
+# Each fault is one change to a script without fault: code, script, what it replaces, by what.
+T, S = "torchrun_script.py", "spawned_script.py"
+SETS_DEVICE = "    torch.cuda.set_device(local_rank)\n"
+PLANTED = [
+    ("LNT001", T, 'local_rank = int(os.environ["LOCAL_RANK"])', 'local_rank = os.environ["LOCAL_RANK"]'),
+    ("LNT001", T, "        if rank == 0:\n", '        if os.environ["RANK"] == 0:\n'),
+    ("LNT001", T, 'rank = int(os.environ["RANK"])', 'rank = os.environ.get("RANK", "0")'),
+    ("LNT002", T, "set_device(local_rank)", "set_device(rank)"),
+    ("LNT002", T, 'torch.device("cuda", local_rank)', 'torch.device(f"cuda:{dist.get_rank()}")'),
+    ("LNT002", T, "device_ids=[local_rank]", "device_ids=[rank]"),
+    ("LNT004", T, 'local_rank = int(os.environ["LOCAL_RANK"])', "local_rank = args.local_rank"),
+    ("LNT005", T, "    args = read", '    os.environ["MASTER_ADDR"] = "127.0.0.1"\n    args = read'),
+    ("LNT005", T, 'group("nccl")', 'group("nccl", init_method="tcp://localhost:29500", rank=rank)'),
+    ("LNT006", S, "    mp.spawn(basic, args=(count,), nprocs=count)", "mp.spawn(basic, args=(2,), nprocs=2)"),
+    ("LNT006", S, "mp.spawn(basic, args=", "mp.spawn(lambda rank, n: basic(rank, n), args="),
+    ("LNT007", T, "return image.clone(), label", "return image.cuda(), label"),
+    ("LNT007", T, "return image.clone(), label", 'return image.to("cuda"), label'),
+    (
+        "LNT007",
+        S,
+        "    run(basic, count)",
+        '    torch.ones(1).cuda()\n    mp.set_start_method("fork")\n    run(basic, count)',
+    ),
+    ("LNT008", T, "sampler=sampler, num", "sampler=sampler, shuffle=True, num"),
+    ("LNT010", T, "        sampler.set_epoch(epoch)\n", ""),
+    ("LNT011", T, "shuffle=True, drop_last", "rank=local_rank, shuffle=True, drop_last"),
+    ("LNT011", T, "shuffle=True, drop_last", "num_replicas=torch.cuda.device_count(), drop_last"),
+    ("LNT011", T, "shuffle=True, drop_last", "seed=args.seed + rank, drop_last"),
+    ("LNT012", T, ", generator=torch.Generator().manual_seed(0)", ""),
+    ("LNT017", T, "cross_entropy(model(images)", "cross_entropy(model.module(images)"),
+    ("LNT018", T, "        dist.barrier()\n    dist.destroy", "            dist.barrier()\n    dist.destroy"),
+    ("LNT018", T, "        dist.barrier()\n    dist.destroy", "        save(rank)\n    dist.destroy"),
+    ("LNT019", T, "evaluate(ddp_model.module,", "evaluate(ddp_model,"),
+    ("LNT020", T, "        self.norm =", "        self.extra = nn.Linear(8, 8)\n        self.norm ="),
+    ("LNT022", T, '            torch.save({"model"', '        torch.save({"model"'),
+    ("LNT023", T, ', map_location="cpu"', ""),
+]
+# Faults that need more than one change.
+NO_SAMPLER = (
+    ("sampler=sampler, num", "shuffle=True, num"),
+    ("    sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)\n", ""),
+    ("        sampler.set_epoch(epoch)\n", ""),
+    ("from torch.utils.data.distributed import DistributedSampler\n", ""),
+    (
+        "    return random_split(whole, [50_000, 10_000], generator=torch.Generator().manual_seed(0))",
+        "    return whole, whole",
+    ),
+)
+ONE_GPU = (
+    (SETS_DEVICE, ""),
+    ('torch.device("cuda", local_rank)', 'torch.device("cuda")'),
+    (", device_ids=[local_rank]", ""),
+    ("images.to(device, non_blocking=True)", 'images.to("cuda")'),
+)
+HINTS = [
+    ("LNT015", "torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)"),
+    ("LNT021", "nn.SyncBatchNorm.convert_sync_batchnorm(Net())", "Net()"),
+    ("LNT024", "    dist.destroy_process_group()\n", ""),
+]
+
+
+def changed(script: str, old: str, new: str) -> str:
+    text = (SCRIPTS / script).read_text()
+    assert text.count(old) == 1, (script, old, text.count(old))
+    return text.replace(old, new)
+
+
+def codes(text: str, *, hints: bool = False) -> set[str]:
+    remarks = read_remarks(text.encode(), "script.py").remarks
+    return {remark.code for remark in remarks if hints or remark.severity is not Severity.INFO}
+
+
+@pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
+def test_an_ordinary_script_is_silent(path):
+    read = read_remarks(path.read_bytes(), path.name)
+    assert read.script.not_judged is None
+    assert [(r.code, r.line) for r in read.remarks if r.severity is not Severity.INFO] == []
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.stem)
+def test_the_product_itself_is_silent(path):
+    assert codes(path.read_text()) == set()
+
+
+@pytest.mark.parametrize(("code", "script", "old", "new"), PLANTED, ids=lambda value: value[:24])
+def test_a_planted_fault_is_found_and_nothing_else(code, script, old, new):
+    text = changed(script, old, new)
+    if "args.local_rank" in new:
+        text = text.replace(
+            'parser.add_argument("--resume")', 'parser.add_argument("--local_rank", type=int)\n    args = 0'
+        )
+    if "save(rank)" in new:
+        text += "\n\ndef save(rank):\n    if rank > 0:\n        return\n    dist.all_reduce(torch.zeros(1))\n"
+    assert codes(text) == {code}
+
+
+def test_all_ranks_download():
+    text = changed(T, "    if local_rank == 0:\n        datasets.MNIST(root, download=True)\n    dist.barrier()\n", "")
+    assert codes(text.replace("MNIST(root, tr", "MNIST(root, download=True, tr")) == {"LNT013"}
+
+
+@pytest.mark.parametrize("move", ["DDP(Net()).to(device)", "DDP(Net(), device_ids=[local_rank])", "DDP(Net())"])
+def test_a_model_is_wrapped_first(move):
+    text = changed(T, "nn.SyncBatchNorm.convert_sync_batchnorm(Net()).to(device)", "Net()")
+    text = text.replace("DDP(model, device_ids=[local_rank])", move)
+    if move == "DDP(Net())":
+        text = text.replace("DDP(Net())", "DDP(Net())\n    ddp_model.cuda()")
+    assert codes(text) == {"LNT016"}
+
+
+def test_moving_again_is_harmless():
+    assert codes(changed(T, "DDP(model, device_ids=[local_rank])", "DDP(model).to(device)")) == set()
+
+
+def test_every_rank_goes_through_everything():
+    text = (SCRIPTS / T).read_text()
+    for old, new in NO_SAMPLER:
+        assert old in text
+        text = text.replace(old, new)
+    assert codes(text) == {"LNT009"}
+
+
+def test_all_ranks_take_one_gpu():
+    text = (SCRIPTS / T).read_text()
+    for old, new in ONE_GPU:
+        assert old in text
+        text = text.replace(old, new)
+    assert codes(text) == {"LNT003"}
+
+
+def test_shards_without_join_are_uneven():
+    text = changed("shards_with_join.py", "with model.join():", "if True:")
+    assert codes(text) == {"LNT014"}
+
+
+def test_the_variable_from_before_wrapping_is_trained():
+    text = changed(T, "train_one_epoch(ddp_model,", "train_one_epoch(model,")
+    inlined = text.replace(
+        "train_one_epoch(model, train_loader, optimizer, device)",
+        "for images, _ in train_loader:\n            model(images).sum().backward()",
+    )
+    assert codes(inlined) == {"LNT017"}
+
+
+@pytest.mark.parametrize(("code", "old", "new"), HINTS, ids=lambda value: value[:12])
+def test_a_hint_is_found_and_is_no_fault(code, old, new):
+    text = changed(T, old, new)
+    assert codes(text, hints=True) == {code}
+    assert codes(text) == set()
+
+
+def test_every_rule_is_tried():
+    tried = {row[0] for row in PLANTED} | {row[0] for row in HINTS} | {"LNT003", "LNT009", "LNT013", "LNT014", "LNT016"}
+    assert tried == {rule.code for rule in all_rules()}
+
+
+def test_a_model_that_is_wrapped_and_moved_in_one_line_is_called():
+    text = changed(T, "ddp_model = DDP(model, device_ids=[local_rank])", "model = DDP(model).to(device)")
+    text = text.replace("ddp_model", "model").replace(
+        "train_one_epoch(model, train_loader, optimizer, device)",
+        "for images, _ in train_loader:\n            model(images).sum().backward()",
+    )
+    assert codes(text) == set()
+
+
+def test_the_module_behind_isinstance_is_bare():
+    text = changed(T, "    model.train()\n", "    inner = model.module if isinstance(model, DDP) else model\n")
+    assert codes(text.replace("cross_entropy(model(images)", "cross_entropy(inner(images)")) == {"LNT017"}
+
+
+GUARDS = [
+    "if rank == 0:\n            ",
+    "if local_rank == 0 and epoch % 2 == 0:\n            ",
+    "if not rank:\n            ",
+    "if utils.is_main_process():\n            ",
+    "if is_master:\n            ",
+    "if not dist.is_initialized() or dist.get_rank() == 0:\n            ",
+    "if rank != 0:\n            continue\n        ",
+]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_save_on_one_rank_is_silent(guard):
+    saved = '            torch.save({"model": ddp_model.module.state_dict()}, "last.pt")\n        dist.barrier()\n'
+    text = changed(
+        T, saved, f'        dist.barrier()\n        {guard}torch.save(ddp_model.module.state_dict(), "x.pt")\n'
+    )
+    assert codes(text.replace("    rank = int", "    is_master = os.environ['RANK'] == '0'\n    rank = int")) == set()
+
+
+@pytest.mark.parametrize("guard", [*GUARDS[:3], GUARDS[6], "if dist.get_rank() == 0:\n            "])
+def test_a_barrier_on_some_ranks_is_found(guard):
+    barrier = "        dist.barrier()\n    dist.destroy"
+    assert codes(changed(T, barrier, f"        {guard}dist.barrier()\n    dist.destroy")) == {"LNT018"}
+
+
+@pytest.mark.parametrize(
+    "guard", [GUARDS[5], "if dist.is_initialized():\n            ", "if epoch == 0:\n            "]
+)
+def test_a_barrier_that_all_may_reach_is_silent(guard):
+    barrier = "        dist.barrier()\n    dist.destroy"
+    assert codes(changed(T, barrier, f"        {guard}dist.barrier()\n    dist.destroy")) == set()
