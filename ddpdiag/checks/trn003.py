@@ -1,4 +1,4 @@
-"""One step of DistributedDataParallel: are gradients right, and for whom do all wait?
+"""One step of DistributedDataParallel: right gradients, and for whom do all wait?
 
 What: over one process group, one step of DDP is held against one process with all images (a ConvNet with GroupNorm:
 BatchNorm sees other images on each rank, and its gradients rightly differ). Then some steps are taken apart: data,
