@@ -42,6 +42,7 @@ _MODULES = (
     "p2p004",
     "fab001",
     "trn001",
+    "trn002",
     "run001",
     "run002",
     "run003",

@@ -22,6 +22,7 @@ from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Depth, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
+from ddpdiag.model.train import Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render.progress import Listener, Silent, listener
@@ -57,6 +58,7 @@ class Wishes:
     port_range: str | None = None
     exports: bool = False
     bench: Callable[[Launch], Bench] | None = None
+    train: Train | None = None
 
 
 def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
@@ -149,6 +151,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         need_nodes=wishes.need_nodes,
         settings=_settings(wishes.settings),
         bench=wishes.bench(launch) if wishes.bench is not None else None,
+        train=wishes.train,
     )
 
 

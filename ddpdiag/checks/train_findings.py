@@ -1,0 +1,170 @@
+"""Findings of TRN002: what does not work, and who stands in its way. Pure."""
+
+from collections.abc import Iterator
+
+from ddpdiag.check import Seen
+from ddpdiag.checks.bundle import bundle, last_words, waits_text
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.train_data import Data, asked_of
+from ddpdiag.checks.train_jobs import jobs, why_not
+from ddpdiag.checks.train_view import Run, mean_losses, reference, runs, tolerance_of
+from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
+from ddpdiag.model.train import Ended, Strategy
+from ddpdiag.stats import odd_ones_out
+
+_CHECK = "Run `ddpdiag check`, which asks of hosts, GPUs, rendezvous and all-reduce one by one what is wrong."
+
+
+def findings(seen: Seen[Data]) -> Iterator[Finding]:
+    """One for each training that does not do what it should, and one where nothing could be tried."""
+    if not jobs(seen.world) and seen.world.arrivals:
+        yield _nothing(seen)
+    for run in runs(seen):
+        match run.ended:
+            case Ended.WRONG:
+                yield _wrong(seen, run)
+            case Ended.HANGS | Ended.FAILS:
+                yield _broken(seen, run)
+            case Ended.UNFINISHED | Ended.NOT_COMPARED:
+                yield _unknown(seen, run)
+            case _:
+                pass
+    if seen.trials and not _tried(seen):
+        yield _nothing(seen)
+
+
+def _tried(seen: Seen[Data]) -> bool:
+    """Was something tried that was asked for? What torch turned out to lack was not."""
+    asked = asked_of(seen.options)
+    there = [run for run in runs(seen) if run.ended is not Ended.NOT_POSSIBLE]
+    lacking = {run.job.strategy for run in runs(seen)} - {run.job.strategy for run in there}
+    left = [each for each in asked.strategies if why_not(each, seen.world) is None and each not in lacking]
+    return bool(left) or asked.scaling
+
+
+def _nothing(seen: Seen[Data]) -> Finding:
+    whys = {run.job.strategy: run.reason for run in runs(seen) if run.ended is Ended.NOT_POSSIBLE}
+    for strategy in asked_of(seen.options).strategies:
+        whys.setdefault(strategy, why_not(strategy, seen.world) or "")
+    told = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        "no strategy that was asked for is possible here",
+        f"{told}.",
+        remedy="Ask for others with --strategy, or run this where they are possible.",
+    )
+
+
+def _unknown(seen: Seen[Data], run: Run) -> Finding:
+    what = _what(run)
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        f"whether {what} works is not known",
+        f"{what} on {_where(run)}: {run.reason}.",
+        evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
+        remedy="Give more time (--budget, --set TRN002.deadline_seconds=SECONDS), or ask for fewer steps (--steps)."
+        if run.ended is Ended.UNFINISHED
+        else "See first why single did not work.",
+    )
+
+
+def _what(run: Run) -> str:
+    """Such as "fsdp"."""
+    return run.job.strategy.value
+
+
+def _where(run: Run) -> str:
+    return ranks_text(run.job.ranks)
+
+
+# Wrong ---------------------------------------------------------------------------------------------------------------
+
+
+def _wrong(seen: Seen[Data], run: Run) -> Finding:
+    what, apart = _what(run), run.apart
+    step = apart.step if apart is not None and apart.step is not None else 0
+    begun, blamed = _starts(run)
+    ranks = blamed or (apart.ranks if apart is not None else ())
+    whose = (
+        f" Of the ranks' own losses, that of {ranks_text(apart.ranks)} was off first." if apart and apart.ranks else ""
+    )
+    return seen.finding(
+        "wrong",
+        Severity.ERROR,
+        f"{what} trains something else than one process alone"
+        if run.job.strategy is not Strategy.SINGLE
+        else "one process alone does not train",
+        f"{_numbers(seen, run, step)}{begun}{whose}",
+        ranks=ranks,
+        evidence={
+            "trial": run.trial.number,
+            "first_bad_step": step + 1,
+            "deviation": apart.most if apart is not None else None,
+            "tolerance": tolerance_of(seen),
+        },
+        remedy=_CHECK,
+    )
+
+
+def _numbers(seen: Seen[Data], run: Run, step: int) -> str:
+    """The loss of the first bad step, that of single, and how far they may be apart."""
+    losses, alone = mean_losses(run), reference(seen, run.job)
+    dtype, steps = asked_of(seen.options).dtype, asked_of(seen.options).steps
+    own = f"{losses[step]:.6g}" if step < len(losses) else "not there"
+    if alone is None or run.apart is None or run.job.strategy is Strategy.SINGLE:
+        return f"In step {step + 1} of {steps} its loss is {own}, a finite number was expected."
+    return (
+        f"In step {step + 1} of {steps} the loss of {_where(run)} is {own}, that of single {alone.losses[step]:.6g}; "
+        f"the largest distance of any step or rank is {run.apart.most:.2g}, at most {tolerance_of(seen):.2g} was "
+        f"expected ({dtype})."
+    )
+
+
+def _starts(run: Run) -> tuple[str, tuple[int, ...]]:
+    """Who began with other weights than most, as a sentence and as ranks to blame."""
+    odd = odd_ones_out({rank: own.start for rank, own in run.data.items() if own.start})
+    if odd is None:
+        return "", ()
+    if odd.ranks:
+        return f" {ranks_text(odd.ranks).capitalize()} began with other weights than most.", odd.ranks
+    return f" The ranks began with {len(odd.groups)} different sets of weights.", ()
+
+
+# Hung or failed ------------------------------------------------------------------------------------------------------
+
+
+def _broken(seen: Seen[Data], run: Run) -> Finding:
+    blame = run.blame
+    ranks = blame.ranks if blame is not None else ()
+    guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
+    first = guilty[0]
+    verb = run.ended.value
+    who = f": {ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
+    waits = waits_text(blame, run.outcomes) if blame is not None else ""
+    return seen.finding(
+        verb,
+        Severity.ERROR,
+        f"{_what(run)} {verb}{who}",
+        f"{_what(run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
+        ranks=ranks,
+        evidence=_evidence(first, run),
+        remedy=_CHECK
+        if run.job.strategy is not Strategy.SINGLE
+        else f"Look at {seen.world.node_of(first.rank)} first.",
+    )
+
+
+def _story(first: Outcome, run: Run) -> str:
+    at = f" (last step '{first.at}')" if first.at else ""
+    within = f" within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
+    return f"{run.reason.rstrip('.')}{at}{within and f'; it had to end{within}'}."
+
+
+def _evidence(first: Outcome, run: Run) -> dict[str, Scalar | list[Scalar]]:
+    evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
+    evidence |= bundle(run.blame.ranks if run.blame is not None else (), run.outcomes)
+    if first.detail:
+        evidence["output"] = last_words(first.detail)
+    return evidence
