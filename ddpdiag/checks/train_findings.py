@@ -1,5 +1,6 @@
 """Findings of TRN002: what does not work, and who stands in its way. Pure."""
 
+import math
 from collections.abc import Iterator
 
 from ddpdiag.check import Seen
@@ -7,7 +8,7 @@ from ddpdiag.checks.bundle import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.train_data import Data, asked_of
 from ddpdiag.checks.train_jobs import jobs, why_not
-from ddpdiag.checks.train_view import Run, mean_losses, reference, runs, tolerance_of
+from ddpdiag.checks.train_view import Apart, Run, mean_losses, reference, runs, tolerance_of
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
 from ddpdiag.model.train import Ended, Strategy
 from ddpdiag.stats import odd_ones_out
@@ -83,41 +84,45 @@ def _where(run: Run) -> str:
 
 
 def _wrong(seen: Seen[Data], run: Run) -> Finding:
-    what, apart = _what(run), run.apart
-    step = apart.step if apart is not None and apart.step is not None else 0
-    begun, blamed = _starts(run)
-    ranks = blamed or (apart.ranks if apart is not None else ())
-    whose = (
-        f" Of the ranks' own losses, that of {ranks_text(apart.ranks)} was off first." if apart and apart.ranks else ""
-    )
+    apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
+    step = apart.step or 0
+    begun, odd = _starts(run)
     return seen.finding(
         "wrong",
         Severity.ERROR,
-        f"{what} trains something else than one process alone"
-        if run.job.strategy is not Strategy.SINGLE
-        else "one process alone does not train",
-        f"{_numbers(seen, run, step)}{begun}{whose}",
-        ranks=ranks,
+        "one process alone does not train"
+        if alone
+        else f"{run.job.strategy.value} trains something else than one process alone",
+        " ".join(filter(None, (_numbers(seen, run, apart.most, step), begun, _whose(run, apart)))),
+        ranks=odd or (apart.ranks if apart.odd else ()),
         evidence={
             "trial": run.trial.number,
             "first_bad_step": step + 1,
-            "deviation": apart.most if apart is not None else None,
+            "deviation": apart.most,
             "tolerance": tolerance_of(seen),
         },
         remedy=_CHECK,
     )
 
 
-def _numbers(seen: Seen[Data], run: Run, step: int) -> str:
+def _whose(run: Run, apart: Apart) -> str:
+    """Whose own loss was off first."""
+    if not apart.ranks or len(apart.ranks) == len(run.data):
+        return ""
+    doubt = "" if apart.odd else "; half of the ranks or more, so nobody is blamed"
+    return f"Of the ranks' own losses, that of {ranks_text(apart.ranks)} was off first{doubt}."
+
+
+def _numbers(seen: Seen[Data], run: Run, most: float, step: int) -> str:
     """The loss of the first bad step, that of single, and how far they may be apart."""
     losses, alone = mean_losses(run), reference(seen, run.job)
     dtype, steps = asked_of(seen.options).dtype, asked_of(seen.options).steps
     own = f"{losses[step]:.6g}" if step < len(losses) else "not there"
-    if alone is None or run.apart is None or run.job.strategy is Strategy.SINGLE:
+    if alone is None or run.job.strategy is Strategy.SINGLE:
         return f"In step {step + 1} of {steps} its loss is {own}, a finite number was expected."
     return (
         f"In step {step + 1} of {steps} the loss of {_where(run)} is {own}, that of single {alone.losses[step]:.6g}; "
-        f"the largest distance of any step or rank is {run.apart.most:.2g}, at most {tolerance_of(seen):.2g} was "
+        f"the largest distance of any step or rank is {most:.2g}, at most {tolerance_of(seen):.2g} was "
         f"expected ({dtype})."
     )
 
@@ -128,8 +133,8 @@ def _starts(run: Run) -> tuple[str, tuple[int, ...]]:
     if odd is None:
         return "", ()
     if odd.ranks:
-        return f" {ranks_text(odd.ranks).capitalize()} began with other weights than most.", odd.ranks
-    return f" The ranks began with {len(odd.groups)} different sets of weights.", ()
+        return f"{ranks_text(odd.ranks).capitalize()} began with other weights than most.", odd.ranks
+    return f"The ranks began with {len(odd.groups)} different sets of weights.", ()
 
 
 # Hung or failed ------------------------------------------------------------------------------------------------------

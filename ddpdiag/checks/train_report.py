@@ -112,7 +112,8 @@ def _sentence(rows: Sequence[StrategyRow]) -> str:
     several = [row for row in worked if row.strategy is not Strategy.SINGLE]
     said = f"{_names(worked)} {'works' if len(worked) == 1 else 'work'} here"
     if not several:
-        return f"{said}; nothing else could be tried." if len(rows) > 1 else f"{said}."
+        others = all(row.ended is Ended.NOT_POSSIBLE for row in rows if row.strategy is not Strategy.SINGLE)
+        return f"{said}{'; nothing else could be tried' if others and len(rows) > 1 else ''}."
     best = max(several, key=lambda row: row.samples_per_second or 0.0)
     return f"{said}; {_best_text(best)}."
 

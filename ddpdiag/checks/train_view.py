@@ -19,12 +19,14 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 0.1}
 class Apart(NamedTuple):
     """How far losses are from those of single: the most, the step of the first that is too far, and who had that one.
 
-    `step` is None if none is too far; `ranks` are empty where the ranks' own losses do not tell, or all do.
+    `step` is None if none is too far; `ranks` are empty where single cannot tell what each rank's loss should be. They
+    are to blame (`odd`) if they are fewer than half: gradients are exchanged in every step, and then all are off.
     """
 
     most: float
     step: int | None = None
     ranks: tuple[int, ...] = ()
+    odd: bool = False
 
 
 class Run(NamedTuple):
@@ -171,8 +173,7 @@ def compare(run: Run, alone: Data, tolerance: float) -> Apart:
         return Apart(most)
     first = min(late)
     guilty = tuple(rank for rank, offs in by_rank.items() if not offs[first] <= tolerance)
-    # Gradients are exchanged in every step: afterwards all are off. Half of the ranks is no minority.
-    return Apart(most, first, guilty if 2 * len(guilty) < len(run.data) else ())
+    return Apart(most, first, guilty, odd=2 * len(guilty) < len(run.data))
 
 
 def _expected(run: Run, rank: int, alone: Data) -> tuple[float, ...]:

@@ -17,6 +17,9 @@ In every all-reduce and broadcast:
 In training:
     noise                     the optimizer's step adds noise to the parameters
     nan                       the third loss is not a number
+    weights                   the first weights are drawn from another seed
+    stall, break, crash       the optimizer's fifth step, where it belongs to a process group, never ends, raises, or
+                              ends the process
 In the import of torch:
     import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
     broken-import             a library that it needs is not there
@@ -252,6 +255,33 @@ def _noise(module):
     module.register_optimizer_step_post_hook(add)
 
 
+def _weights(module):
+    real = module.manual_seed
+
+    def manual_seed(seed):
+        _announce()
+        return real(seed + 1)
+
+    module.manual_seed = manual_seed
+
+
+def _in_fifth_step(act):
+    def change(module):
+        steps = []
+
+        def count(_optimizer, _arguments, _options):
+            distributed = sys.modules.get("torch.distributed")
+            if distributed is not None and distributed.is_initialized():
+                steps.append(True)
+                if len(steps) == 5:
+                    _announce()
+                    act()
+
+        module.register_optimizer_step_post_hook(count)
+
+    return change
+
+
 def _nan(module):
     real, calls = module.cross_entropy, []
 
@@ -274,6 +304,10 @@ _CHANGES = {
     "longer": (_COLLECTIVES, _longer),
     "noise": ("torch.optim.optimizer", _noise),
     "nan": ("torch.nn.functional", _nan),
+    "weights": ("torch.random", _weights),
+    "stall": ("torch.optim.optimizer", _in_fifth_step(_forever)),
+    "break": ("torch.optim.optimizer", _in_fifth_step(_raise)),
+    "crash": ("torch.optim.optimizer", _in_fifth_step(lambda: ctypes.string_at(0))),
 }
 
 
