@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator
 
+from ddpdiag.blame import without_backend
 from ddpdiag.check import Seen
 from ddpdiag.checks.bundle import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.train_data import Data, asked_of
 from ddpdiag.checks.train_jobs import jobs, why_not
 from ddpdiag.checks.train_view import Apart, Run, mean_losses, reference, runs, tolerance_of
+from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
 from ddpdiag.model.train import Ended, Strategy
 from ddpdiag.stats import odd_ones_out
@@ -32,6 +34,8 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 pass
     if seen.trials and not _tried(seen):
         yield _nothing(seen)
+    elif seen.options.backend != "auto" and (absent := _without_backend(seen)):
+        yield _absent_backend(seen, absent)
 
 
 def _tried(seen: Seen[Data]) -> bool:
@@ -54,6 +58,23 @@ def _nothing(seen: Seen[Data]) -> Finding:
         "no strategy that was asked for is possible here",
         f"{told}.",
         remedy="Ask for others with --strategy, or run this where they are possible.",
+    )
+
+
+def _without_backend(seen: Seen[Data]) -> str:
+    """What torch says of the backend that was asked for by its name, if it was built without; one that it does not
+    know at all is RUN003's."""
+    said = (text for run in runs(seen) for text in without_backend(run.outcomes, (AbsentBackend,)).values())
+    return next(said, "")
+
+
+def _absent_backend(seen: Seen[Data], why: str) -> Finding:
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        f"whether ranks can train over {seen.world.backend} is not known",
+        f"{why}.",
+        remedy="Install a torch that was built with this backend, or name another one with --backend.",
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ddpdiag.check import Seen
 from ddpdiag.checks import lch003
 from ddpdiag.checks.train_data import Data, asked_of
-from ddpdiag.checks.train_jobs import devices_of, job_of, points, why_not
+from ddpdiag.checks.train_jobs import batch_of, devices_of, job_of, points, why_not
 from ddpdiag.checks.train_view import Run, mean_losses, run_of, runs, tolerance_of
 from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
 
@@ -30,6 +30,7 @@ def _put_together(seen: Seen[Data]) -> TrainReport:
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
         asked=asked,
+        batch_size=batch_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,
         scaling=tuple(_scaling(seen)) if asked.scaling else (),

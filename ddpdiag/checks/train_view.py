@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ddpdiag.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.check import Seen
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.train_data import Data, asked_of
 from ddpdiag.checks.train_jobs import Job, job_of, key_of, trial_of
 from ddpdiag.model import Outcome, Status, Trial
@@ -81,8 +82,8 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
         return run._replace(ended=Ended.NOT_POSSIBLE, reason=next(iter(lacks)))
     if absent := without_backend(run.outcomes):
         return run._replace(ended=Ended.NOT_POSSIBLE, reason=next(iter(absent.values())))
-    if _is_cut(seen, run):
-        return run._replace(ended=Ended.UNFINISHED, reason="the run ended, or a rank was lost, before it did")
+    if why := _why_cut(seen, run):
+        return run._replace(ended=Ended.UNFINISHED, reason=why)
     blame = blamed(run.outcomes)
     if blame is None:
         return run
@@ -95,15 +96,18 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
     return run._replace(ended=Ended.FAILS, reason=_own_words(run, blame), blame=blame)
 
 
-def _is_cut(seen: Seen[Data], run: Run) -> bool:
-    """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
+def _why_cut(seen: Seen[Data], run: Run) -> str:
+    """Why it ended for a reason of the run, so that it is no answer; or nothing."""
     heard = {outcome.rank for outcome in run.outcomes}
-    return not heard.issuperset(run.trial.ranks) or any(
-        o.status is Status.SKIPPED
-        or (o.status is Status.UNHEARD and o.rank in seen.world.out)
-        or (o.status is Status.HUNG and run.trial.hurried and not o.told)
-        for o in run.outcomes
-    )
+    lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
+    if lost:
+        return f"{ranks_text(lost)} left the run before it was over"
+    if not heard.issuperset(run.trial.ranks) or any(o.status is Status.SKIPPED for o in run.outcomes):
+        return "the run ended before it was over"
+    hurried = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
+    if hurried is not None:
+        return f"the budget had left {run.trial.deadline_seconds:.1f} s, and then it stood at '{hurried.at}'"
+    return ""
 
 
 def _own_words(run: Run, blame: Blame) -> str:

@@ -98,9 +98,11 @@ class ScalingRow(Struct, frozen=True, kw_only=True):
 
 
 class TrainReport(Struct, frozen=True, kw_only=True):
-    """The table, judged. `tolerance` is how far a loss may be from that of single."""
+    """The table, judged. `batch_size` is what was taken: at least an image for each rank. `tolerance` is how far a loss
+    may be from that of single."""
 
     asked: Train
+    batch_size: int
     device: str
     rows: tuple[StrategyRow, ...]
     scaling: tuple[ScalingRow, ...]

@@ -6,9 +6,9 @@ from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Column, draw
+from ddpdiag.render.tables import Column, draw, pieces
 from ddpdiag.render.terminal import LIST_SHOWN, write_findings, write_notes, write_verdict
-from ddpdiag.render.units import byte_count, count, figure, percent, seconds
+from ddpdiag.render.units import byte_count, count, figure, seconds
 
 _STYLES = {
     Ended.WORKS: "green",
@@ -56,9 +56,10 @@ def _head(report: Report, train: TrainReport) -> str:
 def _lesson(train: TrainReport) -> str:
     asked = train.asked
     return (
-        f"A ConvNet learns MNIST digits: {count(asked.steps, 'step')} of {count(asked.batch_size, 'image')} over all "
-        f"ranks, {one_line(asked.dtype)}. comm: a collective is under way, waiting included; peak, state: memory of a "
-        f"rank; off: largest distance of a loss from single's, at most {train.tolerance:.2g}."
+        f"A ConvNet learns MNIST digits: {count(asked.steps, 'step')} of {count(train.batch_size, 'image')} over all "
+        f"ranks, {one_line(asked.dtype)}. x: times as fast as single; eff.: that for each device; comm: share of time "
+        "in which a collective is under way, waiting included; peak, state: memory of a rank; off: largest distance of "
+        f"a loss from single's, at most {train.tolerance:.2g}."
     )
 
 
@@ -68,9 +69,11 @@ def _table(page: Page, rows: Sequence[StrategyRow]) -> None:
     def column(header: str, show: Callable[[StrategyRow], str | None], *, right: bool = True) -> Column:
         return Column(header, tuple(show(row) or absent for row in rows), right=right)
 
-    columns = (
+    names = (
         column("strategy", lambda row: row.strategy.value, right=False),
         Column("", tuple(_word(row.ended) for row in rows), right=False, styles=tuple(_STYLES[r.ended] for r in rows)),
+    )
+    figures = (
         column("ranks", lambda row: str(len(row.ranks)) if row.ranks else None),
         column("samples/s", lambda row: None if row.samples_per_second is None else f"{row.samples_per_second:,.0f}"),
         column("x", lambda row: None if row.speedup is None else f"{row.speedup:.2f}"),
@@ -80,8 +83,9 @@ def _table(page: Page, rows: Sequence[StrategyRow]) -> None:
         column("state", lambda row: None if row.state_bytes is None else byte_count(row.state_bytes)),
         column("off", lambda row: None if row.deviation is None else f"{row.deviation:.1g}"),
     )
-    page.table(draw(columns, len(rows), 1))
-    page.blank()
+    for piece in pieces(names, figures, width=page.width, gap=1):
+        page.table(draw((*names, *piece), len(rows), 1))
+        page.blank()
 
 
 def _word(ended: Ended) -> str:
@@ -113,7 +117,7 @@ def _curve(page: Page, curve: Curve, rows: Sequence[ScalingRow]) -> None:
         Column("ranks", tuple(str(row.ranks) for row in rows), right=True),
         Column("batch", tuple(f"{row.batch_size:,}" for row in rows), right=True),
         Column("samples/s", tuple(_rate(row) for row in rows), right=True),
-        Column("eff.", tuple("-" if row.efficiency is None else percent(row.efficiency) for row in rows), right=True),
+        Column("eff.", tuple("-" if row.efficiency is None else f"{row.efficiency:.0%}" for row in rows), right=True),
         Column("", tuple(_bar(row) for row in rows), right=False),
     )
     page.table(draw(columns, len(rows), 2))
