@@ -1,15 +1,15 @@
 """Findings of TRN002: what does not work, and who stands in its way. Pure."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdiag.blame import without_backend
 from ddpdiag.check import Seen
 from ddpdiag.checks.bundle import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.train_data import Data, asked_of
-from ddpdiag.checks.train_jobs import jobs, why_not
-from ddpdiag.checks.train_view import Apart, Run, mean_losses, reference, runs, tolerance_of
+from ddpdiag.checks.train_jobs import job_of, jobs, why_not
+from ddpdiag.checks.train_view import Apart, Run, mean_losses, reference, runs
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
 from ddpdiag.model.train import Ended, Strategy
@@ -18,37 +18,38 @@ from ddpdiag.stats import odd_ones_out
 _CHECK = "Run `ddpdiag check`, which asks of hosts, GPUs, rendezvous and all-reduce one by one what is wrong."
 
 
-def findings(seen: Seen[Data]) -> Iterator[Finding]:
+def findings(seen: Seen[Data], tolerance: float) -> Iterator[Finding]:
     """One for each training that does not do what it should, and one where nothing could be tried."""
     if not jobs(seen.world) and seen.world.arrivals:
-        yield _nothing(seen)
-    for run in runs(seen):
+        yield _nothing(seen, ())
+    tried = runs(seen, tolerance)
+    for run in tried:
         match run.ended:
             case Ended.WRONG:
-                yield _wrong(seen, run)
+                yield _wrong(seen, run, tolerance)
             case Ended.HANGS | Ended.FAILS:
                 yield _broken(seen, run)
             case Ended.UNFINISHED | Ended.NOT_COMPARED:
                 yield _unknown(seen, run)
             case _:
                 pass
-    if seen.trials and not _tried(seen):
-        yield _nothing(seen)
-    elif seen.options.backend != "auto" and (absent := _without_backend(seen)):
+    if tried and not _tried(seen, tried):
+        yield _nothing(seen, tried)
+    elif seen.options.backend != "auto" and (absent := _without_backend(tried)):
         yield _absent_backend(seen, absent)
 
 
-def _tried(seen: Seen[Data]) -> bool:
+def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
     """Was something tried that was asked for? What torch turned out to lack was not."""
     asked = asked_of(seen.options)
-    there = [run for run in runs(seen) if run.ended is not Ended.NOT_POSSIBLE]
-    lacking = {run.job.strategy for run in runs(seen)} - {run.job.strategy for run in there}
+    there = [run for run in tried if run.ended is not Ended.NOT_POSSIBLE]
+    lacking = {run.job.strategy for run in tried} - {run.job.strategy for run in there}
     left = [each for each in asked.strategies if why_not(each, seen.world) is None and each not in lacking]
     return bool(left) or asked.scaling
 
 
-def _nothing(seen: Seen[Data]) -> Finding:
-    whys = {run.job.strategy: run.reason for run in runs(seen) if run.ended is Ended.NOT_POSSIBLE}
+def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
+    whys = {run.job.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
     for strategy in asked_of(seen.options).strategies:
         whys.setdefault(strategy, why_not(strategy, seen.world) or "")
     told = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
@@ -61,10 +62,10 @@ def _nothing(seen: Seen[Data]) -> Finding:
     )
 
 
-def _without_backend(seen: Seen[Data]) -> str:
+def _without_backend(tried: Sequence[Run]) -> str:
     """What torch says of the backend that was asked for by its name, if it was built without; one that it does not
     know at all is RUN003's."""
-    said = (text for run in runs(seen) for text in without_backend(run.outcomes, (AbsentBackend,)).values())
+    said = (text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values())
     return next(said, "")
 
 
@@ -79,22 +80,25 @@ def _absent_backend(seen: Seen[Data], why: str) -> Finding:
 
 
 def _unknown(seen: Seen[Data], run: Run) -> Finding:
-    what = _what(run)
+    what = _what(seen, run)
     return seen.finding(
         "unmeasured",
         Severity.WARNING,
         f"whether {what} works is not known",
         f"{what} on {_where(run)}: {run.reason}.",
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-        remedy="Give more time (--budget, --set TRN002.deadline_seconds=SECONDS), or ask for fewer steps (--steps)."
+        remedy=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
         if run.ended is Ended.UNFINISHED
         else "See first why single did not work.",
     )
 
 
-def _what(run: Run) -> str:
-    """Such as "fsdp"."""
-    return run.job.strategy.value
+def _what(seen: Seen[Data], run: Run) -> str:
+    """Such as "fsdp"; of a point of a curve, what tells it from the others."""
+    name = run.job.strategy.value
+    if run.job == job_of(run.job.strategy, seen.world):
+        return name
+    return f"{name} on {len(run.job.ranks)} ranks with {run.job.batch} images in a step"
 
 
 def _where(run: Run) -> str:
@@ -104,7 +108,7 @@ def _where(run: Run) -> str:
 # Wrong ---------------------------------------------------------------------------------------------------------------
 
 
-def _wrong(seen: Seen[Data], run: Run) -> Finding:
+def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
     apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
     step = apart.step or 0
     begun, odd = _starts(run)
@@ -113,14 +117,14 @@ def _wrong(seen: Seen[Data], run: Run) -> Finding:
         Severity.ERROR,
         "one process alone does not train"
         if alone
-        else f"{run.job.strategy.value} trains something else than one process alone",
-        " ".join(filter(None, (_numbers(seen, run, apart.most, step), begun, _whose(run, apart)))),
+        else f"{_what(seen, run)} trains something else than one process alone",
+        " ".join(filter(None, (_numbers(seen, run, apart, tolerance), begun, _whose(run, apart)))),
         ranks=odd or (apart.ranks if apart.odd else ()),
         evidence={
             "trial": run.trial.number,
             "first_bad_step": step + 1,
             "deviation": apart.most,
-            "tolerance": tolerance_of(seen),
+            "tolerance": tolerance,
         },
         remedy=_CHECK,
     )
@@ -134,16 +138,16 @@ def _whose(run: Run, apart: Apart) -> str:
     return f"Of the ranks' own losses, that of {ranks_text(apart.ranks)} was off first{doubt}."
 
 
-def _numbers(seen: Seen[Data], run: Run, most: float, step: int) -> str:
+def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
     """The loss of the first bad step, that of single, and how far they may be apart."""
-    losses, alone = mean_losses(run), reference(seen, run.job)
+    losses, alone, step = mean_losses(run), reference(seen, run.job), apart.step or 0
     dtype, steps = asked_of(seen.options).dtype, asked_of(seen.options).steps
     own = f"{losses[step]:.6g}" if step < len(losses) else "not there"
     if alone is None or run.job.strategy is Strategy.SINGLE:
         return f"In step {step + 1} of {steps} its loss is {own}, a finite number was expected."
     return (
         f"In step {step + 1} of {steps} the loss of {_where(run)} is {own}, that of single {alone.losses[step]:.6g}; "
-        f"the largest distance of any step or rank is {most:.2g}, at most {tolerance_of(seen):.2g} was "
+        f"the largest distance of any step or rank is {apart.most:.2g}, at most {tolerance:.2g} was "
         f"expected ({dtype})."
     )
 
@@ -172,8 +176,8 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     return seen.finding(
         verb,
         Severity.ERROR,
-        f"{_what(run)} {verb}{who}",
-        f"{_what(run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
+        f"{_what(seen, run)} {verb}{who}",
+        f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
         ranks=ranks,
         evidence=_evidence(first, run),
         remedy=_CHECK

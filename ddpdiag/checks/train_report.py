@@ -6,7 +6,7 @@ from ddpdiag.check import Seen
 from ddpdiag.checks import lch003
 from ddpdiag.checks.train_data import Data, asked_of
 from ddpdiag.checks.train_jobs import batch_of, devices_of, job_of, points, why_not
-from ddpdiag.checks.train_view import Run, mean_losses, run_of, runs, tolerance_of
+from ddpdiag.checks.train_view import Run, mean_losses, run_of, runs
 from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
 
 # The last loss is the mean over so many steps: one is noisy.
@@ -14,47 +14,38 @@ _LAST_STEPS = 5
 _NOT_TRIED = "the run ended before it"
 
 
-def train_of(seen: Seen[Data]) -> TrainReport:
-    """Rows and curves; worked out once for each `seen`."""
-    held = seen.memo.get("report")
-    if isinstance(held, TrainReport):
-        return held
-    report = _put_together(seen)
-    seen.memo["report"] = report
-    return report
-
-
-def _put_together(seen: Seen[Data]) -> TrainReport:
+def train_of(seen: Seen[Data], tolerance: float) -> TrainReport:
+    """Rows and curves."""
     asked = asked_of(seen.options)
-    rows = tuple(_rows(seen))
+    rows = tuple(_rows(seen, tolerance))
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
         asked=asked,
         batch_size=batch_of(seen.world),
-        device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
+        device=next((data.device for run in runs(seen, tolerance) for data in run.data.values() if data.device), ""),
         rows=rows,
-        scaling=tuple(_scaling(seen)) if asked.scaling else (),
-        tolerance=tolerance_of(seen),
+        scaling=tuple(_scaling(seen, tolerance)) if asked.scaling else (),
+        tolerance=tolerance,
         sentence=_sentence(rows),
         torch_version=next((data.torch for data in versions.values()), None),
     )
 
 
-def _rows(seen: Seen[Data]) -> Iterator[StrategyRow]:
+def _rows(seen: Seen[Data], tolerance: float) -> Iterator[StrategyRow]:
     """A line for each strategy that was asked for, and one for single, where it was run."""
     asked = asked_of(seen.options).strategies
     alone = job_of(Strategy.SINGLE, seen.world)
-    first = run_of(seen, alone) if alone is not None else None
+    first = run_of(seen, alone, tolerance) if alone is not None else None
     rate = first.rate if first is not None else None
     for strategy in dict.fromkeys((Strategy.SINGLE, *asked) if first is not None else asked):
-        yield _row(seen, strategy, rate)
+        yield _row(seen, strategy, rate, tolerance)
 
 
-def _row(seen: Seen[Data], strategy: Strategy, rate_alone: float | None) -> StrategyRow:
+def _row(seen: Seen[Data], strategy: Strategy, rate_alone: float | None, tolerance: float) -> StrategyRow:
     if reason := why_not(strategy, seen.world):
         return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
     job = job_of(strategy, seen.world)
-    run = run_of(seen, job) if job is not None else None
+    run = run_of(seen, job, tolerance) if job is not None else None
     if job is None or run is None:
         return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=_NOT_TRIED)
     devices = devices_of(job, seen.world)
@@ -83,11 +74,11 @@ def _largest(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _scaling(seen: Seen[Data]) -> Iterator[ScalingRow]:
+def _scaling(seen: Seen[Data], tolerance: float) -> Iterator[ScalingRow]:
     alone = job_of(Strategy.SINGLE, seen.world)
-    first = run_of(seen, alone) if alone is not None else None
+    first = run_of(seen, alone, tolerance) if alone is not None else None
     for curve, job in points(seen.world):
-        run = run_of(seen, job)
+        run = run_of(seen, job, tolerance)
         yield ScalingRow(
             curve=curve,
             ranks=len(job.ranks),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ddpdiag.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.check import Seen
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.train_data import Data, asked_of
+from ddpdiag.checks.train_data import Data
 from ddpdiag.checks.train_jobs import Job, job_of, key_of, trial_of
 from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.model.train import Ended, Strategy
@@ -51,29 +51,20 @@ class Run(NamedTuple):
         return self.job.batch * next(iter(self.data.values())).timed_steps / seconds
 
 
-def tolerance_of(seen: Seen[Data]) -> float:
-    """How far a loss may be from that of single."""
-    return seen.number("tolerance", TOLERANCES[asked_of(seen.options).dtype])
-
-
-def run_of(seen: Seen[Data], job: Job) -> Run | None:
-    """How the training of this job ended; None if there was none."""
+def run_of(seen: Seen[Data], job: Job, tolerance: float) -> Run | None:
+    """How the training of this job ended, if a loss may be so far from that of single; None if there was none."""
     trial = trial_of(seen, job)
     if trial is None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
-    return _compared(seen, _ended(seen, Run(job, trial, data, outcomes, Ended.WORKS)))
+    return _compared(seen, _ended(seen, Run(job, trial, data, outcomes, Ended.WORKS)), tolerance)
 
 
-def runs(seen: Seen[Data]) -> tuple[Run, ...]:
-    """All trainings, in the order in which they were tried; worked out once for each `seen`."""
-    held = seen.memo.get("runs")
-    if isinstance(held, tuple):
-        return held
-    found = tuple(run for trial in seen.trials if (run := run_of(seen, key_of(trial))) is not None)
-    seen.memo["runs"] = found
-    return found
+def runs(seen: Seen[Data], tolerance: float) -> tuple[Run, ...]:
+    """All trainings, in the order in which they were tried."""
+    found = (run_of(seen, key_of(trial), tolerance) for trial in seen.trials)
+    return tuple(run for run in found if run is not None)
 
 
 def _ended(seen: Seen[Data], run: Run) -> Run:
@@ -119,7 +110,7 @@ def _own_words(run: Run, blame: Blame) -> str:
 # The loss ------------------------------------------------------------------------------------------------------------
 
 
-def _compared(seen: Seen[Data], run: Run) -> Run:
+def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
     """The same run, held against single; single itself need only be finite."""
     if run.ended is not Ended.WORKS:
         return run
@@ -134,7 +125,7 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
     alone = reference(seen, run.job)
     if alone is None:
         return run if _is_weak(seen, run) else run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses")
-    apart = compare(run, alone, tolerance_of(seen))
+    apart = compare(run, alone, tolerance)
     if apart.step is None:
         return run._replace(apart=apart)
     return run._replace(ended=Ended.WRONG, apart=apart, reason=f"its loss is {apart.most:.2g} off that of single")

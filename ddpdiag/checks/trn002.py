@@ -35,7 +35,7 @@ from ddpdiag.checks.train_jobs import Job, hidden_of, jobs, trial_of
 from ddpdiag.checks.train_report import train_of
 from ddpdiag.checks.train_view import TOLERANCES
 from ddpdiag.model import Finding, Kind, Scalar, Trial
-from ddpdiag.model.train import Strategy
+from ddpdiag.model.train import Strategy, TrainReport
 from ddpdiag.world import without_gpu
 
 if TYPE_CHECKING:
@@ -85,9 +85,10 @@ def measure(ctx: Context) -> Data:
     params, asked = ctx.trial.params, asked_of(ctx.options)
     lesson = Lesson(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]), dtype=asked.dtype)
     exact()
+    strategy = Strategy(params["strategy"])
+    ctx.report(Data(device=""), f"{strategy.value} on {len(ctx.group)} of {ctx.place.world_size} ranks")
     ctx.step("read the digits")
     digits = mnist.load(ctx.options.data_dir)
-    strategy = Strategy(params["strategy"])
     try:
         trained = _train(ctx, strategy, lesson, digits)
     except ImportError as error:
@@ -145,12 +146,21 @@ def _train(ctx: Context, strategy: Strategy, lesson: "Lesson", digits: "Digits")
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What does not work, and who stands in its way."""
-    yield from findings(seen)
+    yield from findings(seen, _tolerance(seen))
+
+
+def report(seen: Seen[Data]) -> TrainReport:
+    """The table."""
+    return train_of(seen, _tolerance(seen))
+
+
+def _tolerance(seen: Seen[Data]) -> float:
+    return seen.number("tolerance", TOLERANCES[asked_of(seen.options).dtype])
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The speed of each strategy."""
-    rows = train_of(seen).rows
+    rows = report(seen).rows
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
-from ddpdiag.checks.train_report import train_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
@@ -99,7 +98,7 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
     if recording.header.options.train is None:
         return None
     ran = any(own.check is trn002.CHECK and own.readable for own in judged)
-    return train_of(Seen(world, trn002.CHECK, recording)) if ran else None
+    return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
 
 
 def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:

@@ -94,11 +94,12 @@ def _word(ended: Ended) -> str:
 
 def _reasons(page: Page, rows: Sequence[StrategyRow]) -> None:
     """Why, of those that do not work."""
-    told = [row for row in rows if row.ended is not Ended.WORKS]
-    for row in told:
-        page.write(
-            one_line(row.reason), lead=f"{row.strategy.value} {row.ended.value}: ", lead_style=_STYLES[row.ended]
-        )
+    alike: dict[tuple[Ended, str], list[str]] = {}
+    for row in rows:
+        if row.ended is not Ended.WORKS:
+            alike.setdefault((row.ended, row.reason), []).append(row.strategy.value)
+    for (ended, reason), names in alike.items():
+        page.write(one_line(reason), lead=f"{', '.join(names)} {ended.value}: ", lead_style=_STYLES[ended])
     learnt = next((row for row in rows if row.first_loss is not None and row.last_loss is not None), None)
     if learnt is not None:
         page.write(

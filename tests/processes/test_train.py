@@ -43,9 +43,9 @@ def test_a_rank_that_begins_with_other_weights_is_named(start):
 
 def test_a_hang_is_an_answer(start):
     short = ("--steps", "6", "--set", "TRN002.deadline_seconds=12")
-    job = start(*torchrun(2), *TRAIN, "--strategy", "ddp,fsdp", *short, DDPDIAG_TEST_FAULT="stall 1")
+    job = start(*torchrun(2), *TRAIN, "--strategy", "ddp", *short, DDPDIAG_TEST_FAULT="stall 1")
     assert job.wait(100) == 1, job.told()
-    assert [row["ended"] for row in rows(job).values()] == ["works", "hangs", "hangs"], job.told()
-    for found in job.report["findings"][:2]:
-        assert (found["code"], found["ranks"]) == ("TRN002.hangs", [1])
+    assert [row["ended"] for row in rows(job).values()] == ["works", "hangs"], job.told()
+    found = job.report["findings"][0]
+    assert (found["code"], found["ranks"]) == ("TRN002.hangs", [1])
     job.check_left_nothing()

@@ -1,15 +1,19 @@
 """What strategies share, and those that one process can try; several processes are tried by the command itself."""
 
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec import Struct, structs
 from torch import nn
 
 from ddpdiag.check import Opening
+from ddpdiag.checks import trn002
 from ddpdiag.model import Options, Place, Trial
+from ddpdiag.model.train import Train
 from ddpdiag.model.trial import Kind
 from ddpdiag.workloads import mnist
 from ddpdiag.workloads.strategies import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
@@ -40,6 +44,8 @@ class Alone:
         return Opening("127.0.0.1", offer)
 
     def timed(self, name: str, seconds: float) -> None: ...
+
+    def report(self, data: Struct, text: str) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +137,26 @@ def test_bytes_without_gradients_are_those_of_the_parameters():
 )
 def test_what_overlaps_counts_once(spans, length):
     assert union(spans) == length
+
+
+class Asked(Alone):
+    """The same, in a trial of fsdp."""
+
+    trial = structs.replace(Alone.trial, params={"strategy": "fsdp", "backend": "gloo", "batch": 8, "hidden": 128})
+    options = Options(train=Train(steps=2))
+
+
+def test_what_torch_lacks_is_told(monkeypatch):
+    # None in sys.modules makes an import fail, as where there is no such module.
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
+    monkeypatch.delitem(sys.modules, "ddpdiag.workloads.strategies.fsdp")
+    monkeypatch.delattr("ddpdiag.workloads.strategies.fsdp")
+    data = trn002.measure(Asked())
+    assert data.not_possible.startswith(f"torch {torch.__version__} has no torch.distributed.fsdp.fully_shard")
+    assert data.losses == ()
+
+
+def test_what_it_has_is_measured():
+    data = trn002.measure(Asked())
+    assert (data.device, len(data.losses), data.images, data.not_possible) == ("CPU", 2, 8, "")
+    assert data.start == checksum(Lesson(steps=1, batch=1).network())

@@ -12,8 +12,7 @@ from seen import world_of
 from ddpdiag.check import Seen
 from ddpdiag.checks.train_data import Data
 from ddpdiag.checks.train_jobs import Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
-from ddpdiag.checks.train_report import train_of
-from ddpdiag.checks.trn002 import CHECK, plan
+from ddpdiag.checks.trn002 import CHECK, plan, report
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status, Verdict
 from ddpdiag.model.recording import Header
@@ -110,7 +109,7 @@ def findings(seen: Seen[Data]) -> list[Finding]:
 
 
 def rows(seen: Seen[Data]) -> dict[Strategy, Ended]:
-    return {row.strategy: row.ended for row in train_of(seen).rows}
+    return {row.strategy: row.ended for row in report(seen).rows}
 
 
 # What is tried -------------------------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ def test_what_agrees_works(size):
 
 
 def test_a_row_has_its_numbers():
-    row = train_of(ran(world(4, S.DDP))).rows[1]
+    row = report(ran(world(4, S.DDP))).rows[1]
     assert row.samples_per_second == pytest.approx(64 * 3 / 0.5)
     assert (row.speedup, row.efficiency, row.communication_share) == (1.0, 0.25, 0.25)
     assert row.deviation == pytest.approx(0.0, abs=1e-12)
@@ -303,7 +302,7 @@ def test_what_torch_lacks_is_not_possible():
     lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
     seen = ran(world(2, S.DDP, S.FSDP), changed=lacks)
     assert findings(seen) == []
-    assert train_of(seen).rows[2].reason == "torch 2.5 has no fully_shard"
+    assert report(seen).rows[2].reason == "torch 2.5 has no fully_shard"
 
 
 def test_where_only_what_torch_lacks_was_asked_for_nothing_is_known():
@@ -330,20 +329,20 @@ def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
 
 def test_a_cut_run_tells_what_was_not_tried():
     seen = empty(world(2, S.DDP))
-    assert {row.ended for row in train_of(seen).rows} == {Ended.UNFINISHED}
+    assert {row.ended for row in report(seen).rows} == {Ended.UNFINISHED}
 
 
 def test_curves_have_efficiencies():
-    report = train_of(ran(world(4, S.SINGLE, S.DDP, scaling=True)))
-    strong = [(row.ranks, row.batch_size, row.efficiency) for row in report.scaling if row.curve is Curve.STRONG]
-    weak = [(row.ranks, row.batch_size, row.efficiency) for row in report.scaling if row.curve is Curve.WEAK]
+    told = report(ran(world(4, S.SINGLE, S.DDP, scaling=True)))
+    strong = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.STRONG]
+    weak = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.WEAK]
     assert strong == [(1, 64, 1.0), (2, 64, 0.5), (4, 64, 0.25)]
     assert weak == [(1, 64, 1.0), (2, 128, 1.0), (4, 256, 1.0)]
-    assert all(row.ended is Ended.WORKS for row in report.scaling)
+    assert all(row.ended is Ended.WORKS for row in told.scaling)
 
 
 def test_the_sentence_says_what_pays():
     faster = {(S.DDP, rank): {"seconds": 0.2} for rank in range(2)}
-    assert "ddp is the fastest, 960 samples/s: 2.50 x" in train_of(ran(world(2, S.DDP), changed=faster)).sentence
-    assert "none is faster than one process" in train_of(ran(world(2, S.DDP))).sentence
+    assert "ddp is the fastest, 960 samples/s: 2.50 x" in report(ran(world(2, S.DDP), changed=faster)).sentence
+    assert "none is faster than one process" in report(ran(world(2, S.DDP))).sentence
     assert CHECK.effect is Verdict.UNFIT

@@ -19,8 +19,8 @@ def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         ctx.step("shard the network")
-        mesh = init_device_mesh(device.type, (world_size,))
         model = lesson.network().to(device)
+        mesh = init_device_mesh(device.type, (world_size,))
         for block in model:
             fully_shard(block, mesh=mesh)  # each block is gathered by itself, and let go after use
         fully_shard(model, mesh=mesh)

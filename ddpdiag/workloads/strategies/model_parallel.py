@@ -42,8 +42,10 @@ def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device
     """The devices of a rank: on a host, each rank takes the next `group_size` of them. On a CPU all parts are there."""
     if kind == "cpu":
         return [torch.device("cpu")] * group_size
-    replicas = torch.get_device_module(kind).device_count() // group_size
+    module = torch.get_device_module(kind)
+    replicas = module.device_count() // group_size
     first = group_size * (local_rank % replicas)
+    module.set_device(first)  # what is not told where to go shall not go to another rank's device
     return [torch.device(kind, index) for index in range(first, first + group_size)]
 
 

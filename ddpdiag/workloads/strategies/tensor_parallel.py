@@ -20,10 +20,9 @@ def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained
     """Train on all images, with a part of the last two layers; `lesson.hidden` must be a multiple of the ranks."""
     with process_group(ctx, backend) as device:
         ctx.step("cut the matrices")
+        model = lesson.network().to(device)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        model = parallelize_module(
-            lesson.network().to(device), mesh, {"hidden.1": ColwiseParallel(), "output": RowwiseParallel()}
-        )
+        parallelize_module(model, mesh, {"hidden.1": ColwiseParallel(), "output": RowwiseParallel()})
         optimizer = lesson.optimizer(model.parameters())
         course = Course(ctx, lesson, digits, [device], part=0, parts=1)
         for images, labels in course:
