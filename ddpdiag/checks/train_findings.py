@@ -180,10 +180,16 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
         f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
         ranks=ranks,
         evidence=_evidence(first, run),
-        remedy=_CHECK
-        if run.job.strategy is not Strategy.SINGLE
-        else f"Look at {seen.world.node_of(first.rank)} first.",
+        remedy=_remedy(seen, run, first),
     )
+
+
+def _remedy(seen: Seen[Data], run: Run, first: Outcome) -> str:
+    if first.error.startswith("DataError"):
+        return "Copy the files of digits anew, or leave out --data-dir to train on those that ship."
+    if run.job.strategy is Strategy.SINGLE:
+        return f"Look at {seen.world.node_of(first.rank)} first: nobody else took part."
+    return _CHECK
 
 
 def _story(first: Outcome, run: Run) -> str:

@@ -4,6 +4,9 @@ While the last rank works on the first piece, those before it work on the next o
 each step ranks wait for each other: the bubble, (stages - 1) / (pieces + stages - 1) of the time (Huang et al., 2019).
 """
 
+from functools import partial
+from inspect import signature
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,9 +36,10 @@ def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained
             """Of one piece: those of all pieces add up to the mean of the batch."""
             return cross_entropy(logits, labels, reduction="sum") / lesson.batch
 
-        schedule = ScheduleGPipe(
-            PipelineStage(model, stage, stages, device), pieces(lesson.batch), share_of_loss, scale_grads=False
-        )
+        # Since torch 2.7 gradients are divided by the number of pieces, unless told not to; before, they never were.
+        told = "scale_grads" in signature(ScheduleGPipe).parameters
+        gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
+        schedule = gpipe(PipelineStage(model, stage, stages, device), pieces(lesson.batch), share_of_loss)
         course = Course(ctx, lesson, digits, [device], part=0, parts=1)
         for images, labels in course:
             losses: list[Tensor] = []
