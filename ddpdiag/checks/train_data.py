@@ -16,6 +16,7 @@ class Data(Struct, frozen=True, kw_only=True):
     device: str
     not_possible: str = ""
     start: str = ""
+    end: str = ""
     losses: tuple[float, ...] = ()
     parts: tuple[tuple[float, ...], ...] = ()
     images: int = 0

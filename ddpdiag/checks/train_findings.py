@@ -111,15 +111,15 @@ def _where(run: Run) -> str:
 def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
     apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
     step = apart.step or 0
-    begun, odd = _starts(run)
+    told, odd = _other_weights(run)
     return seen.finding(
         "wrong",
         Severity.ERROR,
         "one process alone does not train"
         if alone
         else f"{_what(seen, run)} trains something else than one process alone",
-        " ".join(filter(None, (_numbers(seen, run, apart, tolerance), begun, _whose(run, apart)))),
-        ranks=odd or (apart.ranks if apart.odd else ()),
+        " ".join((_numbers(seen, run, apart, tolerance), *told)),
+        ranks=odd,
         evidence={
             "trial": run.trial.number,
             "first_bad_step": step + 1,
@@ -128,14 +128,6 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
         },
         remedy=_CHECK,
     )
-
-
-def _whose(run: Run, apart: Apart) -> str:
-    """Whose own loss was off first."""
-    if not apart.ranks or len(apart.ranks) == len(run.data):
-        return ""
-    doubt = "" if apart.odd else "; half of the ranks or more, so nobody is blamed"
-    return f"Of the ranks' own losses, that of {ranks_text(apart.ranks)} was off first{doubt}."
 
 
 def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
@@ -152,14 +144,23 @@ def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
     )
 
 
-def _starts(run: Run) -> tuple[str, tuple[int, ...]]:
-    """Who began with other weights than most, as a sentence and as ranks to blame."""
-    odd = odd_ones_out({rank: own.start for rank, own in run.data.items() if own.start})
-    if odd is None:
-        return "", ()
-    if odd.ranks:
-        return f"{ranks_text(odd.ranks).capitalize()} began with other weights than most.", odd.ranks
-    return f"The ranks began with {len(odd.groups)} different sets of weights.", ()
+def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Who began or ended with other parameters than most, in sentences and as ranks to blame.
+
+    Gradients are the same on all ranks once they are averaged, so in ddp all ranks end alike.
+    """
+    said: list[str] = []
+    for word, values in (
+        ("began", {rank: own.start for rank, own in run.data.items() if own.start}),
+        ("ended", {rank: own.end for rank, own in run.data.items() if own.end}),
+    ):
+        odd = odd_ones_out(values)
+        if odd is not None and odd.ranks:
+            said.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most.")
+            return tuple(said), odd.ranks
+        if odd is not None:
+            said.append(f"The ranks {word} with {len(odd.groups)} different sets of parameters.")
+    return tuple(said), ()
 
 
 # Hung or failed ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ with the same batch for each rank (weak).
 
 Findings and their causes:
 - wrong: the loss is not that of single: first weights that differ, a collective that gives wrong values, arithmetic
-  that differs between hosts. Whose loss was off first is named, if they are a minority.
+  that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most are named.
 - hangs, fails: as it says; who stopped the others is named, as in RUN003.
 - unmeasured: there was no time, no reference, or nothing that was asked for is possible here, so nothing is known.
 
@@ -98,6 +98,7 @@ def measure(ctx: Context) -> Data:
     return Data(
         device=trained.device,
         start=checksum(lesson.network()),
+        end=trained.end,
         losses=trained.losses,
         parts=trained.parts,
         images=trained.images,

@@ -25,7 +25,8 @@ WATCHED_STEPS = 5
 class Trained(Struct, frozen=True, kw_only=True):
     """One rank's training. `losses` are the mean over the `images` that it saw, step by step; a rank that saw none (a
     stage of a pipeline that is not the last one) has none. `parts` are the same for each of several parts of the
-    images. `seconds` are those of `timed_steps`. Bytes and share are explained in `model.train.StrategyRow`.
+    images. `seconds` are those of `timed_steps`. `end` is the checksum of the last parameters, where a rank has all of
+    them. Bytes and share are explained in `model.train.StrategyRow`.
     """
 
     device: str
@@ -37,6 +38,7 @@ class Trained(Struct, frozen=True, kw_only=True):
     peak_bytes: int
     state_bytes: int
     communication_share: float | None
+    end: str
 
 
 class Course:
@@ -56,6 +58,7 @@ class Course:
         self._parts: list[Tensor] = []
         self._warmup = min(WARMUP_STEPS, lesson.steps - 1)
         self._seconds = 0.0
+        self._peak_bytes = 0
         self._share: float | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -69,6 +72,7 @@ class Course:
             yield next(self._batches)
         self._finish()
         self._seconds = time.perf_counter() - begin
+        self._peak_bytes = self._measured_peak()
         if dist.is_initialized():
             yield from self._watched()
 
@@ -91,8 +95,8 @@ class Course:
             if parts:
                 self._parts.append(torch.stack(list(parts)).detach())
 
-    def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> Trained:
-        """What was measured; the parameters are those that this rank holds."""
+    def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Trained:
+        """What was measured; the parameters are those that this rank holds, `end` their checksum if that is all."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return Trained(
             device=describe(self._devices[0]).name,
@@ -101,9 +105,10 @@ class Course:
             images=self._images if losses else 0,
             timed_steps=self._lesson.steps - self._warmup,
             seconds=self._seconds,
-            peak_bytes=self._peak_bytes(),
+            peak_bytes=self._peak_bytes,
             state_bytes=held_bytes(parameters, optimizer),
             communication_share=self._share,
+            end=end,
         )
 
     def _finish(self) -> None:
@@ -112,7 +117,7 @@ class Course:
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
 
-    def _peak_bytes(self) -> int:
+    def _measured_peak(self) -> int:
         if self._devices[0].type == "cuda":
             return sum(torch.cuda.max_memory_allocated(device) for device in dict.fromkeys(self._devices))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB

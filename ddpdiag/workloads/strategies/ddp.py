@@ -9,6 +9,7 @@ from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained
 from ddpdiag.workloads.strategies.lesson import Lesson
+from ddpdiag.workloads.training import checksum
 
 
 def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
@@ -30,4 +31,4 @@ def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained
             loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
             optimizer.step()
             course.note(losses.mean())
-        return course.trained(list(model.parameters()), optimizer)
+        return course.trained(list(model.parameters()), optimizer, checksum(model))

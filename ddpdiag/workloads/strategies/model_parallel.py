@@ -17,6 +17,7 @@ from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained
 from ddpdiag.workloads.strategies.lesson import Lesson
+from ddpdiag.workloads.training import checksum
 
 
 class Cut(nn.Module):
@@ -66,4 +67,4 @@ def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, group_size
             loss.backward()
             optimizer.step()
             course.note(losses.mean())
-        return course.trained(list(model.parameters()), optimizer)
+        return course.trained(list(model.parameters()), optimizer, checksum(model))
