@@ -11,6 +11,8 @@ from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainR
 
 # The last loss is the mean over so many steps: one is noisy.
 _LAST_STEPS = 5
+# Caches may give a little more than one.
+_MOST_EFFICIENCY = 1.25
 _NOT_TRIED = "the run ended before it"
 
 
@@ -116,6 +118,11 @@ def _best_text(best: StrategyRow) -> str:
         return f"{name} is the fastest of several processes, {rate}"
     if best.speedup <= 1:
         return f"none is faster than one process alone: the best is {name}, {rate}, {best.speedup:.2f} x its speed"
+    if best.efficiency > _MOST_EFFICIENCY:
+        return (
+            f"{name} is the fastest, {rate}; {best.speedup:.2f} x one process alone is more than {best.devices} devices "
+            "can give, so something slowed that one down: run it again on a quiet host"
+        )
     where = f"{len(best.ranks)} ranks" if best.devices == len(best.ranks) else f"{best.devices} devices"
     return (
         f"{name} is the fastest, {rate}: {best.speedup:.2f} x one process alone on {where} "
