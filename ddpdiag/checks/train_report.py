@@ -120,8 +120,8 @@ def _best_text(best: StrategyRow) -> str:
         return f"none is faster than one process alone: the best is {name}, {rate}, {best.speedup:.2f} x its speed"
     if best.efficiency > _MOST_EFFICIENCY:
         return (
-            f"{name} is the fastest, {rate}; {best.speedup:.2f} x one process alone is more than {best.devices} devices "
-            "can give, so something slowed that one down: run it again on a quiet host"
+            f"{name} is the fastest, {rate}; {best.speedup:.2f} x one process alone is more than {best.devices} "
+            "devices can give, so something slowed that one down: run it again on a quiet host"
         )
     where = f"{len(best.ranks)} ranks" if best.devices == len(best.ranks) else f"{best.devices} devices"
     return (
