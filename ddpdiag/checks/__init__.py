@@ -43,6 +43,7 @@ _MODULES = (
     "fab001",
     "fab002",
     "trn001",
+    "trn002",
     "trn003",
     "run001",
     "run002",

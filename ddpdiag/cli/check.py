@@ -25,6 +25,7 @@ from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
+from ddpdiag.model.train import Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render.progress import Listener, Silent, listener
@@ -60,6 +61,7 @@ class Wishes:
     port_range: str | None = None
     exports: bool = False
     bench: Callable[[Launch], Bench] | None = None
+    train: Train | None = None
 
 
 def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
@@ -157,6 +159,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         need_nodes=wishes.need_nodes,
         settings=_settings(wishes.settings),
         bench=wishes.bench(launch) if wishes.bench is not None else None,
+        train=wishes.train,
     )
 
 

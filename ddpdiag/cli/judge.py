@@ -18,7 +18,7 @@ def run(files: Sequence[str], outputs: Outputs, *, strict: bool, need_nodes: int
     outputs.check(files)
     recording = read_recording([Path(file) for file in files])
     asked = recording.header.options
-    if need_nodes is not None and asked.bench is not None:
+    if need_nodes is not None and (asked.bench is not None or asked.train is not None):
         raise UsageError("--need-nodes: this is the recording of a benchmark, whose verdict is on all its hosts")
     options = structs.replace(
         asked,

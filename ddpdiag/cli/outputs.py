@@ -51,9 +51,11 @@ class Outputs:
         return {option: path for option, path in files.items() if path is not None}
 
     def page(self, report: Report, *, color: bool, width: int) -> str:
-        """What the terminal shows: a benchmark in nccl-tests' form, anything else as a report."""
-        from ddpdiag.render import bench, terminal
+        """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
+        from ddpdiag.render import bench, terminal, train
 
+        if report.train is not None:
+            return train.render(report, color=color, width=width, details=self.details)
         render = terminal.render if report.bench is None else bench.render
         return render(report, color=color, width=width, details=self.details, timings=self.timings)
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdiag.check import Check, Seen, Stage
-from ddpdiag.checks import col002, lch003
+from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.timings import timings_of
-from ddpdiag.judgement.verdict import Judged, conclude, enough
+from ddpdiag.judgement.verdict import Judged, Own, conclude, enough, who
 from ddpdiag.model import (
     CheckLine,
     EventKind,
@@ -26,6 +26,7 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
 
@@ -52,9 +53,9 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     judged = with_exports(world, recording, [_judge_check(Seen(world, check, recording), notes) for check in chosen])
-    bench = _bench(world, recording, judged)
+    bench, train = _bench(world, recording, judged), _train(world, recording, judged)
     needed = needed_of(world, recording, judged)
-    conclusion = conclude(world, recording, judged, bench, needed)
+    conclusion = conclude(world, recording, judged, _own(world, bench, train), needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     conclusion = enough(world, recording, judged, conclusion, hosts, needed)
@@ -82,6 +83,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes=(*notes, *remarks),
         hosts=fastest_first(hosts, rows),
         bench=bench,
+        train=train,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
         timings=timings_of(recording, checks),
@@ -94,6 +96,25 @@ def _bench(world: World, recording: Recording, judged: Sequence[Judged]) -> Benc
         return None  # COL002 among other checks
     ran = any(own.check is col002.CHECK and own.readable for own in judged)
     return bench_of(Seen(world, col002.CHECK, recording)) if ran else None
+
+
+def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> TrainReport | None:
+    """The training by strategies, likewise."""
+    if recording.header.options.train is None:
+        return None
+    ran = any(own.check is trn002.CHECK and own.readable for own in judged)
+    return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
+
+
+def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:
+    """What a run of its own kind says of itself."""
+    if bench is not None:
+        question = f"How well {who(world)} can communicate"
+        return Own(question=question, sentence=bench.sentence, measured=bool(bench.series))
+    if train is not None:
+        measured = any(row.samples_per_second is not None for row in train.rows)
+        return Own(question=f"By which strategies {who(world)} can train", sentence=train.sentence, measured=measured)
+    return None
 
 
 def world_of(recording: Recording) -> World:

@@ -12,7 +12,6 @@ from ddpdiag.checks.ladder_text import exports_text
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, HostsLine, Matrix, Recording, Scalar, Severity, Skip, Status, Verdict
-from ddpdiag.model.bench import BenchReport
 from ddpdiag.world import World
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
@@ -38,6 +37,18 @@ class Judged(Struct, frozen=True, kw_only=True):
     readable: bool = True
 
 
+class Own(Struct, frozen=True, kw_only=True):
+    """A run that says itself what it found (a benchmark, a training by strategies).
+
+    `question` is what is unknown where it could not look ("How fast 4 ranks on 1 host can ..."); `sentence` is its
+    answer, which `measured` says that there is.
+    """
+
+    question: str
+    sentence: str
+    measured: bool
+
+
 class Conclusion(Struct, frozen=True):
     """What the run comes to."""
 
@@ -50,12 +61,12 @@ def conclude(
     world: World,
     recording: Recording,
     judged: Sequence[Judged],
-    bench: BenchReport | None = None,
+    own: Own | None = None,
     exports: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
     """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
 
-    A benchmark's sentence is its own. `exports` are variables without which it would be UNFIT.
+    A benchmark's sentence is its `own`. `exports` are variables without which it would be UNFIT.
     """
     errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
     mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
@@ -63,26 +74,26 @@ def conclude(
     if fatal:
         broken = {check.stage for check, finding in errors if finding in fatal}
         trained = _trained(judged) is not None and broken.isdisjoint((Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN))
-        sentence = _unfit(world, fatal, trained=trained) if bench is None else _failed(fatal, bench)
+        sentence = _unfit(world, fatal, trained=trained) if own is None else _failed(fatal, own)
         return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
     unknown = _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
-        subject = f"Whether {_who(world)} can train" if bench is None else f"How well {_who(world)} can communicate"
-        sentence = f"{subject} is not known: {unknown}."
-        sentence += f" {bench.sentence}" if bench is not None and bench.series else ""
+        question = f"Whether {who(world)} can train" if own is None else own.question
+        sentence = f"{question} is not known: {unknown}."
+        sentence += f" {own.sentence}" if own is not None and own.measured else ""
         return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = _fit(world, recording, judged, warnings, exports or {}) if bench is None else bench.sentence
+    sentence = _fit(world, recording, judged, warnings, exports or {}) if own is None else own.sentence
     return Conclusion(Verdict.FIT, code, sentence)
 
 
-def _failed(fatal: Sequence[Finding], bench: BenchReport) -> str:
+def _failed(fatal: Sequence[Finding], own: Own) -> str:
     """What is wrong first, then what the figures mean."""
     more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
-    meaning = f" {bench.sentence}" if bench.series else ""
+    meaning = f" {own.sentence}" if own.measured else ""
     return f"{fatal[0].title}{more}.{meaning}"
 
 
@@ -122,7 +133,8 @@ def _tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own.check.stage.value for own in judged if own.check.code in done))
 
 
-def _who(world: World) -> str:
+def who(world: World) -> str:
+    """Such as "4 ranks on 2 hosts"."""
     hosts = len(world.hosts)
     return f"{world.size} {'rank' if world.size == 1 else 'ranks'} on {hosts} {'host' if hosts == 1 else 'hosts'}"
 
@@ -132,7 +144,7 @@ def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
     first = next((f for f in fatal if f.ranks or f.nodes or f.links), fatal[0])
     more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
     can = "can train, but not as they should" if trained else "cannot train"
-    return f"{_who(world)} {can}: {first.title}{more}."
+    return f"{who(world)} {can}: {first.title}{more}."
 
 
 def _trained(judged: Sequence[Judged]) -> Scalar:
@@ -153,12 +165,12 @@ def _fit(
     limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
     if trained is None:
         tested = ", ".join(_tested(recording, judged))
-        text = f"{_who(world)}: nothing speaks against training, as far as it was tested ({tested})"
+        text = f"{who(world)}: nothing speaks against training, as far as it was tested ({tested})"
     else:
         speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
         busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))
         bus = f", all-reduce {busbw / 1e9:.2f} GB/s" if isinstance(busbw, int | float) else ""
-        text = f"{_who(world)} can train with DDP over {world.backend}{speed}{bus}"
+        text = f"{who(world)} can train with DDP over {world.backend}{speed}{bus}"
         if limited:
             text += ", as far as it was tested"
     if exports:
@@ -188,7 +200,7 @@ def enough(
     """
     options = recording.header.options
     need = options.need_nodes
-    if need is None or options.bench is not None or whole.exit_code == ExitCode.USAGE:
+    if need is None or options.bench is not None or options.train is not None or whole.exit_code == ExitCode.USAGE:
         return whole
     names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.bad])
     said = f"{len(hosts.good)} of {len(names)} hosts are good, {need} needed"

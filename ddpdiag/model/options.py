@@ -5,6 +5,7 @@ from enum import Enum
 from msgspec import Struct, field, structs
 
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.train import Train
 
 
 class Depth(Enum):
@@ -22,7 +23,8 @@ class Options(Struct, frozen=True, kw_only=True):
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
     `port_range` is LOW-HIGH, the ports on which stores may listen. `exports` says that the job will take the variables
     that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `need_nodes` is
-    how many hosts the job needs, where it could leave some out. `bench` is what a benchmark measures.
+    how many hosts the job needs, where it could leave some out. `bench` is what a benchmark measures, `train` what
+    is trained by which strategies.
     """
 
     depth: Depth = Depth.QUICK
@@ -42,6 +44,7 @@ class Options(Struct, frozen=True, kw_only=True):
     need_nodes: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
+    train: Train | None = None
 
     @property
     def for_ranks(self) -> "Options":

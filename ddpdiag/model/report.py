@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.timings import Timings
+from ddpdiag.model.train import TrainReport
 
 Scalar = str | int | float | bool | None
 
@@ -108,8 +109,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The JSON report: additions allowed, renames not.
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
-    name. `bench` is there where a benchmark was run. `exports` are the variables that the job needs, as they were tried
-    (None: unset). `timings` says where the seconds went.
+    name. `bench` is there where a benchmark was run, `train` where strategies were tried. `exports` are the variables
+    that the job needs, as they were tried (None: unset). `timings` says where the seconds went.
     """
 
     schema: str = SCHEMA
@@ -128,6 +129,7 @@ class Report(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     hosts: HostsLine = HostsLine()
     bench: BenchReport | None = None
+    train: TrainReport | None = None
     matrices: tuple[Matrix, ...] = ()
     exports: dict[str, str | None] = field(default_factory=dict)
     timings: Timings | None = None

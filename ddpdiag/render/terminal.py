@@ -18,8 +18,8 @@ from ddpdiag.render.tables import Ranks, blamed
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, quantity, seconds
 
-# What was asked for, or how the run was ended: there is nobody to look for.
-_OF_THE_RUN = (".unsupported", ".budget", ".told")
+# What was asked for, what was not looked at, or how the run was ended: there is nobody to look for.
+_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}

@@ -18,9 +18,11 @@ In training:
     noise                     the optimizer's step adds noise to the parameters
     nan                       the third loss is not a number
     gradient                  what this rank hands to DDP's all-reduce is off by one in the first element
-    weights                   this rank draws other first weights
+    weights                   the first weights are drawn from another seed
     skip                      the fifth large all-reduce is left out
     slow-data, slow-compute   the images come 30 ms later, or the loss takes 30 ms more of a core
+    stall, break, crash       the optimizer's fifth step, where it belongs to a process group, never ends, raises, or
+                              ends the process
 In the import of torch:
     import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
     broken-import             a library that it needs is not there
@@ -256,6 +258,33 @@ def _noise(module):
     module.register_optimizer_step_post_hook(add)
 
 
+def _weights(module):
+    real = module.manual_seed
+
+    def manual_seed(seed):
+        _announce()
+        return real(seed + 1)
+
+    module.manual_seed = manual_seed
+
+
+def _in_fifth_step(act):
+    def change(module):
+        steps = []
+
+        def count(_optimizer, _arguments, _options):
+            distributed = sys.modules.get("torch.distributed")
+            if distributed is not None and distributed.is_initialized():
+                steps.append(True)
+                if len(steps) == 5:
+                    _announce()
+                    act()
+
+        module.register_optimizer_step_post_hook(count)
+
+    return change
+
+
 def _nan(module):
     real, calls = module.cross_entropy, []
 
@@ -285,11 +314,6 @@ def _spoil_gradient(module):
         real(self, model, *arguments, **options)
 
     module.DistributedDataParallel.__init__ = init
-
-
-def _other_weights(module):
-    real = module.manual_seed
-    module.manual_seed = lambda seed: (_announce(), real(seed + 1))[1]
 
 
 def _skip(module):
@@ -331,7 +355,6 @@ def _slow_compute(module):
 
 _CHANGES = {
     "gradient": ("torch.nn.parallel.distributed", _spoil_gradient),
-    "weights": ("torch", _other_weights),
     "skip": (_COLLECTIVES, _skip),
     "slow-data": ("ddpdiag.workloads.proof", _slow_data),
     "slow-compute": ("torch.nn.functional", _slow_compute),
@@ -342,6 +365,10 @@ _CHANGES = {
     "longer": (_COLLECTIVES, _longer),
     "noise": ("torch.optim.optimizer", _noise),
     "nan": ("torch.nn.functional", _nan),
+    "weights": ("torch.random", _weights),
+    "stall": ("torch.optim.optimizer", _in_fifth_step(_forever)),
+    "break": ("torch.optim.optimizer", _in_fifth_step(_raise)),
+    "crash": ("torch.optim.optimizer", _in_fifth_step(lambda: ctypes.string_at(0))),
 }
 
 

@@ -52,6 +52,7 @@ def test_the_block_blocks(blocked, module):
     [
         (["--help"], "explain"),
         (["check", "--help"], "--nproc-per-node"),
+        (["train", "--help"], "--strategy"),
         (["explain", "COL001"], "COL001"),
         (["checks"], "TRN001"),
         (["judge", str(HEALTHY)], "FIT"),

@@ -1,0 +1,34 @@
+"""DistributedDataParallel: every rank has the whole network and its share of the images; gradients are averaged."""
+
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpdiag.check import Context
+from ddpdiag.workloads.group import process_group
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.strategies.course import Course, Trained
+from ddpdiag.workloads.strategies.lesson import Lesson
+from ddpdiag.workloads.training import checksum
+
+
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
+    """Train on this rank's share, together with the other ranks of the group."""
+    with process_group(ctx, backend) as device:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        ctx.step("build DistributedDataParallel")
+        model = DistributedDataParallel(
+            lesson.network().to(device), device_ids=[device] if device.type == "cuda" else None
+        )
+        optimizer = lesson.optimizer(model.parameters())
+        course = Course(ctx, lesson, digits, [device], rank, world_size)
+        for images, labels in course:
+            losses = cross_entropy(model(images), labels, reduction="none")
+            # DDP averages gradients over the ranks. Sums over the share, divided by the batch of one rank in the mean,
+            # are right even where the batch does not divide evenly.
+            loss = losses.sum() * world_size / lesson.batch
+            optimizer.zero_grad()
+            loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
+            optimizer.step()
+            course.note(losses.mean())
+        return course.trained(list(model.parameters()), optimizer, checksum(model))

@@ -1,0 +1,29 @@
+"""nn.DataParallel: one process cuts each batch over all its GPUs, and copies the network to them in every step.
+
+torch's own manual says to prefer DistributedDataParallel, even on one host: this shows what it costs.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.check import Context
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.strategies.course import Course, Trained
+from ddpdiag.workloads.strategies.lesson import Lesson
+
+
+def train(ctx: Context, lesson: Lesson, digits: Digits) -> Trained:
+    """Train on all GPUs that this process sees."""
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    ctx.step("build DataParallel")
+    model = nn.DataParallel(lesson.network().to(devices[0]), device_ids=devices)
+    optimizer = lesson.optimizer(model.parameters())
+    course = Course(ctx, lesson, digits, devices, part=0, parts=1)
+    for images, labels in course:
+        loss = cross_entropy(model(images), labels)  # its output is gathered on the first GPU
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        course.note(loss)
+    return course.trained(list(model.parameters()), optimizer)

@@ -1,0 +1,36 @@
+"""Fully sharded data parallel: as ddp, but of every parameter, its gradient and its optimizer state each rank keeps its
+part only, and the ranks gather the whole parameter shortly before they need it.
+"""
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.check import Context
+from ddpdiag.workloads.group import process_group
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.strategies.course import Course, Trained
+from ddpdiag.workloads.strategies.lesson import Lesson
+
+
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
+    """Train on this rank's share of the images, with its share of the network."""
+    with process_group(ctx, backend) as device:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        ctx.step("shard the network")
+        model = lesson.network().to(device)
+        mesh = init_device_mesh(device.type, (world_size,))
+        for block in model:
+            fully_shard(block, mesh=mesh)  # each block is gathered by itself, and let go after use
+        fully_shard(model, mesh=mesh)
+        optimizer = lesson.optimizer(model.parameters())  # after sharding: it must see the parts
+        course = Course(ctx, lesson, digits, [device], rank, world_size)
+        for images, labels in course:
+            losses = cross_entropy(model(images), labels, reduction="none")
+            loss = losses.sum() * world_size / lesson.batch  # as in ddp: gradients are averaged over the ranks
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            course.note(losses.mean())
+        return course.trained(list(model.parameters()), optimizer)

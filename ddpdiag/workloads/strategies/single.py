@@ -1,0 +1,25 @@
+"""One process on one device: what all others are held against."""
+
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.check import Context
+from ddpdiag.workloads.devices import choose_device
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.strategies.course import Course, Trained
+from ddpdiag.workloads.strategies.lesson import Lesson
+
+
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, parts: int) -> Trained:
+    """Train alone. The losses of each of `parts` parts of the images tell what each of so many ranks should see."""
+    device = choose_device(backend, ctx.place.local_rank)
+    model = lesson.network().to(device)
+    optimizer = lesson.optimizer(model.parameters())
+    course = Course(ctx, lesson, digits, [device], part=0, parts=1)
+    for images, labels in course:
+        losses = cross_entropy(model(images), labels, reduction="none")
+        loss = losses.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        course.note(loss, [losses[part::parts].mean() for part in range(parts)])
+    return course.trained(list(model.parameters()), optimizer)

@@ -1,0 +1,162 @@
+"""What strategies share, and those that one process can try; several processes are tried by the command itself."""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from msgspec import Struct, structs
+from torch import nn
+
+from ddpdiag.check import Opening
+from ddpdiag.checks import trn002
+from ddpdiag.model import Options, Place, Trial
+from ddpdiag.model.train import Train
+from ddpdiag.model.trial import Kind
+from ddpdiag.workloads import mnist
+from ddpdiag.workloads.strategies import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
+from ddpdiag.workloads.strategies.course import held_bytes
+from ddpdiag.workloads.strategies.lesson import Lesson
+from ddpdiag.workloads.strategies.traffic import union
+from ddpdiag.workloads.training import checksum
+
+CPU = torch.device("cpu")
+LESSON = Lesson(steps=6, batch=16, dtype="float64")
+DIGITS = mnist.load()
+
+
+class Alone:
+    """The context of one rank, whose gate is always open."""
+
+    place = Place(rank=0, world_size=1, node="n0", launcher="hand", local_rank=0)
+    trial = Trial(code="TRN002", groups=((0,),), kind=Kind.TORCH, deadline_seconds=30.0)
+    options = Options()
+    group = (0,)
+    group_rank = 0
+    scratch = ""
+    end = time.monotonic() + 60
+
+    def step(self, label: str) -> None: ...
+
+    def gate(self, offer: str = "") -> Opening:
+        return Opening("127.0.0.1", offer)
+
+    def timed(self, name: str, seconds: float) -> None: ...
+
+    def report(self, data: Struct, text: str) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are small, and threads that wait for a busy machine's cores only spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return single.train(Alone(), LESSON, DIGITS, "gloo", parts=3)
+
+
+def test_single_learns_and_tells_the_loss_of_each_part(reference):
+    assert len(reference.losses) == len(reference.parts) == LESSON.steps
+    assert reference.losses[-1] < reference.losses[0]
+    sizes = [len(range(part, LESSON.batch, 3)) for part in range(3)]
+    for loss, parts in zip(reference.losses, reference.parts, strict=True):
+        assert sum(size * part for size, part in zip(sizes, parts, strict=True)) / LESSON.batch == pytest.approx(loss)
+
+
+def test_only_the_steps_after_the_warmup_are_timed(reference):
+    assert reference.timed_steps == 3
+    assert reference.seconds > 0
+    assert reference.communication_share is None
+
+
+def test_a_rank_holds_parameters_gradients_and_momentum(reference):
+    size = sum(parameter.numel() for parameter in LESSON.network().parameters())
+    assert reference.state_bytes == 3 * 8 * size
+    assert reference.peak_bytes > reference.state_bytes
+
+
+@pytest.mark.parametrize("strategy", [ddp, fsdp, tensor_parallel, model_parallel])
+def test_a_group_of_one_trains_as_one_process(strategy, reference):
+    more = (2,) if strategy is model_parallel else ()
+    trained = strategy.train(Alone(), LESSON, DIGITS, "gloo", *more)
+    assert trained.losses == pytest.approx(reference.losses, abs=1e-12)
+    assert trained.state_bytes == reference.state_bytes
+    assert not dist.is_initialized()
+
+
+def test_first_weights_are_the_same_each_time():
+    torch.rand(1)
+    assert checksum(LESSON.network()) == checksum(LESSON.network())
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_parts_share_the_images_of_each_step(parts):
+    whole = LESSON.batches(DIGITS, 0, 1, CPU)
+    shares = [LESSON.batches(DIGITS, part, parts, CPU) for part in range(parts)]
+    for _ in range(2):
+        images, labels = next(whole)
+        for part, share in enumerate(shares):
+            own_images, own_labels = next(share)
+            assert torch.equal(own_images, images[part::parts])
+            assert torch.equal(own_labels, labels[part::parts])
+
+
+def test_images_begin_again_after_the_last_one():
+    stream = Lesson(steps=1, batch=9_999).batches(DIGITS, 0, 1, CPU)
+    first, second = next(stream)[1], next(stream)[1]
+    assert len(second) == 9_999
+    assert torch.equal(first[:9_998], second[1:])
+
+
+def test_a_cut_network_gives_the_same():
+    images, _ = next(LESSON.batches(DIGITS, 0, 1, CPU))
+    for parts in (2, 3, 4):
+        cut = model_parallel.Cut(list(LESSON.network()), model_parallel.devices_of("cpu", 0, parts))
+        assert torch.equal(cut(images), LESSON.network()(images))
+
+
+@pytest.mark.parametrize(("batch", "pieces"), [(64, 8), (12, 6), (13, 1), (1, 1), (7, 7)])
+def test_pieces_are_equal(batch, pieces):
+    assert pipeline.pieces(batch) == pieces
+
+
+def test_bytes_without_gradients_are_those_of_the_parameters():
+    layer = nn.Linear(3, 5)
+    assert held_bytes(list(layer.parameters()), torch.optim.SGD(layer.parameters(), lr=1)) == 4 * 20
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"), [([], 0), ([(0, 2), (1, 3)], 3), ([(0, 5), (1, 2), (7, 8)], 6), ([(1, 1)], 0)]
+)
+def test_what_overlaps_counts_once(spans, length):
+    assert union(spans) == length
+
+
+class Asked(Alone):
+    """The same, in a trial of fsdp."""
+
+    trial = structs.replace(Alone.trial, params={"strategy": "fsdp", "backend": "gloo", "batch": 8, "hidden": 128})
+    options = Options(train=Train(steps=2))
+
+
+def test_what_torch_lacks_is_told(monkeypatch):
+    # None in sys.modules makes an import fail, as where there is no such module.
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
+    monkeypatch.delitem(sys.modules, "ddpdiag.workloads.strategies.fsdp")
+    monkeypatch.delattr("ddpdiag.workloads.strategies.fsdp")
+    data = trn002.measure(Asked())
+    assert data.not_possible.startswith(f"torch {torch.__version__} has no torch.distributed.fsdp.fully_shard")
+    assert data.losses == ()
+
+
+def test_what_it_has_is_measured():
+    data = trn002.measure(Asked())
+    assert (data.device, len(data.losses), data.images, data.not_possible) == ("CPU", 2, 8, "")
+    assert data.start == checksum(Lesson(steps=1, batch=1).network())

@@ -1,0 +1,131 @@
+"""The table of strategies, as people read it."""
+
+import json
+
+import pytest
+from msgspec import structs
+from reports import finding_of, fit
+
+from ddpdiag.model import Report
+from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.render.json import render as as_json
+from ddpdiag.render.train import render
+
+ROWS = (
+    StrategyRow(
+        strategy=Strategy.SINGLE,
+        ended=Ended.WORKS,
+        ranks=(0,),
+        devices=1,
+        samples_per_second=2043.4,
+        speedup=1.0,
+        efficiency=1.0,
+        peak_bytes=306 << 20,
+        state_bytes=2_590_000,
+        first_loss=2.31,
+        last_loss=0.304,
+    ),
+    StrategyRow(
+        strategy=Strategy.TENSOR_PARALLEL,
+        ended=Ended.WORKS,
+        ranks=(0, 1, 2, 3),
+        devices=4,
+        samples_per_second=1436.2,
+        speedup=0.703,
+        efficiency=0.176,
+        peak_bytes=344 << 20,
+        state_bytes=767_000,
+        communication_share=0.3,
+        deviation=1.2e-6,
+    ),
+    StrategyRow(strategy=Strategy.FSDP, ended=Ended.HANGS, ranks=(0, 1, 2, 3), devices=4, reason="it did not post"),
+    StrategyRow(strategy=Strategy.DP, ended=Ended.NOT_POSSIBLE, reason="one process needs 2 GPUs"),
+    StrategyRow(strategy=Strategy.DDP, ended=Ended.UNFINISHED, reason="the run ended before it"),
+    StrategyRow(strategy=Strategy.PIPELINE, ended=Ended.UNFINISHED, reason="the run ended before it"),
+)
+CURVES = (
+    ScalingRow(curve=Curve.STRONG, ranks=1, batch_size=64, ended=Ended.WORKS, samples_per_second=100, efficiency=1.0),
+    ScalingRow(curve=Curve.STRONG, ranks=2, batch_size=64, ended=Ended.HANGS),
+    ScalingRow(curve=Curve.WEAK, ranks=2, batch_size=128, ended=Ended.WORKS, samples_per_second=150, efficiency=0.75),
+)
+
+
+def report(*rows: StrategyRow, scaling=()) -> Report:
+    train = TrainReport(
+        asked=Train(),
+        batch_size=64,
+        device="CPU",
+        rows=rows or ROWS,
+        scaling=scaling,
+        tolerance=1e-4,
+        sentence="single works.",
+        torch_version="2.13.0",
+    )
+    return structs.replace(fit(), train=train, sentence="single works.", findings=(finding_of(),))
+
+
+def plain(width: int = 80, scaling=()) -> str:
+    return render(report(scaling=scaling), color=False, width=width)
+
+
+def test_a_row_is_a_line():
+    (line,) = [line for line in plain().splitlines() if line.startswith("tensor-parallel")]
+    assert line.split() == [
+        "tensor-parallel",
+        "works",
+        "4",
+        "1,436",
+        "0.70",
+        "18%",
+        "30%",
+        "344",
+        "MiB",
+        "749",
+        "KiB",
+        "1e-06",
+    ]
+
+
+def test_it_fits_a_terminal():
+    assert max(map(len, plain().splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_nothing_is_lost_in_another_width(width):
+    text = " ".join(plain(width).split())
+    assert all(word in text for word in ("tensor-parallel", "1,436", "749 KiB", "1e-06"))
+
+
+def test_reasons_stand_below_and_alike_ones_once():
+    text = " ".join(plain().split())
+    assert "fsdp hangs: it did not post" in text
+    assert "dp not possible here: one process needs 2 GPUs" in text
+    assert "ddp, pipeline not finished: the run ended before it" in text
+
+
+def test_the_loss_shows_that_it_learns():
+    assert "loss of single: 2.31 at the start, 0.304 at the end" in plain()
+
+
+def test_curves_are_drawn():
+    text = plain(scaling=CURVES)
+    assert "strong scaling" in text
+    assert "#" * 20 in text
+    assert "hangs" in text.partition("strong scaling")[2]
+    assert "weak scaling" in text
+
+
+def test_findings_and_the_verdict_come_last():
+    assert "error COL001.slow: a title" in plain()
+    assert plain().splitlines()[-1] == "FIT: single works."
+
+
+def test_it_is_ascii_and_without_escape_codes_in_a_log():
+    assert plain(scaling=CURVES).isascii()
+    assert "\x1b" not in plain()
+    assert "\x1b" in render(report(), color=True, width=80)
+
+
+def test_the_json_report_has_the_rows():
+    row = json.loads(as_json(report()))["train"]["rows"][1]
+    assert (row["strategy"], row["ended"], row["samples_per_second"]) == ("tensor-parallel", "works", 1436.2)

@@ -1,0 +1,361 @@
+"""Strategies: which are tried where, how they are held against single, and who is named."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw, structs
+from seen import world_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks.train_data import Data
+from ddpdiag.checks.train_jobs import Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
+from ddpdiag.checks.trn002 import CHECK, plan, report
+from ddpdiag.codec import encode
+from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status, Verdict
+from ddpdiag.model.recording import Header
+from ddpdiag.model.train import Curve, Ended, Strategy, Train
+from ddpdiag.world import World
+
+STEPS = 4
+CURVE = (2.3, 2.0, 1.5, 1.0)
+ALL = tuple(Strategy)
+S = Strategy
+
+
+def options(*strategies: Strategy, backend: str = "auto", **more) -> Options:
+    asked = Train(strategies=strategies or ALL, steps=STEPS, **more)
+    return Options(train=asked, backend=backend, select=("TRN002",), budget_seconds=120.0)
+
+
+def world(size: int, *strategies: Strategy, gpus: int = 0, ranks_per_node: int = 8, **more) -> World:
+    return world_of(size, ranks_per_node=ranks_per_node, gpus=gpus, options=options(*strategies, **more))
+
+
+def empty(world: World) -> Seen[Data]:
+    header = Header(
+        run_id="hand", world_size=world.size, launcher="hand", options=world.options, created="", version="0"
+    )
+    return Seen(world, CHECK, Recording(header=header, arrivals=world.arrivals), left_seconds=100.0)
+
+
+def data(job: Job, rank: int, off=()) -> Data:
+    """What a rank gives that trains well; `off` is added to its losses."""
+    sharing = job.strategy in (S.DDP, S.FSDP, S.MODEL_PARALLEL)
+    silent = job.strategy is S.PIPELINE and rank != job.ranks[-1]
+    place, parts = job.ranks.index(rank), len(job.ranks)
+    images = len(range(place, job.batch, parts)) if sharing else job.batch
+    # Parts differ from each other, and their mean is the loss.
+    own = [loss + (share_of(place, parts) if sharing else 0.0) for loss in CURVE]
+    losses = tuple(loss + more for loss, more in zip(own, [*off, *[0.0] * STEPS], strict=False))
+    return Data(
+        device="CPU",
+        start="a",
+        losses=() if silent else losses,
+        images=0 if silent else images,
+        timed_steps=3,
+        seconds=0.5,
+        peak_bytes=1 << 20,
+        state_bytes=1 << 10,
+        communication_share=None if job.strategy is S.SINGLE else 0.25,
+    )
+
+
+def share_of(place: int, parts: int) -> float:
+    images = [len(range(each, 64, parts)) for each in range(parts)]
+    return (place - sum(each * own for each, own in enumerate(images)) / 64) / 8
+
+
+def alone(size: int) -> Data:
+    """single, which also tells what each rank's share should give."""
+    parts = tuple(tuple(loss + share_of(place, size) for place in range(size)) for loss in CURVE)
+    return structs.replace(data(Job(S.SINGLE, (0,), 64), 0), parts=parts)
+
+
+def ran(world: World, off=None, statuses=None, changed=None, **outcome) -> Seen[Data]:
+    """A whole run. `off`: by strategy and rank, what is added to losses; `statuses`: how others ended.
+
+    `changed`: by strategy and rank, what else is different.
+    """
+    seen = empty(world)
+    while trials := plan(seen):
+        number = len(seen.recording.trials)
+        trial = structs.replace(trials[0], number=number)
+        job = Job(Strategy(trial.params["strategy"]), trial.ranks, int(trial.params["batch"]))
+        outcomes = []
+        for rank in trial.ranks:
+            own = (
+                alone(world.size)
+                if job.strategy is S.SINGLE
+                else data(job, rank, (off or {}).get((job.strategy, rank), ()))
+            )
+            own = structs.replace(own, **(changed or {}).get((job.strategy, rank), {}))
+            status = (statuses or {}).get((job.strategy, rank), Status.DONE)
+            more = {"data": Raw(encode(own))} if status is Status.DONE else {"at": "training step 2 of 4", **outcome}
+            outcomes.append(Outcome(trial=number, code="TRN002", rank=rank, status=status, step=5 + rank, **more))
+        recording = structs.replace(
+            seen.recording,
+            trials=(*seen.recording.trials, trial),
+            outcomes=(*seen.recording.outcomes, *outcomes),
+        )
+        seen = Seen(world, CHECK, recording, left_seconds=100.0)
+    return seen
+
+
+def findings(seen: Seen[Data]) -> list[Finding]:
+    return list(CHECK.judge(seen))
+
+
+def rows(seen: Seen[Data]) -> dict[Strategy, Ended]:
+    return {row.strategy: row.ended for row in report(seen).rows}
+
+
+# What is tried -------------------------------------------------------------------------------------------------------
+
+
+def test_single_comes_first_and_on_rank_0_alone():
+    first = plan(empty(world(4, S.DDP)))[0]
+    assert (first.params["strategy"], first.groups, first.may_fail, first.fresh) == ("single", ((0,),), True, True)
+
+
+def test_each_strategy_is_tried_once():
+    seen = ran(world(4))
+    tried = [trial.params["strategy"] for trial in seen.trials]
+    assert tried == ["single", "ddp", "fsdp", "tensor-parallel", "pipeline", "model-parallel"]
+
+
+def test_a_trial_takes_its_share_of_what_is_left():
+    seen = empty(world(4))
+    assert plan(seen)[0].deadline_seconds == pytest.approx(100 / 6)
+    assert plan(Seen(seen.world, CHECK, seen.recording, left_seconds=6.0))[0].deadline_seconds == 8.0
+
+
+def test_a_deadline_that_was_set_stands():
+    asked = structs.replace(options(S.DDP), settings={"TRN002.deadline_seconds": "77"})
+    assert plan(empty(world_of(2, options=asked)))[0].deadline_seconds == 77
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "words"),
+    [
+        (0, "auto", "over gloo"),
+        (2, "gloo", "over gloo"),
+        (1, "auto", "rank 0 sees 1"),
+    ],
+)
+def test_dp_needs_two_gpus_in_one_process(gpus, backend, words):
+    assert words in (why_not(S.DP, world(2, gpus=gpus, backend=backend)) or "")
+
+
+def test_dp_takes_all_gpus_of_rank_0():
+    here = world(4, gpus=4)
+    job = job_of(S.DP, here)
+    assert job is not None
+    assert (job.ranks, devices_of(job, here)) == ((0,), 4)
+
+
+def test_one_rank_alone_has_nobody_to_train_with():
+    why = {strategy: why_not(strategy, world(1)) for strategy in Strategy}
+    assert [strategy for strategy, reason in why.items() if reason is None] == [S.SINGLE, S.MODEL_PARALLEL]
+
+
+def test_model_parallel_takes_the_ranks_of_a_host_that_have_devices_of_their_own():
+    here = world(16, gpus=8, group_size=3)
+    job = job_of(S.MODEL_PARALLEL, here)
+    assert job is not None
+    assert (job.ranks, devices_of(job, here)) == ((0, 1, 8, 9), 12)
+
+
+def test_model_parallel_needs_a_group_of_gpus():
+    assert "needs 4 GPUs" in (why_not(S.MODEL_PARALLEL, world(2, gpus=2, group_size=4)) or "")
+
+
+def test_a_pipeline_has_no_more_ranks_than_blocks():
+    job = job_of(S.PIPELINE, world(6))
+    assert job is not None
+    assert job.ranks == (0, 1, 2, 3)
+
+
+def test_every_rank_has_an_image():
+    assert batch_of(world(8, batch_size=3)) == 8
+
+
+@given(st.integers(1, 5000))
+def test_the_hidden_layer_can_be_cut(size):
+    hidden = hidden_of(structs.replace(world(1), size=size))
+    assert hidden % size == 0
+    assert hidden >= 128
+
+
+@given(st.integers(1, 20_000))
+def test_scaling_ends_with_the_whole_world(size):
+    tried = counts(size)
+    assert tried[0] == 1
+    assert tried[-1] == size
+    assert all(one < other <= 2 * one for one, other in pairwise(tried))
+
+
+def test_scaling_does_nothing_twice():
+    here = world(4, S.SINGLE, S.DDP, scaling=True)
+    assert [(job.strategy.value, len(job.ranks), job.batch) for job in jobs(here)] == [
+        ("single", 1, 64),
+        ("ddp", 4, 64),
+        ("ddp", 2, 64),
+        ("ddp", 2, 128),
+        ("ddp", 4, 256),
+    ]
+
+
+# How it is judged ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_what_agrees_works(size):
+    seen = ran(world(size))
+    assert findings(seen) == []
+    assert rows(seen).pop(S.DP) is Ended.NOT_POSSIBLE
+    assert {ended for strategy, ended in rows(seen).items() if strategy is not S.DP} == {Ended.WORKS}
+
+
+def test_a_row_has_its_numbers():
+    row = report(ran(world(4, S.DDP))).rows[1]
+    assert row.samples_per_second == pytest.approx(64 * 3 / 0.5)
+    assert (row.speedup, row.efficiency, row.communication_share) == (1.0, 0.25, 0.25)
+    assert row.deviation == pytest.approx(0.0, abs=1e-12)
+    assert (row.first_loss, row.last_loss) == (pytest.approx(2.3), pytest.approx(1.7))
+
+
+def test_another_loss_is_wrong_and_who_ended_with_other_parameters_is_named():
+    ends = {(S.DDP, rank): {"end": "b" if rank == 2 else "a"} for rank in range(4)}
+    seen = ran(world(4, S.DDP), off={(S.DDP, 2): (0, 0.5, 0.5, 0.5)}, changed=ends)
+    (found,) = findings(seen)
+    assert (found.code, found.severity, found.ranks) == ("TRN002.wrong", Severity.ERROR, (2,))
+    assert "In step 2 of 4" in found.message
+    assert "Rank 2 ended with other parameters than most" in found.message
+    assert found.evidence["deviation"] == pytest.approx(0.5)
+
+
+def test_whose_own_loss_is_off_first_is_no_proof():
+    (found,) = findings(ran(world(4, S.DDP), off={(S.DDP, 2): (0, 0.5, 0.5, 0.5)}))
+    assert found.ranks == ()
+
+
+def test_errors_that_cancel_in_the_mean_are_seen():
+    (found,) = findings(ran(world(4, S.DDP), off={(S.DDP, 1): (0.1,), (S.DDP, 2): (-0.1,)}))
+    assert found.evidence["deviation"] == pytest.approx(0.1)
+    assert found.ranks == ()
+
+
+def test_half_of_the_ranks_is_no_minority():
+    ends = {(S.DDP, rank): {"end": str(rank % 2)} for rank in range(4)}
+    (found,) = findings(ran(world(4, S.DDP), off={(S.DDP, 1): (0.5,)}, changed=ends))
+    assert found.ranks == ()
+    assert "The ranks ended with 2 different sets of parameters" in found.message
+
+
+def test_a_rank_that_began_with_other_weights_is_named():
+    off = {(S.FSDP, rank): (0.5,) * 4 for rank in range(4)}
+    (found,) = findings(ran(world(4, S.FSDP), off=off, changed={(S.FSDP, 1): {"start": "b"}}))
+    assert found.ranks == (1,)
+    assert "Rank 1 began with other parameters than most" in found.message
+
+
+def test_the_last_stage_of_a_pipeline_alone_has_a_loss_and_is_not_blamed_for_it():
+    (found,) = findings(ran(world(4, S.PIPELINE), off={(S.PIPELINE, 3): (0, 0, 0.5)}))
+    assert "In step 3 of 4" in found.message
+    assert found.ranks == ()
+
+
+def test_what_is_no_number_is_wrong():
+    (found,) = findings(ran(world(2, S.DDP), off={(S.DDP, 0): (0, math.nan)}))
+    assert found.code == "TRN002.wrong"
+    assert "In step 2 of 4" in found.message
+
+
+def test_single_that_is_no_number_is_wrong_and_nothing_is_compared():
+    seen = ran(world(2, S.DDP), changed={(S.SINGLE, 0): {"losses": (2.3, math.nan, math.nan, math.nan)}})
+    assert [found.code for found in findings(seen)] == ["TRN002.wrong", "TRN002.unmeasured"]
+    assert rows(seen) == {S.SINGLE: Ended.WRONG, S.DDP: Ended.NOT_COMPARED}
+
+
+def test_a_tolerance_that_was_set_counts():
+    asked = structs.replace(options(S.DDP), settings={"TRN002.tolerance": "1"})
+    assert findings(ran(world_of(4, options=asked), off={(S.DDP, 2): (0.5,)})) == []
+
+
+@given(st.floats(0, 1e-5), st.integers(0, 3))
+def test_rounding_is_silent(off, rank):
+    assert findings(ran(world(4, S.DDP), off={(S.DDP, rank): (off,)})) == []
+
+
+def test_a_hang_names_who_others_wait_for_and_the_next_one_runs():
+    hung = {(S.DDP, rank): Status.HUNG for rank in range(4)}
+    # Steps rise with the rank: the front is one of them each, the highest counts.
+    seen = ran(world(4, S.DDP, S.FSDP), statuses=hung)
+    (found,) = findings(seen)
+    assert found.code == "TRN002.hangs"
+    assert rows(seen) == {S.SINGLE: Ended.WORKS, S.DDP: Ended.HANGS, S.FSDP: Ended.WORKS}
+
+
+def test_a_failure_names_who_failed_by_itself():
+    seen = ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error="RuntimeError: no memory")
+    (found,) = findings(seen)
+    assert (found.code, found.ranks) == ("TRN002.fails", (3,))
+    assert "no memory" in found.message
+
+
+def test_what_torch_lacks_is_not_possible():
+    lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
+    seen = ran(world(2, S.DDP, S.FSDP), changed=lacks)
+    assert findings(seen) == []
+    assert report(seen).rows[2].reason == "torch 2.5 has no fully_shard"
+
+
+def test_where_only_what_torch_lacks_was_asked_for_nothing_is_known():
+    lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
+    (found,) = findings(ran(world(2, S.FSDP), changed=lacks))
+    assert found.code == "TRN002.unmeasured"
+
+
+def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried():
+    seen = empty(world(2, S.DP))
+    assert plan(seen) == ()
+    (found,) = findings(seen)
+    assert (found.code, found.severity) == ("TRN002.unmeasured", Severity.WARNING)
+    assert "over gloo" in found.message
+
+
+def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
+    absent = {(S.DDP, rank): Status.RAISED for rank in range(2)}
+    seen = ran(world(2, S.SINGLE, S.DDP, backend="mpi"), statuses=absent, error="AbsentBackend: built without mpi")
+    (found,) = findings(seen)
+    assert found.code == "TRN002.unmeasured"
+    assert rows(seen)[S.DDP] is Ended.NOT_POSSIBLE
+
+
+def test_a_cut_run_tells_what_was_not_tried():
+    seen = empty(world(2, S.DDP))
+    assert {row.ended for row in report(seen).rows} == {Ended.UNFINISHED}
+
+
+def test_curves_have_efficiencies():
+    told = report(ran(world(4, S.SINGLE, S.DDP, scaling=True)))
+    strong = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.STRONG]
+    weak = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.WEAK]
+    assert strong == [(1, 64, 1.0), (2, 64, 0.5), (4, 64, 0.25)]
+    assert weak == [(1, 64, 1.0), (2, 128, 1.0), (4, 256, 1.0)]
+    assert all(row.ended is Ended.WORKS for row in told.scaling)
+
+
+def test_the_sentence_says_what_pays():
+    faster = {(S.DDP, rank): {"seconds": 0.25} for rank in range(2)}
+    assert "ddp is the fastest, 768 samples/s: 2.00 x" in report(ran(world(2, S.DDP), changed=faster)).sentence
+    assert "none is faster than one process" in report(ran(world(2, S.DDP))).sentence
+    assert CHECK.effect is Verdict.UNFIT
+
+
+def test_more_than_the_devices_can_give_is_doubted():
+    faster = {(S.DDP, rank): {"seconds": 0.1} for rank in range(2)}
+    assert "run it again on a quiet host" in report(ran(world(2, S.DDP), changed=faster)).sentence
