@@ -5,6 +5,10 @@ variables of the launcher (`env://`, what most scripts use, and under torchrun t
 that all can see (`file://`). Each is tried alone, with the group opened, one barrier passed and the group closed.
 The table of ranks shows when each of them came, counted from rank 0's own start.
 
+With `--depth standard` the group is opened over stores of its own as well, `init_process_group(store=...)`: TCPStore,
+FileStore, and for one process alone HashStore. And the MPI backend is tried, where torch was built with it and mpirun
+started the run; else it is said why not.
+
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
 port that another job holds, a directory that is not shared or has no locks, a rank that never came.
 
@@ -22,26 +26,33 @@ from msgspec import Struct
 from ddpdiag.blame import blamed
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import rdz005, rdz006
-from ddpdiag.model import Finding, Kind, Scalar, Severity, Status, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.world import World
 
 METHODS = ("tcp", "env", "file")
+# Handed to init_process_group(store=...); HashStore lives in one process.
+STORES, HASH_STORE = ("TCPStore", "FileStore"), "HashStore"
+MPI = "mpi"
+_NEED_DIRECTORY = ("file", "FileStore")
 # What the name of the run's folder in the shared directory ends with.
 RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
-    """Seconds from the gate until the group stood on this rank."""
+    """Seconds from the gate until the group stood on this rank; or why this torch cannot be asked to."""
 
     method: str
     seconds: float
+    absent: str = ""
 
 
 def measure(ctx: Context) -> Data:
     """Meet once."""
-    from ddpdiag.workloads.rendezvous import meet
+    from ddpdiag.workloads.rendezvous import meet, without_mpi
 
     method = str(ctx.trial.params["method"])
+    if method == MPI and (absent := without_mpi(ctx)):
+        return Data(method, 0.0, absent)
     return Data(method, meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, "")))
 
 
@@ -54,11 +65,12 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
     method = methods[done // repeat]
-    params: dict[str, str | bool] = {"method": method, "backend": "gloo"}
+    params: dict[str, str | bool] = {"method": method, "backend": MPI if method == MPI else "gloo"}
     if method == "env":
         params["agent_store"] = agent
     # Whatever a worker that is killed leaves in the run's own folder goes with it.
-    env = {RUN_NONCE: seen.world.arrivals[0].nonce} if method == "file" and seen.options.shared_dir else {}
+    shared = method in _NEED_DIRECTORY and seen.options.shared_dir
+    env = {RUN_NONCE: seen.world.arrivals[0].nonce} if shared else {}
     return (new_trial(seen, params=params, env=env),)
 
 
@@ -68,10 +80,20 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
     if not rdz005.usable(seen.of(rdz005.CHECK)):
         out.add("env")
     if seen.options.shared_dir and not rdz006.usable(seen.of(rdz006.CHECK)):
-        out.add("file")
+        out.update(_NEED_DIRECTORY)
     if _lacks_directory(seen.world):
-        out.add("file")
-    return tuple(method for method in METHODS if method not in out)
+        out.update(_NEED_DIRECTORY)
+    if seen.options.depth is Depth.QUICK:
+        return tuple(method for method in METHODS if method not in out)
+    alone = (HASH_STORE,) if seen.world.size == 1 else ()
+    return tuple(method for method in (*METHODS, *STORES, *alone, MPI) if method not in out)
+
+
+def _name(method: str) -> str:
+    """As people write it."""
+    if method == MPI:
+        return "the MPI backend"
+    return f"{method}://" if method in METHODS else f"store={method}"
 
 
 def _lacks_directory(world: World) -> bool:
@@ -91,8 +113,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "file:// was not tried: on several hosts it needs a directory that all of them share.",
             remedy="Give one with --shared-dir if the job uses file://.",
         )
+    absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
+    for method, why in absent.items():
+        yield seen.finding("absent", Severity.INFO, f"{_name(method)} was not tried", f"{why}.")
     failed = [method for method, well in tried.items() if not well]
-    works = [method for method, well in tried.items() if well]
+    works = [method for method, well in tried.items() if well and method not in absent]
     if failed and works:
         excused = all(map(seen.is_excused, seen.trials))
         gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if excused else ""
@@ -100,10 +125,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "method",
             Severity.WARNING if excused else Severity.ERROR,
-            f"{failed[0]}:// does not work here",
-            f"The ranks met over {', '.join(works)} but not over {', '.join(failed)}: {reason}.{gloo}",
+            f"{_name(failed[0])} does not work here",
+            f"The ranks met over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
+            f"{reason}.{gloo}",
             evidence={"works": list(works), "fails": list(failed)},
-            remedy=f"Start the job with init_method {works[0]}://, or mend what {failed[0]}:// needs.",
+            remedy=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
         )
 
 
@@ -119,7 +145,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The slowest rank's seconds for each method, fastest trial."""
     seconds: dict[str, list[float]] = {}
     for trial in seen.trials:
-        own = [row.data.seconds for row in seen.rows if row.trial is trial]
+        own = [row.data.seconds for row in seen.rows if row.trial is trial and not row.data.absent]
         if own:
             seconds.setdefault(str(trial.params["method"]), []).append(max(own))
     return {f"rendezvous.{method}_seconds": min(values) for method, values in seconds.items()}

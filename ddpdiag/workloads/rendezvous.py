@@ -1,4 +1,4 @@
-"""The three ways in which a job's processes find each other: tcp://, env:// and file://."""
+"""The ways in which a job's processes find each other: tcp://, env://, file://, a store of one's own, and MPI."""
 
 import os
 import time
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -14,25 +15,24 @@ from ddpdiag.probes.sockets import allowed_ports, free_port
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.group import group_timeout
 
+# What mpirun of one kind or another tells its processes by (see runtime/launchers.py).
+_OF_MPI = ("openmpi", "pmix", "pmi")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     """Open the default group as `method` says, pass a barrier, close it; seconds until the group stood.
 
-    `method` is tcp, env or file; a folder in the shared directory whose name ends with `nonce` is the run's own. The
-    gate stands before the rendezvous, so the seconds are the rendezvous' own.
+    `method` is tcp, env or file, the name of one of torch's stores, or mpi; a folder in the shared directory whose name
+    ends with `nonce` is the run's own. The gate stands before the rendezvous, so the seconds are the rendezvous' own.
     """
-    choose_device(backend, ctx.place.local_rank)
-    url, environment = _file(ctx, nonce) if method == "file" else _PREPARE[method](ctx)
-    begin = time.perf_counter()
-    ctx.step(f"init_process_group {method}://")
-    with _variables(environment):
-        # What init_process_group(init_method=url) does, with a prefix for each trial: torchrun's agent keeps the keys
-        # of all of them in one store (torch 2.13 adds no prefix), and a second trial would read the first one's.
-        store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=group_timeout(ctx)))
-        own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
+    choose_device("gloo" if method == "mpi" else backend, ctx.place.local_rank)
+    if method in ("tcp", "env", "file"):
+        begin = _by_url(ctx, method, backend, nonce)
+    elif method == "mpi":
+        begin = _by_mpi(ctx)
+    else:
+        begin = _by_store(ctx, method, backend, nonce)
     seconds = time.perf_counter() - begin
     ctx.timed("group", seconds)
     work = dist.barrier(async_op=True)
@@ -42,6 +42,59 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     ctx.step("destroy_process_group")
     dist.destroy_process_group()
     return seconds
+
+
+def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
+    url, environment = _file(ctx, nonce) if method == "file" else _PREPARE[method](ctx)
+    begin = time.perf_counter()
+    ctx.step(f"init_process_group {method}://")
+    with _variables(environment):
+        # What init_process_group(init_method=url) does, with a prefix for each trial: torchrun's agent keeps the keys
+        # of all of them in one store (torch 2.13 adds no prefix), and a second trial would read the first one's.
+        store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=group_timeout(ctx)))
+        own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
+    return begin
+
+
+def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
+    """As scripts do it that bring a store of their own: it takes the place of the address."""
+    rank, size, timeout = ctx.group_rank, len(ctx.group), group_timeout(ctx)
+    store: dist.Store
+    if name == "HashStore":  # of threads in one process
+        ctx.gate()
+        begin = time.perf_counter()
+        store = dist.HashStore()
+    elif name == "FileStore":
+        path = _file(ctx, nonce)[0].removeprefix("file://")
+        begin = time.perf_counter()
+        store = dist.FileStore(path, size)
+    else:
+        opening = ctx.gate(str(free_port(ports=allowed_ports(ctx.options))) if rank == 0 else "")
+        begin = time.perf_counter()
+        ctx.step("open the TCPStore")
+        store = dist.TCPStore(opening.host, int(opening.offer), size, rank == 0, timeout)
+    ctx.step(f"init_process_group store={name}")
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return begin
+
+
+def without_mpi(ctx: Context) -> str:
+    """Why the MPI backend cannot be tried, or nothing."""
+    if not dist.is_mpi_available():
+        return f"torch {torch.__version__} was built without MPI"
+    if ctx.place.launcher not in _OF_MPI:
+        return "the MPI backend needs mpirun, which did not start this run"
+    return ""
+
+
+def _by_mpi(ctx: Context) -> float:
+    """MPI knows the ranks itself."""
+    ctx.gate()
+    begin = time.perf_counter()
+    ctx.step("init_process_group mpi")
+    dist.init_process_group("mpi")
+    return begin
 
 
 def _tcp(ctx: Context) -> tuple[str, dict[str, str]]:

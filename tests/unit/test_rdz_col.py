@@ -3,13 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Raw, structs
 from seen import seen_of, together, with_arrivals, world_of
 
 from ddpdiag.check import Seen
 from ddpdiag.checks import col001, rdz001, rdz002, rdz005, rdz006
 from ddpdiag.checks.shared_view import Data as Directory
-from ddpdiag.model import Depth, Finding, Options, Severity, Status
+from ddpdiag.codec import encode
+from ddpdiag.model import Depth, Finding, Options, Outcome, Severity, Status, Trial
 from ddpdiag.stats import Samples
 
 
@@ -388,3 +389,52 @@ def test_the_coordinators_addresses_are_among_the_measurements() -> None:
         "coordinator.n2": None,
     }
     assert len(rdz002.figures(seen_of(rdz002.CHECK, dict.fromkeys(range(99), named()), ranks_per_node=1))) == 64
+
+
+def test_stores_of_ones_own_and_mpi_are_tried_in_more_than_a_quick_check() -> None:
+    def tried(size: int, depth: Depth) -> list[str]:
+        seen = seen_of(rdz001.CHECK, {}, size=size, options=Options(depth=depth))
+        seen = before_all(seen)
+        names = []
+        while trials := rdz001.CHECK.plan(seen):
+            (trial,) = trials
+            names.append(str(trial.params["method"]))
+            rows = {rank: rdz001.Data(names[-1], 0.1) for rank in range(size)}
+            seen = then(seen, trial, rows)
+        return names
+
+    assert tried(2, Depth.QUICK) == ["tcp", "env", "file"]
+    assert tried(2, Depth.STANDARD) == ["tcp", "env", "file", "TCPStore", "FileStore", "mpi"]
+    assert tried(1, Depth.STANDARD) == ["tcp", "env", "file", "TCPStore", "FileStore", "HashStore", "mpi"]
+
+
+def before_all(seen: Seen[rdz001.Data]) -> Seen[rdz001.Data]:
+    """The same run before its first trial."""
+    return Seen(seen.world, seen.check, structs.replace(seen.recording, trials=(), outcomes=()))
+
+
+def then(seen: Seen[rdz001.Data], trial: Trial, rows: dict[int, rdz001.Data]) -> Seen[rdz001.Data]:
+    """The run after one more trial."""
+    number = len(seen.recording.trials) + 1
+    outcomes = [
+        Outcome(trial=number, code="RDZ001", rank=rank, status=Status.DONE, data=Raw(encode(row)))
+        for rank, row in rows.items()
+    ]
+    recording = structs.replace(
+        seen.recording,
+        trials=(*seen.recording.trials, structs.replace(trial, number=number)),
+        outcomes=(*seen.recording.outcomes, *outcomes),
+    )
+    return Seen(seen.world, seen.check, recording)
+
+
+def test_a_torch_without_mpi_is_told_and_no_fault() -> None:
+    rows = {rank: rdz001.Data("mpi", 0.0, "torch 2.13.0 was built without MPI") for rank in range(2)}
+    seen = seen_of(
+        rdz001.CHECK, rows, params={"method": "mpi", "backend": "mpi"}, options=Options(depth=Depth.STANDARD)
+    )
+    findings = [finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.absent"]
+    assert [(finding.severity, finding.message) for finding in findings] == [
+        (Severity.INFO, "torch 2.13.0 was built without MPI.")
+    ]
+    assert "rendezvous.mpi_seconds" not in rdz001.figures(seen)
