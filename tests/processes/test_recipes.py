@@ -1,10 +1,11 @@
 """The recipes, run."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
-from jobs import REPORT_HEAD, Start
+from jobs import REPORT_HEAD, Start, torchrun
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BASH = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
@@ -28,3 +29,13 @@ def test_torchrun_does_not_train_on_an_unfit_host(start: Start, tmp_path: Path) 
     job = start("-c", BASH, str(RECIPES / "torchrun.sh"), str(script), PATH=path, TORCH_DISTRIBUTED_DEBUG="LOUD")
     assert job.wait() != 0
     assert "trained" not in job.stdout
+
+
+def test_the_training_script_learns_the_digits(start: Start, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    job = start(*torchrun(2), str(RECIPES / "train_ddp.py"), "--save", str(weights))
+    assert job.wait(90) == 0, job.told()
+    share = re.search(r"epoch 1: loss [\d.]+, ([\d.]+)% of the test images recognised", job.stdout)
+    assert share is not None, job.told()
+    assert float(share[1]) > 90
+    assert weights.stat().st_size > 100_000

@@ -9,7 +9,8 @@ from ddpdiag.lint import all_rules, read_remarks
 from ddpdiag.model import Severity
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ORDINARY = sorted(SCRIPTS.glob("*.py"))
+RECIPES = Path(__file__).parents[2] / "recipes"
+ORDINARY = sorted([*SCRIPTS.glob("*.py"), *RECIPES.glob("*.py")])
 PRODUCT = sorted(Path(ddpdiag.__file__).parent.rglob("*.py"))
 
 # Each fault is one change to a script without fault: code, script, what it replaces, by what.
