@@ -4,8 +4,8 @@
     srun -N 2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
         --rdzv-endpoint "$(hostname):29500" recipes/train_ddp.py --epochs 3
 
-Change: the images (here the 10,000 that ship with ddpdiag), the network, and how long it learns. On GPUs each rank takes
-the one of its local rank, over NCCL; without GPUs the same script runs over gloo.
+Change: the images (here the 10,000 that ship with ddpdiag), the network, and how long it learns. On GPUs each rank
+takes the one of its local rank, over NCCL; without GPUs the same script runs over gloo.
 """
 
 import argparse

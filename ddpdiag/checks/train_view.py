@@ -13,7 +13,7 @@ from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.model.train import Ended, Strategy
 
 # In nats, where the loss begins at ln 10 = 2.3. Sums in another order differ by the last bits: the largest deviations
-# that were measured, of all strategies over 200 steps on a CPU, are a tenth of these or less.
+# that were measured, of all strategies over 200 steps on a CPU, are a fifth of these or less.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 0.1}
 
 
