@@ -183,7 +183,7 @@ def test_packets_can_be_lost(hosts):
     network = hosts(2)
     _listen(network[1])
     network[1].lose(0.05)
-    _seconds(network[0], network[1], 1 << 20)
+    _seconds(network[0], network[1], 16 << 20)  # in packets of up to 64 KiB
     found = network[0].call("nstat", "-az", "TcpRetransSegs").split()
     assert int(found[found.index("TcpRetransSegs") + 1]) > 0
 
