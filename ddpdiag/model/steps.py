@@ -32,7 +32,7 @@ class Proof(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True):
-    """Median seconds of a few steps: images to tensors; forward pass; backward pass; the all-reduce; the optimizer.
+    """Mean seconds of a few steps: images to tensors; forward pass; backward pass; the all-reduce; the optimizer.
 
     `core_share` is the processor time of the process over the wall time of its own work: where others have less than
     the rest, somebody else had their cores.
