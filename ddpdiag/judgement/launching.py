@@ -111,12 +111,15 @@ def _told(bad: Start, turns: Sequence[Start]) -> str:
 
 
 def _control(controls: Sequence[Start], torchrun: Round | None) -> Control | None:
-    best = _best(_rounds(controls, Way.SPAWN))
+    way = controls[0].way if controls else Way.SPAWN
+    best = _best(_rounds(controls, way))
     if best is None or torchrun is None:
         return None
-    threads = tuple(rank.threads for rank in controls[0].ranks)
+    threads = next(tuple(rank.threads for rank in start.ranks) for start in controls if start.ended is Ended.WORKS)
     ratio = best.step_seconds / torchrun.step_seconds
-    return Control(omp_num_threads=threads[0], threads=threads, step_seconds=best.step_seconds, step_ratio=ratio)
+    return Control(
+        way=way, omp_num_threads=threads[0], threads=threads, step_seconds=best.step_seconds, step_ratio=ratio
+    )
 
 
 # Why -----------------------------------------------------------------------------------------------------------------
@@ -150,35 +153,41 @@ def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
 
 def _steps(rows: Sequence[LauncherRow], control: Control | None, asked: Compare, cores: int) -> Iterator[str]:
     """Whether the number of threads explains the steps, and how that is known."""
-    torchrun, spawn = _of(rows, Way.TORCHRUN), _of(rows, Way.SPAWN)
-    if torchrun is None or spawn is None or spawn.step_ratio is None:
+    torchrun, free = _of(rows, Way.TORCHRUN), _of(rows, Way.SPAWN) or _of(rows, Way.BY_HAND)
+    if torchrun is None or free is None or free.step_ratio is None:
         return
-    if torchrun.threads == spawn.threads:
-        if abs(spawn.step_ratio - 1) > ALIKE:
+    name = free.way.value
+    if torchrun.threads == free.threads:
+        if abs(free.step_ratio - 1) > ALIKE:
             yield (
-                f"Steps: mp.spawn's take {spawn.step_ratio:.2f} times as long as torchrun's, although each rank has "
-                f"{_threads(spawn.threads)} in both; nothing that was measured explains it. Repeat with more --rounds."
+                f"Steps: started {_by(name)} they take {free.step_ratio:.2f} times as long as torchrun's, although each "
+                f"rank has {_threads(free.threads)} in both; nothing that was measured explains it. Repeat with more "
+                "--rounds."
             )
         return
     yield (
         f"Threads: torchrun, run and launch set OMP_NUM_THREADS={torchrun.threads[0]} where nobody set it; mp.spawn "
-        f"and by hand do not, so each of their {asked.ranks} ranks takes {_threads(spawn.threads)}, "
-        f"{sum(spawn.threads)} on {cores} cores. {_experiment(spawn.step_ratio, control)}"
+        f"and by hand do not, so each of their {asked.ranks} ranks takes {_threads(free.threads)}, "
+        f"{sum(free.threads)} on {_counted(cores, 'core')}. {_experiment(name, free.step_ratio, control)}"
     )
 
 
-def _experiment(ratio: float, control: Control | None) -> str:
+def _experiment(name: str, ratio: float, control: Control | None) -> str:
     if control is None:
         return "Whether that explains the steps was not measured: no time was left."
     found = (
-        f"With OMP_NUM_THREADS={control.omp_num_threads}, mp.spawn's steps take {control.step_ratio:.2f} times as long "
-        f"as torchrun's, without it {ratio:.2f} times: "
+        f"With OMP_NUM_THREADS={control.omp_num_threads}, steps started {_by(name)} take {control.step_ratio:.2f} times "
+        f"as long as torchrun's, without it {ratio:.2f} times: "
     )
     if abs(ratio - 1) <= ALIKE:
         return found + "here the threads make no difference."
     if abs(control.step_ratio - 1) <= ALIKE:
         return found + "the threads are the difference, not the way of starting."
     return found + "the threads alone do not explain it."
+
+
+def _by(name: str) -> str:
+    return name if name.startswith("by ") else f"by {name}"
 
 
 def _threads(threads: Sequence[int]) -> str:
@@ -196,8 +205,8 @@ def _verdict(rows: Sequence[LauncherRow], asked: Compare, told: int | None) -> t
     bad = [row.way.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
     silent = [row.way.value for row in rows if row.ended is Ended.UNFINISHED]
     good = len(rows) - len(bad) - len(silent)
-    parts = [f"{good} of {len(rows)} ways of starting {_ranks(asked.ranks)} work"]
-    if bad:
+    parts = [f"{good or 'none'} of {len(rows)} ways of starting {_counted(asked.ranks, 'rank')} work"]
+    if bad and len(bad) < len(rows):
         parts.append(f"{', '.join(bad)} {'does' if len(bad) == 1 else 'do'} not")
     if silent:
         parts.append(f"of {', '.join(silent)} nothing is known")
@@ -205,5 +214,5 @@ def _verdict(rows: Sequence[LauncherRow], asked: Compare, told: int | None) -> t
     return "; ".join(parts), int(code) if told is None else 128 + told
 
 
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -13,13 +13,13 @@ LAUNCHERS_SCHEMA = "ddpdiag.launchers/1"
 
 
 class Way(Enum):
-    """How the ranks of one host are started, under the names that users know."""
+    """How the ranks of one host are started, under the names that users know; torchrun, first, is the measure."""
 
-    SPAWN = "mp.spawn"
     TORCHRUN = "torchrun"
     RUN = "torch.distributed.run"
     LAUNCH = "torch.distributed.launch"
     LAUNCH_USE_ENV = "launch --use-env"
+    SPAWN = "mp.spawn"
     BY_HAND = "by hand"
 
 
@@ -117,8 +117,9 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class Control(Struct, frozen=True, kw_only=True):
-    """The experiment that shows whether threads explain the steps: spawn with torchrun's OMP_NUM_THREADS."""
+    """The experiment that shows whether threads explain the steps: `way`, with torchrun's OMP_NUM_THREADS."""
 
+    way: Way
     omp_num_threads: int
     threads: tuple[int, ...]
     step_seconds: float

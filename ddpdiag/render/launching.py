@@ -98,17 +98,20 @@ def _threads(threads: Sequence[int]) -> str | None:
 
 
 def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
-    """Why, of those that do not work, and how each would be typed."""
-    told = False
+    """Why, of those that do not work, and how one that is alone with its reason would be typed."""
+    alike: dict[tuple[Ended, str], list[LauncherRow]] = {}
     for row in rows:
         if row.ended is not Ended.WORKS:
-            told = True
-            lead = f"{row.way.value} {row.ended.value}: "
-            page.write(one_line(row.reason), lead=lead, lead_style=_STYLES.get(row.ended, ""))
-            page.write(one_line(row.command), indent=4, style="dim")
+            alike.setdefault((row.ended, row.reason), []).append(row)
+    for (ended, reason), those in alike.items():
+        lead = f"{', '.join(row.way.value for row in those)} {ended.value}: "
+        if len(those) == 1:
+            page.write(one_line(reason), lead=lead, lead_style=_STYLES.get(ended, ""))
+            page.write(one_line(those[0].command), indent=4, style="dim")
+        else:
+            page.write(lead + one_line(reason))
     deprecated = [row.way for row in rows if row.ended is Ended.WORKS and row.way in (Way.LAUNCH, Way.LAUNCH_USE_ENV)]
     if deprecated:
-        told = True
         page.write("torch.distributed.launch is deprecated in favour of torchrun.", style="dim")
-    if told:
+    if alike or deprecated:
         page.blank()

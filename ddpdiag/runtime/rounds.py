@@ -104,20 +104,21 @@ class Rounds:
         return self._signals.told is None
 
     def _control(self, folder: Path) -> None:
-        """If spawn's ranks have other threads than torchrun's: spawn again, with torchrun's OMP_NUM_THREADS."""
-        spawned, launched = (
-            [start for start in self.starts if start.way is way and start.ended is Ended.WORKS]
-            for way in (Way.SPAWN, Way.TORCHRUN)
-        )
-        if not spawned or not launched or spawned[0].ranks[0].threads == launched[0].ranks[0].threads:
+        """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
+        launched, spawned, hand = (self._good(way) for way in (Way.TORCHRUN, Way.SPAWN, Way.BY_HAND))
+        free = spawned or hand
+        if not free or not launched or free[0].ranks[0].threads == launched[0].ranks[0].threads:
             return
         variables = {"OMP_NUM_THREADS": str(launched[0].ranks[0].threads)}
         for number in range(self.asked.rounds):
-            if not self._fits(spawned):
+            if not self._fits(free):
                 return
-            self._told(Way.SPAWN, number)
-            if not self._turn(self.controls, Way.SPAWN, folder, self._left(), variables):
+            self._told(free[0].way, number)
+            if not self._turn(self.controls, free[0].way, folder, self._left(), variables):
                 return
+
+    def _good(self, way: Way) -> list[Start]:
+        return [start for start in self.starts if start.way is way and start.ended is Ended.WORKS]
 
 
 @contextmanager

@@ -36,6 +36,8 @@ _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _MARK = "DDPDIAG_LAUNCHED"
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: ")
+# torch's own hook for exceptions, once a group was open.
+_PREFIX = re.compile(r"\[rank\d+\]: ?")
 _LONGEST_REASON = 300
 
 T = TypeVar("T")
@@ -67,13 +69,14 @@ def start(turn: Turn, signals: Signals) -> Start:
         reason = f"it cannot be started: {error}"
     finally:
         seconds = time.monotonic() - begun_at
+        said = log.tail(1 << 16)  # before they say that we ended them
         left = end_all(processes, mark)
     ranks = tuple(sorted(read_all(turn.out, "rank", RankTimes), key=lambda seen: seen.rank))
     ended = Ended.FAILS
     if left:
         reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
     elif not reason:
-        ended, reason = _judged(turn, ranks, processes, log.tail(1 << 16), in_time=in_time)
+        ended, reason = _judged(turn, ranks, processes, said, in_time=in_time)
     log.close()
     return Start(way=turn.way, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
 
@@ -160,7 +163,7 @@ def first_error(errors: Sequence[RankError], log: str) -> str:
     if errors:
         first = min(errors, key=lambda error: error.at)
         return f"rank {first.rank}: {_ends(first.error)}"
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [_PREFIX.sub("", line.strip()) for line in log.splitlines() if line.strip(" \t=-")]
     found = next((line for line in lines if _ERROR_LINE.match(line)), lines[-1] if lines else "")
     return found[:_LONGEST_REASON]
 

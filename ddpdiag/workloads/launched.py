@@ -36,6 +36,8 @@ from ddpdiag.workloads.strategies.lesson import Lesson  # noqa: E402
 IMPORTED_AT = time.monotonic()
 # The first steps find algorithms and buffers.
 UNTIMED_STEPS = 3
+# Threads that fight for cores make steps dozens of times slower; that is to be measured, and not to look like a hang.
+STEPS_SHARE = 0.3
 
 
 class Who(NamedTuple):
@@ -94,11 +96,11 @@ def take_part(asked: Asked, who: Who) -> None:
     """Train, and write down what was seen; an error is written down and raised."""
     try:
         seen = train(asked, who)
+        (asked.out / f"rank-{who.rank}.json").write_bytes(encode(seen))
     except Exception as error:
         told = RankError(rank=who.rank, error=f"{type(error).__name__}: {error}", at=time.monotonic())
         (asked.out / f"error-{who.rank}.json").write_bytes(encode(told))
         raise
-    (asked.out / f"rank-{who.rank}.json").write_bytes(encode(seen))
 
 
 def train(asked: Asked, who: Who) -> RankTimes:
@@ -116,8 +118,9 @@ def train(asked: Asked, who: Who) -> RankTimes:
     optimizer = lesson.optimizer(model.parameters())
     losses: list[float] = []
     seconds: list[float] = []
+    affordable = asked.steps
     batches = lesson.batches(load(asked.data_dir), who.rank, who.world_size, device)
-    for _ in range(asked.steps):
+    while len(seconds) < min(asked.steps, affordable):
         begin = time.perf_counter()
         images, labels = next(batches)
         loss = cross_entropy(model(images), labels)
@@ -127,6 +130,8 @@ def train(asked: Asked, who: Who) -> RankTimes:
         losses.append(loss.item())
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
+        if len(seconds) == UNTIMED_STEPS:
+            affordable = UNTIMED_STEPS + agreed_steps(seconds[-1], asked.seconds * STEPS_SHARE, device)
     dist.destroy_process_group()
     return RankTimes(
         rank=who.rank,
@@ -136,7 +141,7 @@ def train(asked: Asked, who: Who) -> RankTimes:
         threads=torch.get_num_threads(),
         backend=backend,
         device="CPU" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),  # it is no plain string
         began_at=BEGAN_AT,
         imported_at=IMPORTED_AT,
         group_at=group_at,
@@ -144,6 +149,13 @@ def train(asked: Asked, who: Who) -> RankTimes:
         first_loss=losses[0],
         last_loss=losses[-1],
     )
+
+
+def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> int:
+    """How many steps like the slowest rank's fit into `seconds`, at least three; every rank must take as many."""
+    slowest = torch.tensor(step_seconds, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return max(3, int(seconds / slowest.item()))
 
 
 def wait_for(device: torch.device) -> None:

@@ -126,7 +126,10 @@ def explained(**changed) -> str:
 def test_the_threads_are_the_difference_if_it_goes_away_with_them():
     told = explained(controls=[works(Way.SPAWN, step=0.0103)])
     assert "each of their 2 ranks takes 2 threads, 4 on 2 cores" in told
-    assert "With OMP_NUM_THREADS=1, mp.spawn's steps take 1.03 times as long as torchrun's, without it 2.00" in told
+    assert (
+        "With OMP_NUM_THREADS=1, steps started by mp.spawn take 1.03 times as long as torchrun's, without it 2.00"
+        in told
+    )
     assert "the threads are the difference" in told
 
 
@@ -140,6 +143,12 @@ def test_threads_without_a_difference_are_said_to_make_none():
 
 def test_what_was_not_measured_is_not_claimed():
     assert "was not measured" in explained()
+
+
+def test_by_hand_stands_in_for_a_spawn_that_fails():
+    own = {Way.SPAWN: fails(Way.SPAWN), Way.BY_HAND: works(Way.BY_HAND, step=0.03, threads=2)}
+    made = report(*(own.get(way, works(way)) for way in Way), controls=[works(Way.BY_HAND)])
+    assert "With OMP_NUM_THREADS=1, steps started by hand take 1.00 times" in " ".join(made.explained)
 
 
 def test_a_difference_with_equal_threads_has_no_known_cause():
@@ -172,11 +181,17 @@ def test_an_error_stands_below_with_what_to_type():
     assert "torchrun hangs: it was not over after 15 s\\x1b[31m\n    start torchrun\n" in text
 
 
+def test_one_reason_of_all_is_told_once():
+    made = report(*(fails(way) for way in Way))
+    assert made.sentence == "none of 6 ways of starting 2 ranks work"
+    assert page(made).count("rank 0: no") == 1
+
+
 def test_json_has_its_schema_and_every_row():
     made = json.loads(as_json(everything()))
     assert made["schema"] == "ddpdiag.launchers/1"
     assert [each["way"] for each in made["rows"]] == [way.value for way in Way]
-    assert made["rows"][0]["threads"] == [2, 2]
+    assert made["rows"][-1]["threads"] == [2, 2]
 
 
 # What is asked for ---------------------------------------------------------------------------------------------------

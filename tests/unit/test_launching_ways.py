@@ -102,6 +102,7 @@ def test_of_a_long_error_the_first_and_the_last_line_are_told():
             "ModuleNotFoundError: No module named 'torch'",
         ),
         ("usage: launched.py\nlaunched.py: error: unrecognized arguments: -x\n====", "launched.py: error: unrec"),
+        ("[rank1]:   File ...\n[rank1]: TypeError: no\n=====\n  ----\n", "TypeError: no"),
         ("Segmentation fault\n\n", "Segmentation fault"),
         ("", ""),
     ],
