@@ -41,7 +41,7 @@ def judged(asked: Compare, seen: Seen, typed: dict[Way, str]) -> LaunchersReport
         seconds=seen.seconds,
         rows=rows,
         control=control,
-        explained=(*_start_up(rows), *_steps(rows, control, asked, seen.cores)),
+        explained=(*_noise(rows), *_start_up(rows), *_steps(rows, control, asked, seen.cores)),
         sentence=sentence,
         exit_code=code,
         device=first.device if first else None,
@@ -151,37 +151,60 @@ def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
         yield " ".join(others)
 
 
+def noise(rows: Sequence[LauncherRow]) -> float:
+    """How far apart two turns of one program are here: torchrun is torch.distributed.run, whatever it is called."""
+    same = _of(rows, Way.RUN)
+    return max(ALIKE, _apart(same.step_ratio) if same else 0.0)
+
+
+def _apart(ratio: float | None) -> float:
+    """0.25 for a ratio of 1.25 or 0.8."""
+    return max(ratio, 1 / ratio) - 1 if ratio else 0.0
+
+
+def _noise(rows: Sequence[LauncherRow]) -> Iterator[str]:
+    same = _of(rows, Way.RUN)
+    if same is None or same.start_ratio is None or same.step_ratio is None:
+        return
+    if max(_apart(same.start_ratio), _apart(same.step_ratio)) > ALIKE:
+        yield (
+            "Noise: torchrun and torch.distributed.run are one program, and yet the second took "
+            f"{same.start_ratio:.2f} times as long to start and {same.step_ratio:.2f} times for a step. Differences of "
+            "that size mean nothing here: repeat on a quiet host, or with more --rounds and --budget."
+        )
+
+
 def _steps(rows: Sequence[LauncherRow], control: Control | None, asked: Compare, cores: int) -> Iterator[str]:
     """Whether the number of threads explains the steps, and how that is known."""
     torchrun, free = _of(rows, Way.TORCHRUN), _of(rows, Way.SPAWN) or _of(rows, Way.BY_HAND)
     if torchrun is None or free is None or free.step_ratio is None:
         return
-    name = free.way.value
+    alike, how = noise(rows), _by(free.way.value)
     if torchrun.threads == free.threads:
-        if abs(free.step_ratio - 1) > ALIKE:
+        if _apart(free.step_ratio) > alike:
             yield (
-                f"Steps: started {_by(name)} they take {free.step_ratio:.2f} times as long as torchrun's, although each "
-                f"rank has {_threads(free.threads)} in both; nothing that was measured explains it. Repeat with more "
+                f"Steps: started {how} they take {free.step_ratio:.2f} times as long as torchrun's, although each rank "
+                f"has {_threads(free.threads)} in both; nothing that was measured explains it. Repeat with more "
                 "--rounds."
             )
         return
     yield (
         f"Threads: torchrun, run and launch set OMP_NUM_THREADS={torchrun.threads[0]} where nobody set it; mp.spawn "
         f"and by hand do not, so each of their {asked.ranks} ranks takes {_threads(free.threads)}, "
-        f"{sum(free.threads)} on {_counted(cores, 'core')}. {_experiment(name, free.step_ratio, control)}"
+        f"{sum(free.threads)} on {_counted(cores, 'core')}. {_experiment(how, free.step_ratio, control, alike)}"
     )
 
 
-def _experiment(name: str, ratio: float, control: Control | None) -> str:
+def _experiment(how: str, ratio: float, control: Control | None, alike: float) -> str:
     if control is None:
         return "Whether that explains the steps was not measured: no time was left."
     found = (
-        f"With OMP_NUM_THREADS={control.omp_num_threads}, steps started {_by(name)} take {control.step_ratio:.2f} times "
-        f"as long as torchrun's, without it {ratio:.2f} times: "
+        f"With OMP_NUM_THREADS={control.omp_num_threads}, steps started {how} take {control.step_ratio:.2f} times as "
+        f"long as torchrun's, without it {ratio:.2f} times: "
     )
-    if abs(ratio - 1) <= ALIKE:
+    if _apart(ratio) <= alike:
         return found + "here the threads make no difference."
-    if abs(control.step_ratio - 1) <= ALIKE:
+    if _apart(control.step_ratio) <= alike:
         return found + "the threads are the difference, not the way of starting."
     return found + "the threads alone do not explain it."
 

@@ -24,8 +24,8 @@ from ddpdiag.runtime.ways import LOOPBACK, Tools, commands, environment
 
 # What the end of a training may cost beyond its share.
 _END_SECONDS = GRACE_SECONDS + KILL_SECONDS
-# A turn that worked may take so many times as long when it is repeated.
-_NOISE = 1.3
+# A turn that worked is repeated if so many times its seconds are left, and has not hung before it took that long.
+_NOISE = 2.0
 
 Told = Callable[[Way, int], None]
 
@@ -61,61 +61,59 @@ class Rounds:
         self._end = time.monotonic() + asked.budget_seconds
 
     def run(self, ways: Sequence[Way] = tuple(Way)) -> None:
-        """Let each have its turns; what fails is not repeated, and what is left of the budget is not exceeded."""
+        """Let each have its turns. What fails is not repeated; what is left of the budget is not exceeded."""
         with _private_folder() as folder:
-            for number in range(self.asked.rounds):
-                turns = [way for way in ways if number == 0 or self._may_repeat(way)]
-                for index, way in enumerate(turns):
-                    self._told(way, number)
-                    seconds = self._left() / (len(turns) - index) if number == 0 else self._left()
-                    if not self._turn(self.starts, way, folder, seconds):
-                        return
-            self._control(folder)
+            for index, way in enumerate(ways):
+                self._told(way, 0)
+                self._turn(self.starts, way, folder, self._left() / (len(ways) - index))
+            self._control(folder, 0)
+            for number in range(1, self.asked.rounds):
+                for way in ways:
+                    self._repeat(self.starts, way, folder, number)
+                self._control(folder, number)
 
-    def _may_repeat(self, way: Way) -> bool:
-        done = [start for start in self.starts if start.way is way]
-        return all(start.ended is Ended.WORKS for start in done) and self._fits(done)
-
-    def _fits(self, done: Sequence[Start]) -> bool:
-        return bool(done) and _NOISE * max(start.seconds for start in done) + _END_SECONDS < self._left()
+    def _repeat(
+        self, into: list[Start], way: Way, folder: Path, number: int, variables: dict[str, str] | None = None
+    ) -> None:
+        """Another turn, if all before worked and there is time for it."""
+        done = self._good(way)
+        if len(done) < number:
+            return
+        longest = _NOISE * max(start.seconds for start in done) + _END_SECONDS
+        if longest < self._left():
+            self._told(way, number)
+            usual = self.asked.budget_seconds / len(Way)
+            self._turn(into, way, folder, min(self._left(), max(usual, longest)), variables)
 
     def _left(self) -> float:
         return self._end - time.monotonic()
 
     def _turn(
         self, into: list[Start], way: Way, folder: Path, seconds: float, variables: dict[str, str] | None = None
-    ) -> bool:
-        """One training; False if a signal told us to leave."""
+    ) -> None:
+        """One training; none if there is no time, or a signal told us to leave."""
         seconds -= _END_SECONDS
         if seconds <= 0 or self._signals.told is not None:
-            return self._signals.told is None
+            return
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=folder))
-        port = free_port(LOOPBACK)
-        found = commands(way, self._tools, self.asked, port=port, out=str(out), seconds=seconds)
+        found = commands(way, self._tools, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
         if found is None:
             reason = f"there is no torchrun beside {self._tools.python} or on PATH; reinstall torch"
             into.append(Start(way=way, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=reason))
-            return True
+            return
         environ = environment(with_home(os.environ), variables or {}, python=self._tools.python, folder=str(folder))
         turn = Turn(way=way, commands=found, environ=environ, out=out, ranks=self.asked.ranks, seconds=seconds)
         done = start(turn, self._signals)
         if self._signals.told is None:  # else we ended it ourselves, and know nothing of it
             into.append(done)
-        return self._signals.told is None
 
-    def _control(self, folder: Path) -> None:
+    def _control(self, folder: Path, number: int) -> None:
         """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
         launched, spawned, hand = (self._good(way) for way in (Way.TORCHRUN, Way.SPAWN, Way.BY_HAND))
         free = spawned or hand
-        if not free or not launched or free[0].ranks[0].threads == launched[0].ranks[0].threads:
-            return
-        variables = {"OMP_NUM_THREADS": str(launched[0].ranks[0].threads)}
-        for number in range(self.asked.rounds):
-            if not self._fits(free):
-                return
-            self._told(free[0].way, number)
-            if not self._turn(self.controls, free[0].way, folder, self._left(), variables):
-                return
+        if free and launched and free[0].ranks[0].threads != launched[0].ranks[0].threads:
+            variables = {"OMP_NUM_THREADS": str(launched[0].ranks[0].threads)}
+            self._repeat(self.controls, free[0].way, folder, number, variables)
 
     def _good(self, way: Way) -> list[Start]:
         return [start for start in self.starts if start.way is way and start.ended is Ended.WORKS]
