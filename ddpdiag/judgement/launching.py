@@ -14,6 +14,8 @@ from ddpdiag.model.train import Ended
 
 # Two runs of the same training differ by less than this on a quiet host; no explanation is sought for less.
 ALIKE = 0.1
+# What remains of a difference without its cause, at most.
+_REST = 0.2
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -204,7 +206,7 @@ def _experiment(how: str, ratio: float, control: Control | None, alike: float) -
     )
     if _apart(ratio) <= alike:
         return found + "here the threads make no difference."
-    if _apart(control.step_ratio) <= alike:
+    if _apart(control.step_ratio) <= max(alike, _REST * _apart(ratio)):
         return found + "the threads are the difference, not the way of starting."
     return found + "the threads alone do not explain it."
 

@@ -35,7 +35,7 @@ GRACE_SECONDS, KILL_SECONDS = 3.0, 2.0
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _MARK = "DDPDIAG_LAUNCHED"
-_ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: ")
+_ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |terminate called|Fatal Python error")
 # torch's own hook for exceptions, once a group was open.
 _PREFIX = re.compile(r"\[rank\d+\]: ?")
 _LONGEST_REASON = 300

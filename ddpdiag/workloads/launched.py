@@ -16,6 +16,7 @@ BEGAN_AT = time.monotonic()
 
 import argparse  # noqa: E402
 import os  # noqa: E402
+import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -93,7 +94,7 @@ def spawned(index: int, asked: Asked, world_size: int) -> None:
 
 
 def take_part(asked: Asked, who: Who) -> None:
-    """Train, and write down what was seen; an error is written down and raised."""
+    """Train, write down what was seen, and leave; an error is written down and raised."""
     try:
         seen = train(asked, who)
         (asked.out / f"rank-{who.rank}.json").write_bytes(encode(seen))
@@ -101,6 +102,10 @@ def take_part(asked: Asked, who: Who) -> None:
         told = RankError(rank=who.rank, error=f"{type(error).__name__}: {error}", at=time.monotonic())
         (asked.out / f"error-{who.rank}.json").write_bytes(encode(told))
         raise
+    # At Python's exit torch's threads may abort the process ("terminate called ..."), after all work was done.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def train(asked: Asked, who: Who) -> RankTimes:

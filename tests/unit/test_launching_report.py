@@ -133,6 +133,10 @@ def test_the_threads_are_the_difference_if_it_goes_away_with_them():
     assert "the threads are the difference" in told
 
 
+def test_a_large_difference_that_all_but_goes_away_is_explained():
+    assert "the threads are the difference" in explained(spawn_step=0.044, controls=[works(Way.SPAWN, step=0.0114)])
+
+
 def test_the_threads_are_not_blamed_if_it_stays():
     assert "do not explain it" in explained(controls=[works(Way.SPAWN, step=0.02)])
 

@@ -103,6 +103,7 @@ def test_of_a_long_error_the_first_and_the_last_line_are_told():
         ),
         ("usage: launched.py\nlaunched.py: error: unrecognized arguments: -x\n====", "launched.py: error: unrec"),
         ("[rank1]:   File ...\n[rank1]: TypeError: no\n=====\n  ----\n", "TypeError: no"),
+        ("terminate called after throwing\n  what(): x\ntraceback : Signal 6 (SIGABRT)\n", "terminate called"),
         ("Segmentation fault\n\n", "Segmentation fault"),
         ("", ""),
     ],
