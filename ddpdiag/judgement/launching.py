@@ -137,20 +137,15 @@ def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
     torchrun, hand, spawn = (_of(rows, way) for way in (Way.TORCHRUN, Way.BY_HAND, Way.SPAWN))
     if torchrun is None:
         return
-    yield (
-        "Start-up: torchrun, run and launch import torch themselves before they start a rank. That is most of the "
-        f"{torchrun.launcher_seconds:.1f} s until torchrun's last rank runs its first line; then each rank imports "
-        f"torch ({torchrun.import_seconds:.1f} s)."
-    )
-    others: list[str] = []
+    told = [
+        "Start-up: torchrun, run and launch import torch themselves before they start a rank: "
+        f"{torchrun.launcher_seconds:.1f} s pass until torchrun's last rank runs its first line"
+    ]
     if spawn is not None:
-        others.append(
-            f"mp.spawn's parent imports torch too, and starts its ranks in turn: {spawn.launcher_seconds:.1f} s."
-        )
+        told.append(f"{spawn.launcher_seconds:.1f} s with mp.spawn, whose parent imports torch too")
     if hand is not None:
-        others.append(f"By hand nobody imports it twice: {hand.launcher_seconds:.1f} s.")
-    if others:
-        yield " ".join(others)
+        told.append(f"{hand.launcher_seconds:.1f} s by hand, where nobody does")
+    yield f"{', '.join(told)}. Then each rank imports torch, which takes {torchrun.import_seconds:.1f} s with torchrun."
 
 
 def noise(rows: Sequence[LauncherRow]) -> float:
@@ -206,6 +201,8 @@ def _experiment(how: str, ratio: float, control: Control | None, alike: float) -
     )
     if _apart(ratio) <= alike:
         return found + "here the threads make no difference."
+    if 2 * alike > _apart(ratio):
+        return found + "with so much noise that does not tell whether the threads are the difference."
     if _apart(control.step_ratio) <= max(alike, _REST * _apart(ratio)):
         return found + "the threads are the difference, not the way of starting."
     return found + "the threads alone do not explain it."

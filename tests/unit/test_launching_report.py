@@ -137,6 +137,16 @@ def test_a_large_difference_that_all_but_goes_away_is_explained():
     assert "the threads are the difference" in explained(spawn_step=0.044, controls=[works(Way.SPAWN, step=0.0114)])
 
 
+def test_with_noise_as_large_as_the_difference_nothing_is_claimed():
+    step = {Way.RUN: 0.02, Way.SPAWN: 0.025}
+    starts = [works(way, step=step.get(way, 0.01), threads=2 if way is Way.SPAWN else 1) for way in Way]
+    assert "does not tell whether" in " ".join(report(*starts, controls=[works(Way.SPAWN)]).explained)
+
+
+def test_the_start_up_is_told_by_who_imports_torch():
+    assert "1.0 s with mp.spawn, whose parent imports torch too, 1.0 s by hand, where nobody does." in explained()
+
+
 def test_the_threads_are_not_blamed_if_it_stays():
     assert "do not explain it" in explained(controls=[works(Way.SPAWN, step=0.02)])
 
