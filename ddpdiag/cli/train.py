@@ -34,9 +34,14 @@ class Flags:
 
 def run(asked: Asked, wishes: check.Wishes, flags: Flags, outputs: Outputs) -> int:
     """Take part in a training, or start one on this host; the exit code."""
-    if wishes.backend.lower() == "nccl" and visible_gpus(os.environ, proc_root(os.environ)) == 0:
-        raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
+    refuse_nccl_without_gpus(wishes.backend)
     return check.run(asked, replace(wishes, train=train_of(flags)), outputs)
+
+
+def refuse_nccl_without_gpus(backend: str) -> None:
+    """UsageError now, rather than from every rank."""
+    if backend.lower() == "nccl" and visible_gpus(os.environ, proc_root(os.environ)) == 0:
+        raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
 
 
 def train_of(flags: Flags) -> Train:

@@ -13,7 +13,14 @@ EPILOG = options.examples(
     "ddpdiag train --strategy all --nproc-per-node 4",
     "torchrun --nproc-per-node 8 -m ddpdiag train --strategy single,dp,ddp,fsdp",
     "ddpdiag train --strategy ddp --scaling",
+    "ddpdiag train --compare-launchers --nproc-per-node 4",
 )
+
+
+def _typed(context: typer.Context) -> list[str]:
+    """The options that stand on the command line, in the order in which they are declared."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def train(
@@ -46,6 +53,21 @@ def train(
         bool,
         typer.Option("--scaling", help="ddp on 1, 2, 4 ... ranks as well: does it scale?", rich_help_panel=_WHAT),
     ] = False,
+    compare_launchers: Annotated[
+        bool,
+        typer.Option(
+            "--compare-launchers",
+            help="ddp on this host, started by mp.spawn, torchrun, torch.distributed.run, torch.distributed.launch "
+            "(with --use-env, too) and by hand: do all work, and how long does each take to start, and for a step?",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="With --compare-launchers: turns of each way, the best counts.", rich_help_panel=_WHAT
+        ),
+    ] = 2,
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="auto, nccl, gloo or any that torch knows.", rich_help_panel=_WHAT)
     ] = "auto",
@@ -95,10 +117,13 @@ def train(
     Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
     none is possible), 4 a bug of ours.
     """
+    from ddpdiag.cli import launching
     from ddpdiag.cli import train as command
     from ddpdiag.cli.check import Wishes
     from ddpdiag.cli.edge import guarded, leave
     from ddpdiag.cli.outputs import Outputs
+    from ddpdiag.errors import UsageError
+    from ddpdiag.model.launching import Compare
     from ddpdiag.runtime.launchers import Asked
 
     asked = Asked(
@@ -112,6 +137,20 @@ def train(
         master_port=master_port,
         run_id=run_id,
     )
+    if compare_launchers:
+        compare = Compare(
+            ranks=nproc_per_node or 0,
+            steps=steps,
+            batch_size=batch_size,
+            rounds=rounds,
+            backend=backend,
+            data_dir=data_dir,
+            budget_seconds=budget,
+        )
+        launching.refuse_others(_typed(context))
+        leave(guarded(lambda: launching.run(asked, compare, json)))
+    if "rounds" in _typed(context):
+        raise UsageError("--rounds has no meaning without --compare-launchers")
     flags = command.Flags(
         strategy=tuple(strategy or ("single,ddp,fsdp",)),
         steps=steps,

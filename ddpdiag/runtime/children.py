@@ -88,7 +88,7 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
         stdout=log.fileno(),
         stderr=log.fileno(),
         pass_fds=passed,
-        env=_with_home(env),
+        env=with_home(env),
     )
     process.returncode = 0  # we reap it ourselves, by pid
     with contextlib.suppress(
@@ -98,7 +98,7 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
     return process.pid
 
 
-def _with_home(env: Mapping[str, str]) -> dict[str, str]:
+def with_home(env: Mapping[str, str]) -> dict[str, str]:
     """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
     home = str(Path(__file__).parents[2])
     if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:

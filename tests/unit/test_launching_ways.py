@@ -1,0 +1,113 @@
+"""The command lines of each way of starting a training, and what the ways' output says."""
+
+import pytest
+
+from ddpdiag.model.launching import Compare, RankError, Way
+from ddpdiag.runtime.starting import first_error
+from ddpdiag.runtime.ways import Tools, arguments, commands, environment, typed
+
+TOOLS = Tools(python="/py", torchrun="/bin/torchrun")
+ASKED = Compare(ranks=2, steps=8)
+TRAINING = ("-m", "ddpdiag.workloads.launched", *arguments(ASKED, out="/out", seconds=15.4))
+LAUNCHER = ("--nproc-per-node", "2", "--master-port", "1234")
+WHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+
+
+def of(way: Way, tools: Tools = TOOLS):
+    return commands(way, tools, ASKED, port=1234, out="/out", seconds=15.4)
+
+
+@pytest.mark.parametrize(
+    ("way", "head"),
+    [
+        (Way.TORCHRUN, ("/bin/torchrun",)),
+        (Way.RUN, ("/py", "-m", "torch.distributed.run")),
+        (Way.LAUNCH, ("/py", "-m", "torch.distributed.launch")),
+        (Way.LAUNCH_USE_ENV, ("/py", "-m", "torch.distributed.launch", "--use-env")),
+    ],
+)
+def test_a_launcher_is_one_command_with_the_training_behind_it(way, head):
+    (command,) = of(way)
+    assert command.words == (*head, *LAUNCHER, *TRAINING)
+    assert command.variables == {}
+
+
+def test_spawn_is_one_command_that_is_told_how_many():
+    (command,) = of(Way.SPAWN)
+    assert command.words == ("/py", *TRAINING, "--spawn", "2")
+    assert command.variables == WHERE
+
+
+def test_by_hand_is_a_command_for_each_rank():
+    first, second = of(Way.BY_HAND)
+    assert first.words == second.words == ("/py", *TRAINING)
+    assert first.variables == {"RANK": "0", "WORLD_SIZE": "2", **WHERE}
+    assert second.variables == {"RANK": "1", "WORLD_SIZE": "2", **WHERE}
+
+
+def test_without_torchrun_there_is_no_command_for_it():
+    without = Tools(python="/py", torchrun=None)
+    assert of(Way.TORCHRUN, without) is None
+    assert of(Way.RUN, without) is not None
+
+
+def test_the_training_is_told_the_same_in_every_way():
+    asked = Compare(ranks=4, steps=9, batch_size=12, backend="gloo", data_dir="/digits")
+    words = arguments(asked, out="/o", seconds=20)
+    assert " ".join(words) == (
+        "--out /o --steps 9 --batch-size 12 --backend gloo --seconds 20 --data-dir /digits"
+    )  # fmt: skip
+    assert "--data-dir" not in arguments(ASKED, out="/o", seconds=20)
+
+
+def test_what_an_earlier_launch_left_is_not_handed_on():
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "PATH": "/bin", "OMP_NUM_THREADS": "4", "TMPDIR": "/old"}
+    made = environment(env, {"OMP_NUM_THREADS": "1"}, python="/py", folder="/new")
+    assert made == {
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": "/new",
+        "PYTHONSAFEPATH": "1",
+        "PYTHON_EXEC": "/py",
+    }
+
+
+@pytest.mark.parametrize("way", Way)
+def test_every_way_can_be_typed(way):
+    assert "train.py" in typed(way, 2)
+
+
+# What went wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_the_earliest_rank_is_the_cause_and_not_its_echoes():
+    errors = [
+        RankError(rank=0, error="RuntimeError: Connection closed by peer", at=2.0),
+        RankError(rank=1, error="DataError: no digits", at=1.0),
+    ]
+    assert first_error(errors, "Traceback ...") == "rank 1: DataError: no digits"
+
+
+def test_of_a_long_error_the_first_and_the_last_line_are_told():
+    error = RankError(rank=0, error="DistBackendError: NCCL error\nncclInvalidUsage\nDuplicate GPU detected\n", at=1.0)
+    assert first_error([error], "") == "rank 0: DistBackendError: NCCL error ... Duplicate GPU detected"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (
+            "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'torch'\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n",
+            "ModuleNotFoundError: No module named 'torch'",
+        ),
+        ("usage: launched.py\nlaunched.py: error: unrecognized arguments: -x\n====", "launched.py: error: unrec"),
+        ("[rank1]:   File ...\n[rank1]: TypeError: no\n=====\n  ----\n", "TypeError: no"),
+        ("terminate called after throwing\n  what(): x\ntraceback : Signal 6 (SIGABRT)\n", "terminate called"),
+        ("Segmentation fault\n\n", "Segmentation fault"),
+        ("", ""),
+    ],
+)
+def test_without_a_rank_s_word_the_output_is_read(log, told):
+    assert first_error([], log).startswith(told)
+    assert bool(first_error([], log)) == bool(told)
