@@ -2,7 +2,8 @@
 
 FAB001 tells that a host is bad by itself: its ranks are slow, or fail, among themselves. This check finds which of them
 it is, by the same procedure: pairs of ranks, suspects again with partners that were cleared. Of up to 8 ranks all pairs
-are tried. All hosts that are looked at take part at the same time.
+are tried. All hosts that are looked at take part at the same time. Over NCCL a host is left out of which some pairs of
+GPUs are joined in another way than others (P2P001): a slower pair is no fault there.
 
 It looks at hosts that are bad by themselves; at a host that is alone in the run with `--depth standard` or
 `--stage fabric`; and at every host with `--depth deep` or `--select FAB002`. A host needs three ranks: of two it cannot
@@ -24,11 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.check import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks import fab001, gpu002, p2p003
+from ddpdiag.checks import fab001, gpu002, p2p001, p2p003
 from ddpdiag.checks.fab_view import Data
 from ddpdiag.checks.fab_words import how, rates, severity, tests_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.inside_view import InsideView
+from ddpdiag.checks.path_view import path_views
 from ddpdiag.fabric.localise import Bad, Diagnosis, Path, Round
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
@@ -53,13 +55,30 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
     living = frozenset(seen.world.living)
     hosts = [own for own in seen.world.hosts.values() if len(own) >= fab001.LEAST_INSIDE and living.issuperset(own)]
     options = seen.options
-    if options.depth is Depth.DEEP or seen.check.code in options.select:
+    if mixed := frozenset(_mixed(seen)) if seen.world.backend == "nccl" else ():
+        hosts = [own for own in hosts if seen.world.node_of(own[0]) not in mixed]
+    if options.depth is Depth.DEEP or any(seen.check.code.startswith(code) for code in options.select):
         return hosts
     if len(seen.world.hosts) == 1:
         asked = "fabric" in options.stages or options.depth is not Depth.QUICK
         return hosts if asked else ()
     alone = fab001.bad_alone(seen.of(fab001.CHECK))
     return [ranks for ranks in hosts if ranks in alone]
+
+
+def _mixed(seen: Seen[Data]) -> Iterator[str]:
+    """Hosts on which not all pairs of GPUs have the same way between them, as far as it is known.
+
+    Where some pairs are joined by NVLinks or a switch and others are not, a slower pair is no fault.
+    """
+    known = seen.of(p2p001.CHECK)
+    for view in path_views(known) if known.trials else ():
+        ways = {
+            (pair.level, tuple(way.nvlinks for way in (pair.there, pair.back) if way is not None))
+            for pair in view.pairs
+        }
+        if len(ways) > 1:
+            yield view.host.name
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -74,7 +93,9 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
-    return "no host is bad by itself (--depth deep or --select FAB002 looks at all)" if not seen.trials else None
+    if seen.trials:
+        return None
+    return "only hosts that FAB001 finds bad by themselves are looked at (--depth deep or --select FAB002: all)"
 
 
 def ground(world: World) -> str | None:

@@ -13,6 +13,8 @@ from ddpdiag.stats import odd_ones_out
 D = TypeVar("D")
 Sketch = Sequence[float]
 
+# Shares of fewer images may be the same ones in two epochs.
+_FEWEST_IMAGES = 8
 # Two ways to add the same numbers differ by rounding: seen with float32 were 7e-6 of the largest element, on one to
 # eight ranks; a wrong element is as large as others. TensorFloat-32 is switched off.
 TOLERANCE = {"float32": 1e-4}
@@ -76,13 +78,15 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     for witness, proof in proofs.items():
         for rank in proof.witnessed:
             asked.setdefault(rank, []).append(witness)
-    guilty = tuple(
+    suspects = {
         rank
         for rank, witnesses in asked.items()
         if len(witnesses) > 1 and all((witness, rank) in denied for witness in witnesses)
-    )
+    }
+    # What suspects testify counts for nothing.
+    guilty = tuple(rank for rank in sorted(suspects) if not suspects.issuperset(asked[rank]))
     explained = all(witness in guilty or rank in guilty for witness, rank in denied)
-    blamed = guilty if explained else ()
+    blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
     pairs = ", ".join(f"{witness} of rank {rank}'s" for witness, rank in sorted(denied)[:4])
     return seen.finding(
         "gradient",
@@ -151,7 +155,9 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
         by_shard.setdefault(proof.shards[0], []).append(rank)
     same = [ranks for ranks in by_shard.values() if len(ranks) > 1]
     stuck = [rank for rank, proof in proofs.items() if proof.shards[0] == proof.shards[1]]
-    if len(proofs) > first.images or not (same or stuck or first.covered < first.images):
+    if _FEWEST_IMAGES * len(proofs) > first.images:  # few images may be the same by chance
+        same, stuck = [], []
+    if first.drawn < first.images or not (same or stuck or first.covered < first.images):
         return
     what = [f"{ranks_text(ranks)} have the same images" for ranks in same]
     what += [f"{ranks_text(stuck)} has the same images in two epochs"] if stuck else []

@@ -71,7 +71,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     # Whatever a worker that is killed leaves in the run's own folder goes with it.
     shared = method in _NEED_DIRECTORY and seen.options.shared_dir
     env = {RUN_NONCE: seen.world.arrivals[0].nonce} if shared else {}
-    return (new_trial(seen, params=params, env=env),)
+    may_fail = method == MPI and seen.world.backend != MPI
+    return (new_trial(seen, params=params, env=env, may_fail=may_fail),)
 
 
 def _methods(seen: Seen[Data]) -> tuple[str, ...]:
@@ -119,8 +120,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     failed = [method for method, well in tried.items() if not well]
     works = [method for method, well in tried.items() if well and method not in absent]
     if failed and works:
-        excused = all(map(seen.is_excused, seen.trials))
-        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if excused else ""
+        beside = [trial for trial in seen.trials if trial.params["method"] in failed]
+        excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
+        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if _gloo_is_beside(seen) else ""
         reason = _reason(seen, failed[0])
         yield seen.finding(
             "method",
@@ -131,6 +133,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             evidence={"works": list(works), "fails": list(failed)},
             remedy=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
         )
+
+
+def _gloo_is_beside(seen: Seen[Data]) -> bool:
+    return all(map(seen.is_excused, seen.trials))
 
 
 def _reason(seen: Seen[Data], method: str) -> str:

@@ -47,9 +47,9 @@ def _straggler(seen: Seen[D], own: Straggler, limits: Limits, throttled: Set[str
         "straggler",
         Severity.WARNING,
         f"all wait for rank {rank}: {_CLASSES[why]}",
-        f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step before it comes to the "
-        f"all-reduce, the others {1e3 * own.usual:.1f} ms, in {share_text(own.windows)} of the windows; at most "
-        f"{limits.ratio:g} times as long was expected. It waits less than most there.",
+        f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
+        f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows that is more than {limits.ratio:g} "
+        "times the median of all ranks, and it waits less than most in the all-reduce.",
         ranks=(rank,),
         gpus=gpus,
         evidence={"class": why.value, "own_seconds": own.own, "usual_seconds": own.usual, "windows": own.windows},

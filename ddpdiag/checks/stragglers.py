@@ -15,7 +15,8 @@ from ddpdiag.model.steps import Steps, Window
 
 # An exchange with a neighbour that takes so many times as long as those of others, and so much longer, is slow. Inside
 # a host messages go through memory, and its cores are shared with the other ranks.
-_SLOW_EDGE, _SLOW_EDGE_INSIDE, _LEAST_SECONDS = 1.5, 3.0, 2e-3
+_SLOW_EDGE, _SLOW_EDGE_INSIDE = 1.5, 3.0
+_LEAST_SECONDS, _LEAST_SECONDS_INSIDE = 2e-4, 2e-3
 # A process that has less than so much of what others have of their cores shares them with somebody.
 _LESS_CORE = 0.8
 
@@ -49,7 +50,7 @@ class Straggler(NamedTuple):
 
 
 def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, ...]:
-    """Ranks whose own work keeps the others waiting; none where these would be most."""
+    """Ranks whose own work keeps the others waiting; none where these would be half of all, or more."""
     if len(steps) < 2:
         return ()
     count = min(len(own.windows) for own in steps.values())
@@ -61,7 +62,7 @@ def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, .
         for rank, window in now.items():
             late[rank] += window.own > limits.ratio * work and window.wait < wait
     found = [rank for rank, windows in late.items() if count and windows >= limits.windows * count]
-    if 2 * len(found) > len(steps):
+    if len(found) > 1 and 2 * len(found) >= len(steps):
         return ()
     return tuple(_straggler(rank, steps, late[rank] / count) for rank in found)
 
@@ -87,11 +88,12 @@ def slow_ways(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> t
     unit_of = {rank: number for number, ranks in enumerate(units) for rank in ranks}
     edges = _edges(steps, unit_of)
     slow = _SLOW_EDGE if len(hosts) > 1 else _SLOW_EDGE_INSIDE
+    least = _LEAST_SECONDS if len(hosts) > 1 else _LEAST_SECONDS_INSIDE
     found = []
     for number, ranks in enumerate(units):
         own = [seconds for ends, seconds in edges.items() if number in ends]
         others = [seconds for ends, seconds in edges.items() if number not in ends]
-        if len(own) > 1 and others and min(own) > max(slow * median(others), median(others) + _LEAST_SECONDS):
+        if len(own) > 1 and others and min(own) > max(slow * median(others), median(others) + least):
             found.append(Straggler(tuple(ranks), Why.NETWORK, min(own), median(others), 1.0))
     # Two neighbours that are both slow with everybody would leave one good way or none to hold them against.
     return tuple(found) if 2 * len(found) < len(units) else ()

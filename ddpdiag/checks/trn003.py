@@ -14,6 +14,7 @@ Findings and their causes:
   or memory, or another model of CPU or GPU that rounds differently.
 - average: what comes out of DDP is not the mean of what was handed over. unequal: it is not what one process gets.
 - shards, metrics: DistributedSampler's shares, or sums over ranks, are wrong.
+- unreadable: some rank could not read the digits.
 - straggler: own work above `ratio` (1.10) times that of most, and less waiting than most, in `windows` (80 %) of the
   windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer tells the class: data
   (files, decoding), compute, cores (the process has less of its cores than others: something else runs there), clocks
@@ -31,15 +32,17 @@ from msgspec import Struct
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import gpu005, p2p003
+from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.proof_findings import proof_findings
 from ddpdiag.checks.step_findings import step_findings
 from ddpdiag.checks.stragglers import Limits, usual_step
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.model.steps import Proof, Steps
 from ddpdiag.world import World, without_gpu
 
 # gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
 _MANY_RANKS = 32
+_HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -60,8 +63,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def _why_not(seen: Seen[Data]) -> str | None:
     """Why a quick check leaves it out, or None."""
     options, ranks = seen.options, seen.world.size
-    asked = seen.check.code in options.select or options.depth is not Depth.QUICK
-    if asked or ranks <= _MANY_RANKS or seen.world.backend == "nccl":
+    named = any(seen.check.code.startswith(code) for code in options.select) or "training" in options.stages
+    if named or options.depth is not Depth.QUICK or ranks <= _MANY_RANKS or seen.world.backend == "nccl":
         return None
     return f"{ranks} ranks over {seen.world.backend} are looked at with --depth standard, or --select {seen.check.code}"
 
@@ -94,12 +97,21 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Right first, then quick."""
+    if lacking := tuple(row.place.rank for row in seen.rows if row.data == Data()):
+        yield seen.finding(
+            "unreadable",
+            Severity.WARNING,
+            "gradients were not compared, since the digits cannot be read",
+            f"Some rank could not read them, so that none of {ranks_text(lacking)} took a step; TRN001 says which.",
+            remedy="Run TRN001 as well, or leave out --data-dir.",
+        )
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:
         yield from proof_findings(seen, proofs)
     if steps := _steps(seen):
         limits = Limits(seen.number("ratio"), seen.number("windows"))
-        throttled = frozenset(gpu for finding in gpu005.judge(seen.of(gpu005.CHECK)) for gpu in finding.gpus)
+        heat = (finding for finding in gpu005.judge(seen.of(gpu005.CHECK)) if finding.code in _HELD_DOWN)
+        throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
         yield from step_findings(seen, steps, limits, throttled)
 
 

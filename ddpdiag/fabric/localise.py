@@ -161,7 +161,7 @@ class _Notes:
         return [
             pair
             for pair in self.failed
-            if self.cleared.issuperset(pair) and not any(own.why in (LOST, UNHEARD) for own in self.tests[pair])
+            if self.cleared.issuperset(pair) and not any(own.why == LOST for own in self.tests[pair])
         ]
 
     def questionable(self) -> list[Pair]:

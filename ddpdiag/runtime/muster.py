@@ -25,7 +25,7 @@ from ddpdiag.runtime.messages import (
     Upward,
     Welcome,
 )
-from ddpdiag.runtime.pulse import frozen_seconds
+from ddpdiag.runtime.pulse import BEAT_PER_RANK, frozen_seconds
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class Patience:
 
 PATIENCE = Patience()
 _LOOKS_A_BEAT = 4
-# Every rank answers: with 10,000 of them a beat every second held up those who were still arriving.
-_BEAT_PER_RANK = 2e-4
 _BEATS_TO_ANSWER = 5
 _ROLL_CALL = RollCall()
 
@@ -81,7 +79,7 @@ class Muster:
         self._heard: dict[int, float] = {}
         self._beat = 0.0
         self._looked = 0.0
-        self._beat_seconds = max(patience.beat, _BEAT_PER_RANK * header.world_size)
+        self._beat_seconds = max(patience.beat, BEAT_PER_RANK * header.world_size)
         self._frozen = 0.0
         self._closed = False  # no more hellos
 

@@ -37,7 +37,7 @@ from ddpdiag.runtime.messages import (
     Task,
     Welcome,
 )
-from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, LOST_LATE_SECONDS, crowded_silence_seconds, frozen_seconds
+from ddpdiag.runtime.pulse import crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
@@ -326,7 +326,7 @@ class Supervisor:
                     raise Rank0Lost(sentence, code)
                 raise RunLost(sentence, code)
         # When the budget is spent rank 0 has only to write, and nobody has time to spare.
-        patience = LOST_AFTER_SECONDS if now - self._begin < self._options.budget_seconds else LOST_LATE_SECONDS
+        patience = silence_seconds(self.place.world_size, late=now - self._begin >= self._options.budget_seconds)
         patience += crowded_silence_seconds(self.place.local_world_size)
         if silent > patience:
             self._lose_rank_0(silent)

@@ -153,7 +153,9 @@ def bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
     ctx.step("a small bucket")
     seconds = exchange(dist.all_reduce, _LEAST_BUCKET_BYTES, 2, device)
     affords = int(_LEAST_BUCKET_BYTES * _BUCKET_SECONDS / max(seconds, 1e-6))
-    told = torch.tensor(max(_LEAST_BUCKET_BYTES, min(BUCKET_BYTES, affords)), dtype=torch.int64, device=device)
+    told = torch.tensor(
+        max(_LEAST_BUCKET_BYTES, min(BUCKET_BYTES, affords - affords % 4)), dtype=torch.int64, device=device
+    )
     dist.all_reduce(told, op=dist.ReduceOp.MIN)
     size = int(told)
     ctx.step(f"a bucket of {size} B")

@@ -314,4 +314,6 @@ def test_of_a_host_whose_every_pair_fails_no_rank_is_named(tmp_path):
 def test_where_no_host_is_bad_by_itself_no_rank_is_tried(tmp_path):
     done = simulated(tmp_path, "--hosts", "32", "--fault", "slow-host", *QUIET)
     (line,) = (check for check in done.report["checks"] if check["code"] == "FAB002")
-    assert line["skipped_because"] == "no host is bad by itself (--depth deep or --select FAB002 looks at all)"
+    assert line["skipped_because"] == (
+        "only hosts that FAB001 finds bad by themselves are looked at (--depth deep or --select FAB002: all)"
+    )
