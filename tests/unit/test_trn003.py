@@ -245,3 +245,39 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do():
     assert "DataLoader" in found.remedy
     assert set(trn003.columns(seen)[2]) == {"work_seconds", "wait_seconds"}
     assert trn003.figures(seen)["step.overlap_share"] == 0.5
+
+
+# Found by reviewers ---------------------------------------------------------------------------------------------------
+
+
+def wrong(rows: dict[int, Proof], bad: set[int]) -> dict[int, Proof]:
+    """These ranks compute each gradient wrongly, their own and those of others, each in its own way."""
+    for rank in bad:
+        spoilt = {other: off(told, 0.5 + rank) for other, told in rows[rank].witnessed.items()}
+        rows[rank] = structs.replace(rows[rank], handed=off(rows[rank].handed, 0.5 + rank), witnessed=spoilt)
+    return rows
+
+
+def witnessed(ranks: int) -> dict[int, Proof]:
+    """Healthy ranks whose witnesses are a third and two thirds of the world away, as in the product."""
+    found = {}
+    for rank, proof in proofs(ranks).items():
+        others = ((rank + way * ranks // 3) % ranks for way in (1, 2))
+        found[rank] = structs.replace(proof, witnessed={other: sketch_of(other) for other in others})
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "bad"), [(8, {2, 3}), (16, {4, 5, 6, 7}), (6, {0, 1})])
+def test_the_neighbour_of_a_bad_host_is_not_blamed(ranks, bad):
+    found = next(finding for finding in judged(wrong(witnessed(ranks), bad)) if finding.code == "TRN003.gradient")
+    assert set(found.ranks) <= bad
+
+
+def test_where_all_gradients_are_no_numbers_nobody_is_named():
+    rows = {rank: structs.replace(proof, norm=float("nan")) for rank, proof in proofs(4).items()}
+    assert all(finding.ranks == () for finding in judged(rows))
+
+
+def test_shares_of_one_image_may_be_the_same_by_chance():
+    rows = {rank: structs.replace(proof, shards=("same", "same"), images=8) for rank, proof in proofs(4).items()}
+    assert judged(rows) == []
