@@ -30,7 +30,7 @@ from ddpdiag.checks.fab_view import Data
 from ddpdiag.checks.fab_words import how, rates, severity, tests_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.inside_view import InsideView
-from ddpdiag.checks.path_view import path_views
+from ddpdiag.checks.path_view import Pair, path_views
 from ddpdiag.fabric.localise import Bad, Diagnosis, Path, Round
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
@@ -73,12 +73,13 @@ def _mixed(seen: Seen[Data]) -> Iterator[str]:
     """
     known = seen.of(p2p001.CHECK)
     for view in path_views(known) if known.trials else ():
-        ways = {
-            (pair.level, tuple(way.nvlinks for way in (pair.there, pair.back) if way is not None))
-            for pair in view.pairs
-        }
-        if len(ways) > 1:
+        if len({_joined(pair) for pair in view.pairs}) > 1:
             yield view.host.name
+
+
+def _joined(pair: Pair) -> tuple[object, ...]:
+    """Where there are NVLinks, NCCL takes them, and where the PCIe ways meet does not matter."""
+    return tuple(way.nvlinks for way in pair.known) if pair.is_linked else (pair.level,)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -150,15 +151,8 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         )
 
 
-def _gpus(seen: Seen[Data], ranks: Sequence[int]) -> tuple[str, ...]:
-    """The UUIDs of the GPUs that these ranks take, as far as they are known."""
-    known = seen.of(gpu002.CHECK).by_rank
-    taken = (known[rank].gpu for rank in ranks if rank in known)
-    return tuple(gpu.uuid for gpu in taken if gpu is not None and gpu.uuid)
-
-
 def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
-    gpus = _gpus(seen, (bad.unit,))
+    gpus = gpu002.uuids_of(seen, (bad.unit,))
     who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
     return seen.finding(
         "rank",

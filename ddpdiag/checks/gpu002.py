@@ -10,7 +10,8 @@ every rank, more processes than GPUs. Fix: install a CUDA build of torch; start 
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -20,6 +21,8 @@ from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.probes.gpus import device_index
 from ddpdiag.world import World
+
+D = TypeVar("D")
 
 
 class TorchGpu(Struct, frozen=True):
@@ -174,6 +177,13 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
             remedy="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
             "(Slurm --gpu-bind=none or --gpus-per-task=1).",
         )
+
+
+def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:
+    """The UUIDs of the GPUs that these ranks take, as far as they are known; for other checks."""
+    known = seen.of(CHECK).by_rank
+    taken = (known[rank].gpu for rank in ranks if rank in known)
+    return tuple(gpu.uuid for gpu in taken if gpu is not None and gpu.uuid)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:

@@ -40,8 +40,7 @@ def step_findings(seen: Seen[D], steps: Mapping[int, Steps], limits: Limits, thr
 
 def _straggler(seen: Seen[D], own: Straggler, limits: Limits, throttled: Set[str]) -> Finding:
     (rank,) = own.ranks
-    taken = seen.of(gpu002.CHECK).by_rank.get(rank)
-    gpus = (taken.gpu.uuid,) if taken is not None and taken.gpu is not None and taken.gpu.uuid else ()
+    gpus = gpu002.uuids_of(seen, own.ranks)
     why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
     return seen.finding(
         "straggler",

@@ -1,6 +1,7 @@
 """Which hosts have their ranks tried one by one."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from seen import seen_of
@@ -46,3 +47,21 @@ def test_of_two_ranks_none_can_be_told_from_the_other():
     recording = simulate(Fleet(4), ranks_per_host=2)
     world = World(size=8, launcher="hand", options=recording.header.options, arrivals=recording.arrivals)
     assert fab002.CHECK.ground(world) == "no host has 3 ranks"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ({"nvlinks": 18, "level": "node"}, {"nvlinks": 18, "level": "system"}, True),
+        ({"nvlinks": 12, "level": "node"}, {"nvlinks": 4, "level": "node"}, False),
+        ({"nvlinks": 4, "level": "node"}, {"nvlinks": 0, "level": "node"}, False),
+        ({"nvlinks": 0, "level": "node"}, {"nvlinks": 0, "level": "system"}, False),
+        ({"nvlinks": 0, "level": "node"}, {"nvlinks": 0, "level": "node"}, True),
+    ],
+)
+def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, other: dict, alike: bool):
+    def joined(nvlinks: int, level: str) -> tuple[object, ...]:
+        pair = SimpleNamespace(known=[SimpleNamespace(nvlinks=nvlinks)] * 2, is_linked=nvlinks > 0, level=level)
+        return fab002._joined(pair)  # type: ignore[arg-type]
+
+    assert (joined(**one) == joined(**other)) is alike
