@@ -70,7 +70,7 @@ def accuracy(model, loader, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=32, help="images of each rank in a step")
+    parser.add_argument("--global-batch", type=int, default=64, help="images in a step, over all ranks")
     parser.add_argument("--save", metavar="FILE", help="write the weights there at the end")
     arguments = parser.parse_args()
 
@@ -86,7 +86,9 @@ def main():
     training = dataset(digits.train_images, digits.train_labels)
     testing = dataset(digits.test_images, digits.test_labels)
     sampler = DistributedSampler(training, seed=0)
-    loader = DataLoader(training, batch_size=arguments.batch_size, sampler=sampler)
+    # The same steps on any number of ranks. With a batch of fixed size on each, the learning rate must grow with them.
+    batch_size = max(1, arguments.global_batch // dist.get_world_size())
+    loader = DataLoader(training, batch_size=batch_size, sampler=sampler)
     test_loader = DataLoader(testing, batch_size=100, sampler=DistributedSampler(testing, shuffle=False))
 
     torch.manual_seed(0)

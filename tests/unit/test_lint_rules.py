@@ -71,6 +71,7 @@ HINTS = [
     ("LNT015", "torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)"),
     ("LNT021", "nn.SyncBatchNorm.convert_sync_batchnorm(Net())", "Net()"),
     ("LNT024", "    dist.destroy_process_group()\n", ""),
+    ("LNT025", "lr=0.1 * dist.get_world_size()", "lr=0.1"),
 ]
 
 
@@ -215,3 +216,8 @@ def test_a_barrier_on_some_ranks_is_found(guard):
 def test_a_barrier_that_all_may_reach_is_silent(guard):
     barrier = "        dist.barrier()\n    dist.destroy"
     assert codes(changed(T, barrier, f"        {guard}dist.barrier()\n    dist.destroy")) == set()
+
+
+def test_a_batch_shared_out_among_the_ranks_needs_no_other_learning_rate():
+    text = changed(T, "lr=0.1 * dist.get_world_size()", "lr=0.1")
+    assert codes(text.replace("batch_size=64,", "batch_size=64 // dist.get_world_size(),"), hints=True) == set()

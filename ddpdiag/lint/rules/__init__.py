@@ -6,7 +6,7 @@ from importlib import import_module
 from ddpdiag.errors import UsageError
 from ddpdiag.lint.rule import Rule
 
-_LAST = 24
+_LAST = 25
 
 
 @cache

@@ -87,7 +87,7 @@ def main():
         state = torch.load(args.resume, map_location="cpu")
         model.load_state_dict(state["model"])
     ddp_model = DDP(model, device_ids=[local_rank])
-    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1 * dist.get_world_size())
     torch.manual_seed(args.seed + rank)
 
     for epoch in range(args.epochs):
