@@ -12,10 +12,11 @@ from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, Blocking
 from ddpdiag.render import bench_bars, bench_table
 from ddpdiag.render.bench_meaning import write_meaning
 from ddpdiag.render.bench_rows import Part, devices, measured, parts, reaches, short_pci
+from ddpdiag.render.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import ALL_SHOWN, WORST_SHOWN
-from ddpdiag.render.terminal import LIST_SHOWN, write_findings, write_notes, write_verdict
+from ddpdiag.render.terminal import write_notes, write_verdict
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count
 

@@ -91,6 +91,11 @@ class Page:
         # Soft wrap means that rich neither wraps nor crops: the line is as long as it is.
         self._console.print(line, soft_wrap=True)
 
+    @property
+    def lines(self) -> int:
+        """How many there are by now."""
+        return self._file.getvalue().count("\n")
+
     def text(self) -> str:
         """All that was written."""
         return self._file.getvalue()

@@ -1,38 +1,30 @@
-"""The report for people: what was looked at, the figures, what is wrong with whom, and one sentence.
+"""The report for people: what is broken, by whom, and the way out; what was looked at, the figures; and one sentence.
 
-The sentence comes last, because the end of the text is what a terminal still shows. Without colour the page's own
+Errors come first, because the first screen of a log is what is read of it; the sentence comes last, with the way out of
+the first error once more, because the end of the text is what a terminal still shows. Without colour the page's own
 characters are ASCII and hold no escape codes, so that it can end in a log file.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from shlex import quote
-from typing import TypeGuard
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
-from ddpdiag.render.exports import shell_line
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, listed, value_text, write_findings
+from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Ranks, blamed
 from ddpdiag.render.timings import write_timings
-from ddpdiag.render.units import count, label, quantity, seconds
+from ddpdiag.render.units import count, label, seconds
 
-# What was asked for, what was not looked at, or how the run was ended: there is nobody to look for.
-_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-_SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
 _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
 
-# One finding a rank, on a thousand ranks: the first few show what it looks like, the rest is a list of names.
-SAME_SHOWN = 3
+# What a terminal shows at once.
+SCREEN_LINES = 24
 # A list of hosts that nobody would paste any more.
 _LONGEST_LIST = 1_000
-# Where several codes have many, one of each: beyond so many findings a page is no longer read.
-FINDINGS_SHOWN = 5
-# Names and values of one kind in one line.
-LIST_SHOWN = 8
 
 
 def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
@@ -45,25 +37,28 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     if details:
         page.write(f"run {report.run_id}", style="dim")
     page.blank()
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[:1])
     _stages(page, report, details=details)
     _ranks(page, report, details=details)
     _measurements(page, report.measurements if details else {})
     write_matrices(page, report.matrices, report.findings, details=details)
     if timings:
         write_timings(page, report, details=details)
-    write_findings(page, report.findings, details=details)
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[1:])
     _skipped(page, report.checks)
     write_notes(page, report.notes)
     _without_bad(page, report)
     write_verdict(page, report)
+    _write_way_out(page, report)
     return page.text()
 
 
 def _head(report: Report) -> str:
-    """The world in one line: "4 ranks on 2 hosts (n[0-1]), torchrun, gloo; 7.9 s of 60 s"."""
+    """The world in one line: "4 ranks on 2 hosts (n[0-1]), torchrun, gloo; 7.9 s of 60 s: FIT"."""
     world = report.world
     parts = (_population(world), one_line(world.launcher), one_line(world.backend))
-    return f"{', '.join(filter(None, parts))}; {seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    return f"{', '.join(filter(None, parts))}; {spent}: {report.verdict.value.upper()}"
 
 
 def _population(world: WorldLine) -> str:
@@ -108,7 +103,7 @@ def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
 
 def _saying(checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
     """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
-    words = [_counted(severity, findings) for severity in _ORDER]
+    words = [_counted(severity, findings) for severity in SEVERITIES]
     broken = [f"{one_line(check.code)}: {_ran(check)}" for check in checks if _failed(check)]
     skipped = sum(check.skipped_because is not None for check in checks)
     idle = sum(check.measures and not check.statuses and check.skipped_because is None for check in checks)
@@ -124,7 +119,7 @@ def _saying(checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
 def _counted(severity: Severity, findings: Sequence[Finding]) -> str:
     """ "2 errors: COL002.slow, COL003.wrong"."""
     codes = [one_line(finding.code) for finding in findings if finding.severity is severity]
-    return f"{count(len(codes), severity.value)}: {_listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)}" if codes else ""
+    return f"{count(len(codes), severity.value)}: {listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)}" if codes else ""
 
 
 def _failed(check: CheckLine) -> bool:
@@ -140,15 +135,6 @@ def _ran(check: CheckLine) -> str:
     )
 
 
-def _listed(words: Sequence[str], limit: int | None) -> str:
-    """Words joined by commas; of more than `limit`, how many are left out."""
-    return ", ".join(words[:limit]) + _left_out(len(words), limit)
-
-
-def _left_out(number: int, limit: int | None) -> str:
-    return f" +{number - limit:,} more" if limit is not None and number > limit else ""
-
-
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
     ranks = Ranks(report.ranks, blamed(report.findings), details)
     for table in ranks.tables(color=page.color, width=page.width):
@@ -161,104 +147,9 @@ def _ranks(page: Page, report: Report, *, details: bool) -> None:
 
 def _measurements(page: Page, measurements: dict[str, Scalar]) -> None:
     for name, value in measurements.items():
-        page.write(f"{one_line(label(name))} = {_value(name, value)}")
+        page.write(f"{one_line(label(name))} = {value_text(name, value)}")
     if measurements:
         page.blank()
-
-
-def write_findings(page: Page, findings: Sequence[Finding], *, details: bool) -> None:
-    """The findings, errors first; many of one code are shown by a few, unless `details`."""
-    groups: dict[tuple[Severity, str], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
-        groups.setdefault((finding.severity, finding.code), []).append(finding)
-    few = SAME_SHOWN if sum(_shown(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
-    for group in groups.values():
-        most = len(group) if details else _shown(group, few)
-        for finding in group[:most]:
-            _finding(page, finding, details=details)
-        _more(page, group[most:])
-
-
-def _shown(group: Sequence[Finding], few: int) -> int:
-    """How many of one code are shown: "and 1 more" would take the room of the one."""
-    return len(group) if len(group) <= few + 1 else few
-
-
-def _finding(page: Page, finding: Finding, *, details: bool) -> None:
-    limit = None if details else LIST_SHOWN
-    lead = f"{finding.severity.value} {one_line(finding.code)}: "
-    page.write(one_line(finding.title), style="bold", lead=lead, lead_style=_SEVERITY_STYLES[finding.severity])
-    page.write(finding.message, indent=4)
-    if blame := _blame((finding,), limit):
-        # Good to know is no blame.
-        word = "about: " if finding.severity is Severity.INFO else "blamed: "
-        page.write(blame, indent=4, lead=word, lead_style="bold")
-    elif finding.severity is not Severity.INFO and not finding.code.endswith(_OF_THE_RUN):
-        page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
-    _evidence(page, finding, details=details)
-    if finding.remedy:
-        page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")
-    for name, value in finding.env.items():
-        page.verbatim(shell_line(name, value), indent=8)
-    page.blank()
-
-
-def _more(page: Page, findings: Sequence[Finding]) -> None:
-    """One line for findings that look like those before them."""
-    if not findings:
-        return
-    lead = f"{findings[0].severity.value} {one_line(findings[0].code)}: "
-    blame = _blame(findings, LIST_SHOWN) or "nobody can be blamed"
-    text = f"{len(findings):,} more like these: {blame}; the JSON report has all of them"
-    page.write(text, lead=lead, lead_style=_SEVERITY_STYLES[findings[0].severity])
-    page.blank()
-
-
-def _blame(findings: Sequence[Finding], limit: int | None) -> str:
-    """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
-    ranks = {rank for finding in findings for rank in finding.ranks}
-    nodes = dict.fromkeys(node for finding in findings for node in finding.nodes)
-    gpus = tuple(dict.fromkeys(one_line(gpu) for finding in findings for gpu in finding.gpus))
-    links = tuple(dict.fromkeys(one_line(link) for finding in findings for link in finding.links))
-    kinds = (
-        ("rank", len(ranks), fold_ranks(ranks, limit=limit)),
-        ("host", len(nodes), one_line(fold_hosts(nodes, limit=limit))),
-        ("GPU", len(gpus), _listed(gpus, limit)),
-        ("link", len(links), _listed(links, limit)),
-    )
-    return "; ".join(f"{noun if number == 1 else noun + 's'} {names}" for noun, number, names in kinds if number)
-
-
-def _evidence(page: Page, finding: Finding, *, details: bool) -> None:
-    """Figures in one paragraph; below it what takes a line for each item: tables, and with `details` all sentences."""
-    limit = None if details else LIST_SHOWN
-    tables = {name: value for name, value in finding.evidence.items() if _is_table(value, details=details)}
-    figures = {name: value for name, value in finding.evidence.items() if name not in tables}
-    text = "; ".join(f"{one_line(label(name))} = {_value(name, value, limit)}" for name, value in figures.items())
-    if text:
-        page.write(text, style="dim", indent=4)
-    for name, value in tables.items():
-        page.write(f"{one_line(label(name))}:", style="dim", indent=4)
-        for item in value[:limit]:
-            head, mark, rest = one_line(item).partition(": ")
-            page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
-        if left_out := _left_out(len(value), limit):
-            page.write(left_out.strip(), style="dim", indent=6)
-
-
-def _is_table(value: Scalar | list[Scalar], *, details: bool) -> TypeGuard[list[str]]:
-    """Is every item a row, such as "rank 3: hung", or with `details` a sentence or a frame of a stack?"""
-    mark = " " if details else ": "
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and mark in item for item in value)
-
-
-def _value(name: str, value: Scalar | list[Scalar], limit: int | None = None) -> str:
-    """A value with its unit, in ASCII."""
-    if value is None:
-        return "not known"
-    if isinstance(value, list) and value:
-        return ", ".join(_value(name, item) for item in value[:limit]) + _left_out(len(value), limit)
-    return one_line(quantity(name, value))
 
 
 def _skipped(page: Page, checks: Sequence[CheckLine]) -> None:
@@ -301,3 +192,10 @@ def write_verdict(page: Page, report: Report) -> None:
     """The last paragraph: the verdict and its sentence."""
     verdict = report.verdict
     page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+
+
+def _write_way_out(page: Page, report: Report) -> None:
+    """What to do about the first error, where its finding has long left the screen."""
+    first = next((finding for finding in report.findings if finding.severity is Severity.ERROR), None)
+    if first is not None and first.remedy and page.lines > SCREEN_LINES:
+        page.write(first.remedy, lead="Fix: ", lead_style="bold")

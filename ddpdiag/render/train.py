@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
+from ddpdiag.render.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Column, draw, pieces
-from ddpdiag.render.terminal import LIST_SHOWN, write_findings, write_notes, write_verdict
+from ddpdiag.render.terminal import write_notes, write_verdict
 from ddpdiag.render.units import byte_count, count, figure, seconds
 
 _STYLES = {

@@ -85,7 +85,13 @@ def test_colour_wins_over_no_color(monkeypatch):
 def test_errors_come_first_and_the_sentence_last():
     text = plain(unfit())
     assert text.index("error COL001.slow") < text.index("warning HST002.many") < text.index("info TRN001.step")
-    assert " ".join(text.rstrip().split("\n\n")[-1].split()) == f"UNFIT: {unfit().sentence}"
+    assert text.index("Fix: ") < text.index("ok    launch")
+    end = " ".join(text.rstrip().split("\n\n")[-1].split())
+    assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.remedy}"
+
+
+def test_a_report_of_one_screen_says_once_what_to_do():
+    assert plain(unfit(stages=(), ranks=(), findings=(SLOW,))).count("Fix: Compare") == 1
 
 
 def test_a_stage_that_ran_but_was_not_done_is_not_ok():
@@ -104,8 +110,8 @@ def test_a_host_name_of_60_characters_is_shown_whole():
     for text in (plain(report), plain(report, width=40)):
         head, _, rest = text.partition("rank  host")
         assert name in head
-        assert f"host {name}" in " ".join(rest.split())
-        table = "".join(rest.split("error")[0].split())
+        assert f"host {name}" in " ".join(head.split())
+        table = "".join(rest.split("skip")[0].split())
         assert sum(table.count(letter) for letter in "hx") >= 59
 
 
@@ -164,7 +170,7 @@ def test_skipped_checks_share_the_line_of_their_reason():
 def test_a_world_of_nobody():
     world = WorldLine(size=4, nodes=(), launcher="", backend="")
     text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), notes=()))
-    assert text.startswith("ddpdiag: 4 ranks, no host known; 34.2 s of 120 s\n\nUNKNOWN: ")
+    assert text.startswith("ddpdiag: 4 ranks, no host known; 34.2 s of 120 s: UNKNOWN\n\nUNKNOWN: ")
 
 
 def test_one_rank_on_one_host():
