@@ -1,7 +1,7 @@
 """Whether DistributedDataParallel averaged the gradients, and who spoilt one; for TRN003. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 from ddpdiag.check import Seen
@@ -84,22 +84,41 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         if len(witnesses) > 1 and all((witness, rank) in denied for witness in witnesses)
     }
     # What suspects testify counts for nothing.
-    guilty = tuple(rank for rank in sorted(suspects) if not suspects.issuperset(asked[rank]))
+    handed = {rank for rank in suspects if not suspects.issuperset(asked[rank])}
+    # Who denies what the rank itself and another witness agree about is one against two.
+    outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in asked[rank] if other != w)}
+    guilty = tuple(sorted(handed | outvoted))
     explained = all(witness in guilty or rank in guilty for witness, rank in denied)
     blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
-    pairs = ", ".join(f"{witness} of rank {rank}'s" for witness, rank in sorted(denied)[:4])
     return seen.finding(
         "gradient",
         Severity.ERROR,
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
-        (f"{_who(seen, blamed)}: two others" if blamed else f"Rank {pairs}: others")
-        + " computed another gradient from the same weights and images than what was handed to the all-reduce"
-        + ("." if blamed else ", and no majority says whose is wrong.")
+        _gradient_text(seen, blamed, handed, sorted(denied))
         + f" Equal within {tolerance(next(iter(proofs.values()))):g} of their size was expected.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {witness}: rank {rank}" for witness, rank in sorted(denied)[:16]]},
         remedy="Take that host out, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`). Other "
         "versions or models of CPU and GPU may round differently: compare them first.",
+    )
+
+
+def _gradient_text(seen: Seen[D], blamed: tuple[int, ...], handed: Set[int], denied: Sequence[tuple[int, int]]) -> str:
+    """Who computed what, and against whom."""
+    if blamed and handed.issuperset(blamed):
+        return (
+            f"{_who(seen, blamed)}: two others computed another gradient from the same weights and images than what "
+            "was handed to the all-reduce."
+        )
+    if blamed:
+        return (
+            f"{_who(seen, blamed)} computed another gradient from the same weights and images than two others that "
+            "agree."
+        )
+    pairs = ", ".join(f"rank {witness} another one than rank {rank}" for witness, rank in denied[:4])
+    return (
+        f"From the same weights and images ranks computed different gradients ({pairs}), and no majority says whose "
+        "is wrong."
     )
 
 

@@ -35,18 +35,20 @@ _SUFFIXES: tuple[tuple[str, tuple[Unit, ...]], ...] = (
     ("_bytes", (*_BYTES, Unit(1.0, "B"))),
     ("_share", _SHARE),
 )
+# Where the whole name is a unit.
+_BARE = {"bytes_per_s": "rate", "per_second": "rate", "seconds": "time", "bytes": "size", "share": "share"}
 _PLAIN = Unit(1.0, "")
 
 
 def _family(name: str) -> tuple[str, tuple[Unit, ...]]:
     """The suffix of `name` and its units; an empty suffix and no units if it has none."""
-    return next(((suffix, units) for suffix, units in _SUFFIXES if name.endswith(suffix)), ("", ()))
+    return next(((suffix, units) for suffix, units in _SUFFIXES if f"_{name}".endswith(suffix)), ("", ()))
 
 
 def label(name: str) -> str:
     """The name of a figure without its unit: `busbw_bytes_per_s` is "busbw"."""
     suffix, _ = _family(name)
-    return name.removesuffix(suffix).replace("_", " ") or name
+    return _BARE.get(name) or name.removesuffix(suffix).replace("_", " ") or name
 
 
 def figure(value: float) -> str:

@@ -2,8 +2,8 @@
 
     python tests/gpu/anonymise.py recording.jsonl > tests/recordings/NAME.jsonl
 
-Hosts become n0, n1, ...; UUIDs of GPUs and boots, hardware addresses and IP addresses (but for the loopback's) become
-numbered ones, each the same wherever it occurs.
+Hosts become n0, n1, ...; folders before our own and Python's are left out; UUIDs of GPUs and boots, hardware addresses
+and IP addresses (but for the loopback's) become numbered ones, each the same wherever it occurs.
 """
 
 import ipaddress
@@ -17,6 +17,10 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HARDWARE = re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])")
 # Versions of firmware have more parts.
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
+# Folders of the machine before what is ours, or Python's.
+_FOLDERS = re.compile(
+    r"(?<![\w.])/(?:[^\s/:\"'\\]+/)*?(?=tests/inject|ddpdiag/|site-packages/|lib/python3|torchelastic_)"
+)
 _IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
 
 
@@ -64,6 +68,7 @@ class _Texts:
         self._addresses_6 = _Numbered(lambda number: f"fd00::{number + 1:x}")
 
     def __call__(self, text: str) -> str:
+        text = _FOLDERS.sub("/", text)
         text = _UUID.sub(lambda found: self._uuids(found[0].lower()), text)
         text = _HARDWARE.sub(lambda found: self._cards(found[0].lower()), text)
         text = _IPV4.sub(lambda found: self._address(found[0], self._addresses), text)

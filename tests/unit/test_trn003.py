@@ -281,3 +281,12 @@ def test_where_all_gradients_are_no_numbers_nobody_is_named():
 def test_shares_of_one_image_may_be_the_same_by_chance():
     rows = {rank: structs.replace(proof, shards=("same", "same"), images=8) for rank, proof in proofs(4).items()}
     assert judged(rows) == []
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_witness_that_computes_wrongly_is_outvoted_by_the_rank_and_its_other_witness(ranks):
+    rows = witnessed(ranks)
+    rows[1] = structs.replace(rows[1], witnessed={other: off(told) for other, told in rows[1].witnessed.items()})
+    (found,) = [finding for finding in judged(rows) if finding.code == "TRN003.gradient"]
+    assert found.ranks == (1,)
+    assert "than two others that agree" in found.message

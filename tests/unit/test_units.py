@@ -75,6 +75,7 @@ def test_a_label_leaves_the_unit_out():
     assert units.label("busbw_bytes_per_s") == "busbw"
     assert units.label("time_to_first_step_seconds") == "time to first step"
     assert units.label("_seconds") == "_seconds"
+    assert (units.label("bytes_per_s"), units.quantity("bytes_per_s", 2.4e6)) == ("rate", "2.4 MB/s")
 
 
 def test_a_column_has_one_unit():
