@@ -15,6 +15,7 @@ from runs import Pool, Result, faults  # noqa: E402
 _RESULTS = pytest.StashKey[dict[str, Result]]()
 _BEGIN = pytest.StashKey[float]()
 _END = pytest.StashKey[float]()
+_LINES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -50,15 +51,33 @@ class Results:
         return result
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table of all faults that were run."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The table of all faults that were run, written where they were run; with pytest-xdist that is a worker."""
+    config = session.config
     seen = [result for result in config.stash.get(_RESULTS, {}).values() if not result.skipped]
     if not seen:
         return
     seconds = config.stash[_END] - config.stash[_BEGIN]
     scoreboard.write(seen, seconds)
-    terminalreporter.section("gallery of faults")
-    for line in scoreboard.table(seen):
-        terminalreporter.write_line(line)
     totals = ", ".join(f"{name} {count}" for name, count in scoreboard.totals(seen).items())
-    terminalreporter.write_line(f"{totals}; {seconds:.0f} s")
+    lines = [*scoreboard.table(seen), f"{totals}; {seconds:.0f} s"]
+    config.stash[_LINES] = lines
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["gallery"] = lines
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """What a worker of pytest-xdist has to show."""
+    lines = getattr(node, "workeroutput", {}).get("gallery")
+    if lines:
+        node.config.stash[_LINES] = lines
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show the table."""
+    lines = config.stash.get(_LINES, [])
+    if lines:
+        terminalreporter.section("gallery of faults")
+        for line in lines:
+            terminalreporter.write_line(line)
