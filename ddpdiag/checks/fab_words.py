@@ -1,6 +1,7 @@
 """What tests of pairs came to, in words; for FAB001 and FAB002. Pure."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.fabric.localise import Reached
@@ -34,11 +35,13 @@ def how(tests: Sequence[Reached], usual: float) -> str:
 
 
 def tests_text(tests: Sequence[Reached]) -> str:
-    """What each test came to."""
-    return ", ".join(
+    """What each test came to; the same one after the other is counted."""
+    words = [
         rate_text(tested.rate) if tested.rate is not None else WHYS.get(tested.why, "failed")
         for tested in tests[:_SHOWN]
-    )
+    ]
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    return ", ".join(word if times == 1 else f"{word} ({times} times)" for word, times in runs)
 
 
 def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
