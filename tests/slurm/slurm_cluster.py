@@ -255,14 +255,26 @@ class Cluster:
     def restore(self) -> None:
         """As at the beginning: no job, no fault, every slurmd up, every node idle."""
         self.call("scancel", "--quiet", "--user=root")
-        for name, host in self.nodes.items():
+        for host in self.nodes.values():
             host.heal()
-            if self.run("pgrep", "-x", "slurmd", host=host).returncode != 0:
-                self.start_slurmd(name)
         states = dict(line.split() for line in self.call("sinfo", "-h", "-N", "-o", "%N %t").splitlines())
-        for name in (name for name, state in states.items() if state.startswith(("drain", "drng"))):
-            self.call("scontrol", "update", f"nodename={name}", "state=resume")
+        for name, state in states.items():
+            if state.startswith(("drain", "drng")):
+                self.call("scontrol", "update", f"nodename={name}", "state=resume")
+            self._restart_if_gone(name, state)
         self.wait_until_idle(60.0)
+
+    def _restart_if_gone(self, node: str, state: str) -> None:
+        """A slurmd that starts tells slurmctld at once; one that lives would be asked after most of a minute."""
+        host = self.nodes[node]
+        if state.startswith("down") or state.endswith("*"):
+            self.run("pkill", "-KILL", "-x", "slurmd", host=host)
+            _until(lambda: not self._has_slurmd(host), f"slurmd on {node} does not end")
+        if not self._has_slurmd(host):
+            self.start_slurmd(node)
+
+    def _has_slurmd(self, host: Host) -> bool:
+        return self.run("pgrep", "-x", "slurmd", host=host).returncode == 0
 
 
 def _until(true: Callable[[], object], otherwise: str | Callable[[], str], seconds: float = _START_SECONDS) -> None:
