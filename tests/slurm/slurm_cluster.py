@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -182,13 +182,15 @@ class Cluster:
         """A job of its own from the login host."""
         return self.run("srun", *arguments, seconds=seconds, **variables)
 
-    def sbatch(self, script: Path | str, *options: object, **variables: str) -> int:
-        """Submit a script, as a path or as its text without the first line; the job's number."""
+    def sbatch(
+        self, script: Path | str, *options: object, arguments: Sequence[object] = (), **variables: str
+    ) -> int:
+        """Submit a script, as a path or as its text without the first line, with its arguments; the job's number."""
         if isinstance(script, str):
             text, script = script, self.folder / f"script-{time.monotonic_ns()}"
             script.write_text(f"#!/bin/bash\n{text}\n")
         output = f"--output={self.shared}/job-%j.out"
-        command = ("sbatch", "--parsable", output, "--open-mode=append", *options, script)
+        command = ("sbatch", "--parsable", output, "--open-mode=append", *options, script, *arguments)
         done = self.run(*command, **variables)
         if done.returncode != 0:
             raise SlurmError(f"sbatch {script}: {done.stderr.strip()}")
