@@ -245,7 +245,7 @@ class Cluster:
         """Kill what runs on a node with such a command line."""
         self.nodes[node].call("pkill", "-KILL", "-f", pattern)
 
-    def slow(self, node: str, rate: str = "20mbit") -> None:
+    def slow(self, node: str, rate: str = "100mbit") -> None:
         """A bad cable: so much comes in and goes out."""
         self.nodes[node].slow(rate)
         self.nodes[node].slow(rate, incoming=True)
