@@ -53,8 +53,8 @@ def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
                 ranks=(event.rank,),
                 nodes=tuple(dict.fromkeys(nodes)),
                 evidence={"first": first, "second": second},
-                remedy="Start one launcher per host (with torchrun under srun: --ntasks-per-node=1), "
-                "and unset RANK and WORLD_SIZE left over from another job.",
+                remedy="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
+                "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
             )
 
 

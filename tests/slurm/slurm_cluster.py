@@ -182,9 +182,7 @@ class Cluster:
         """A job of its own from the login host."""
         return self.run("srun", *arguments, seconds=seconds, **variables)
 
-    def sbatch(
-        self, script: Path | str, *options: object, arguments: Sequence[object] = (), **variables: str
-    ) -> int:
+    def sbatch(self, script: Path | str, *options: object, arguments: Sequence[object] = (), **variables: str) -> int:
         """Submit a script, as a path or as its text without the first line, with its arguments; the job's number."""
         if isinstance(script, str):
             text, script = script, self.folder / f"script-{time.monotonic_ns()}"

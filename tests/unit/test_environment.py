@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
+from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.environment import Asked, Launch, places, read_launch, worker_variables
-from ddpdiag.runtime.slurm import FIRST_PSEUDO_STEP, expanded, first_of, task_hosts, tasks_per_node
+from ddpdiag.runtime.slurm import first_of, task_hosts
 
 TORCHRUN = {
     "RANK": "3",
