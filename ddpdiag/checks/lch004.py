@@ -11,7 +11,7 @@ variables in every task, says what the step is (LCH004.step), and names layouts 
   fewer processors than the job asked for; data loaders and threads then share them.
 - order: tasks are numbered in turn over the hosts (srun -m cyclic), so that scripts which take rank % GPUs for the
   local rank choose a wrong GPU, and groups of neighbouring ranks span hosts.
-- world-size: WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever.
+- few-tasks: WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever.
 - time-left: the job ends before the budget would; the budget was shortened, so that the report is out in time.
 
 What others say: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from other
@@ -61,7 +61,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if step is None:
         return
     yield from _torchruns(seen, step)
-    yield from _world_size(seen, step)
+    yield from _few_tasks(seen, step)
     yield from _cpus(seen)
     yield from _order(seen, step)
     yield _layout(seen, step)
@@ -88,20 +88,25 @@ def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
         "every task of srun started a torchrun of its own",
         f"step {step.name} has {what}, but this torchrun met {agents} of them: each trains alone, {they}; one "
         "torchrun on each host is expected, and all in one rendezvous.",
-        ranks=(),
-        nodes=(),
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
-        remedy=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun --nnodes={step.nodes} --rdzv-backend=c10d "
-        "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT ..., or without torchrun: srun ddpdiag check",
+        remedy=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
+        "srun ddpdiag check",
     )
 
 
-def _world_size(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
+def _meeting(step: StepView) -> str:
+    """torchrun's options by which all of them meet."""
+    if step.nodes == 1:
+        return "--standalone"
+    return f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
+
+
+def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
     """RANK and WORLD_SIZE came from variables, and nobody but the tasks of this step came."""
     absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
-            "world-size",
+            "few-tasks",
             Severity.ERROR,
             "WORLD_SIZE is larger than the step",
             f"WORLD_SIZE={seen.world.size}, but step {step.name} has {step.tasks} tasks, and all of these came: the "
@@ -178,8 +183,6 @@ def _layout(seen: Seen[Data], step: StepView) -> Finding:
         Severity.INFO,
         f"this is step {step.name} of Slurm",
         f"{', '.join(words)}.",
-        nodes=(),
-        evidence=dict(_facts(step)),
     )
 
 
@@ -188,16 +191,17 @@ def _gpu_words(seen: Seen[Data], step: StepView) -> Iterator[str]:
     if not seen.world.gpus:
         yield "no GPU"
         return
-    seen_by = {arrival.gpus for arrival in seen.world.arrivals.values()}
+    least, most = (choose(arrival.gpus for arrival in seen.world.arrivals.values()) for choose in (min, max))
     of = f" of {step.gpus_on_node} on its host" if step.gpus_on_node else ""
-    yield f"each rank sees {min(seen_by)}{f' to {max(seen_by)}' if len(seen_by) > 1 else ''} GPUs{of}"
+    yield f"each rank sees {least if least == most else f'{least} to {most}'} {'GPU' if most == 1 else 'GPUs'}{of}"
     if step.renumbered:
         yield f"CUDA_VISIBLE_DEVICES={step.cuda_visible_devices} is GPU {step.step_gpus} of the host"
 
 
 def _left_words(seen: Seen[Data]) -> Iterator[str]:
+    """Slurm gives a job without a limit a year."""
     left = seen.options.job_left_seconds
-    if left is not None and left > 0:
+    if left is not None and 0 < left < 86_400:
         yield f"the job ends in {left / 60:.0f} min" if left >= 120 else f"the job ends in {left:.0f} s"
 
 

@@ -40,7 +40,7 @@ class StepView(Struct, frozen=True, kw_only=True):
         """How tasks are numbered and what each has, where Slurm told."""
         order = _WAYS.get((self.distribution or "").partition(":")[0].partition(",")[0])
         cpus = f"{self.cpus_per_task} CPUs a task" if self.cpus_per_task else None
-        return tuple(filter(None, (order if self.nodes > 1 else None, cpus)))
+        return tuple(filter(None, (order if 1 < self.nodes < self.tasks else None, cpus)))
 
 
 def step_of(variables: Mapping[str, str]) -> StepView | None:

@@ -55,6 +55,8 @@ def _asked_end(job: str) -> str:
         told, _ = process.communicate(timeout=_ASK_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in the kernel
             process.wait(0.5)
         return ""
