@@ -130,7 +130,7 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
         "srun did not pass --cpus-per-task on",
         f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use {cpus} "
         f"{'processor' if cpus == 1 else 'processors'} (fewer than asked for: {ranks_text(tuple(short))}).",
-        ranks=tuple(short),
+        ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
         remedy=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
         "batch script.",
@@ -177,13 +177,19 @@ def _layout(seen: Seen[Data], step: StepView) -> Finding:
     hosts = "host" if step.nodes == 1 and not part else "hosts"
     tasks = f"{step.tasks} {'task' if step.tasks == 1 else 'tasks'} on {step.nodes}{part} {hosts}"
     named = f" ({step.nodelist})" if step.nodelist else ""
-    words = [f"{tasks}{named}", *step.words, *_gpu_words(seen, step), *_left_words(seen)]
+    words = [f"{tasks}{named}", step.order, _cpu_words(seen), *_gpu_words(seen, step), *_left_words(seen)]
     return seen.finding(
         "step",
         Severity.INFO,
         f"this is step {step.name} of Slurm",
-        f"{', '.join(words)}.",
+        f"{', '.join(filter(None, words))}.",
     )
+
+
+def _cpu_words(seen: Seen[Data]) -> str:
+    """What tasks may really use, whatever the variables promise."""
+    least, most = (choose(row.cpus for row in seen.by_rank.values()) for choose in (min, max))
+    return f"{least if least == most else f'{least} to {most}'} {'CPU' if most == 1 else 'CPUs'} a task"
 
 
 def _gpu_words(seen: Seen[Data], step: StepView) -> Iterator[str]:

@@ -36,11 +36,10 @@ class StepView(Struct, frozen=True, kw_only=True):
         return None not in (self.step_gpus, self.cuda_visible_devices) and self.step_gpus != self.cuda_visible_devices
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """How tasks are numbered and what each has, where Slurm told."""
-        order = _WAYS.get((self.distribution or "").partition(":")[0].partition(",")[0])
-        cpus = f"{self.cpus_per_task} CPUs a task" if self.cpus_per_task else None
-        return tuple(filter(None, (order if 1 < self.nodes < self.tasks else None, cpus)))
+    def order(self) -> str:
+        """How tasks are numbered, where Slurm told and it makes a difference."""
+        way = (self.distribution or "").partition(":")[0].partition(",")[0]
+        return _WAYS.get(way, "") if 1 < self.nodes < self.tasks else ""
 
 
 def step_of(variables: Mapping[str, str]) -> StepView | None:

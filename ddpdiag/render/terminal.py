@@ -19,7 +19,17 @@ from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, quantity, seconds
 
 # What was asked for, what was not looked at, how the run was ended or laid out: there is nobody to look for.
-_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told", ".time-left", ".torchruns", ".few-tasks", ".order")
+_OF_THE_RUN = (
+    ".unsupported",
+    ".unmeasured",
+    ".budget",
+    ".told",
+    ".time-left",
+    ".torchruns",
+    ".few-tasks",
+    ".order",
+    ".cpus",
+)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
