@@ -13,6 +13,9 @@ variables in every task, says what the step is (LCH004.step), and names layouts 
   local rank choose a wrong GPU, and groups of neighbouring ranks span hosts.
 - few-tasks: WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever.
 - time-left: the job ends before the budget would; the budget was shortened, so that the report is out in time.
+  A step that is told to end (time limit, scancel) writes its files and its report at once. In a batch script, start it
+  by `exec srun`, or ask for files (--json): Slurm ends the script's shell, and srun with it, too early for what tasks
+  print last.
 
 What others say: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from other
 ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never came, by host (RUN001). A step that
