@@ -40,6 +40,8 @@ from ddpdiag.world import World
 
 # Below this nothing is worth starting: what is left is the smallest budget, and the time to leave.
 _TOO_LATE_SECONDS = 10.0
+# A longer list of hosts is left to the report's own.
+_MOST_SHOWN = 60
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -50,7 +52,11 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    return Data(variables=slurm_variables(os.environ), cpus=len(os.sched_getaffinity(0)))
+    """The lists of hosts are long and alike in all tasks: rank 0 tells them."""
+    found = slurm_variables(os.environ)
+    if ctx.place.rank != 0:
+        found = {name: value for name, value in found.items() if not name.endswith("_NODELIST")}
+    return Data(variables=found, cpus=len(os.sched_getaffinity(0)))
 
 
 def ground(world: World) -> str | None:
@@ -179,7 +185,7 @@ def _layout(seen: Seen[Data], step: StepView) -> Finding:
     part = f" of the job's {step.job_nodes}" if step.job_nodes and step.job_nodes != step.nodes else ""
     hosts = "host" if step.nodes == 1 and not part else "hosts"
     tasks = f"{step.tasks} {'task' if step.tasks == 1 else 'tasks'} on {step.nodes}{part} {hosts}"
-    named = f" ({step.nodelist})" if step.nodelist else ""
+    named = f" ({step.nodelist})" if 0 < len(step.nodelist) <= _MOST_SHOWN else ""
     words = [f"{tasks}{named}", step.order, _cpu_words(seen), *_gpu_words(seen, step), *_left_words(seen)]
     return seen.finding(
         "step",

@@ -141,6 +141,6 @@ def test_the_node_of_a_task_that_never_came_is_named(cluster):
     four.wait_for_output(job, "ready")
     four.kill_slurmd("h3")
     (four.shared / "go").touch()
-    four.wait(job)
+    four.wait_for_output(job, "rank 3 never came")  # the job itself ends once Slurm misses the node
     (finding,) = (f for f in report_of(four)["findings"] if f["code"] == "RUN001.absent")
     assert (finding["ranks"], finding["nodes"]) == ([3], ["h3"])

@@ -17,7 +17,6 @@ STEP = {
     "SLURM_STEP_NODELIST": "h[2-3]",
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     "SLURM_DISTRIBUTION": "block",
 }
 
@@ -61,6 +60,10 @@ def test_gpus_are_told_as_ranks_see_them_and_as_the_host_numbers_them():
 def test_a_whole_job_names_no_part_and_a_job_without_a_limit_no_end():
     made = seen(SLURM_JOB_NUM_NODES="2", options=Options(job_left_seconds=365 * 86_400.0))
     assert layout(made) == "4 tasks on 2 hosts (h[2-3]), numbered host by host, 2 CPUs a task, no GPU."
+
+
+def test_a_long_list_of_hosts_is_left_out():
+    assert layout(seen(SLURM_STEP_NODELIST="h[" + "0-1," * 99 + "7]")).startswith("4 tasks on 2 of the job's 4 hosts, ")
 
 
 def test_facts_are_figures_without_what_slurm_did_not_tell():

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from ddpdiag.runtime.slurm_clock import LEAST_BUDGET_SECONDS, LEAVE_SECONDS, job_left_seconds, within
 
 JOB = {"SLURM_JOB_ID": "7"}
+# Of a job that began at 1,000,000 s and ends after 90,700 s, 90,600 s of which it has run.
+ANSWER = "JobId=7 RunTime=1-01:10:00 TimeLimit=1-01:11:40 StartTime=1000000 EndTime=1090700 Deadline=N/A"
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
@@ -30,16 +32,28 @@ def test_the_variable_is_believed_and_nobody_is_asked(tmp_path: Path, monkeypatc
     assert not asked.exists()
 
 
+@pytest.mark.parametrize(("start", "end"), [(-7200, -3600), (3600, 7200)])
+def test_a_clock_that_cannot_be_right_tells_nothing(start: int, end: int) -> None:
+    now = int(time.time())
+    times = {"SLURM_JOB_START_TIME": str(now + start), "SLURM_JOB_END_TIME": str(now + end)}
+    assert job_left_seconds({**JOB, **times}) is None
+
+
 def test_without_it_scontrol_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = scontrol(tmp_path, monkeypatch, f'echo "JobId=7 StartTime=1 EndTime={int(time.time()) + 100} Deadline=N/A"')
-    left = job_left_seconds(JOB)
-    assert left is not None
-    assert 98 < left <= 100
+    asked = scontrol(tmp_path, monkeypatch, f'echo "{ANSWER}"')
+    assert job_left_seconds(JOB) == 100
     assert asked.read_text() == "--oneliner show job 7 %s\n"
 
 
 @pytest.mark.parametrize(
-    "text", ["exit 1", "echo EndTime=Unknown", "echo JobId=7 EndTime=2026-11-22T05:24:57 x", "printf '\\377\\0'"]
+    "text",
+    [
+        "exit 1",
+        "echo EndTime=Unknown",
+        "printf '\\377\\0'",
+        f"echo '{ANSWER.replace('EndTime=1090700', 'EndTime=2026-11-22T05:24:57')}'",
+        f"echo '{ANSWER.replace('RunTime=1-01:10:00', 'RunTime=INVALID')}'",
+    ],
 )
 def test_an_answer_without_an_end_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     scontrol(tmp_path, monkeypatch, text)
