@@ -14,8 +14,9 @@ from msgspec import structs
 
 from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
-from ddpdiag.cli.edge import complain, guarded
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
@@ -34,6 +35,7 @@ from ddpdiag.runtime.estate import Published
 from ddpdiag.runtime.launch import Run, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
 from ddpdiag.runtime.local import start_ranks
+from ddpdiag.runtime.slurm_clock import job_left_seconds, within
 
 __all__ = ["Outputs", "Wishes", "run"]
 
@@ -89,7 +91,9 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
         complain(launch.note)
     planned = _prepare(launch, options, wishes, outputs)
     if launch.ranks:
-        return start_ranks(planned, lambda place: guarded(lambda: run_rank(planned, place)))
+        return start_ranks(
+            planned, lambda own: guarded(lambda: run_rank(planned, own), nagios=outputs.nagios and own.rank == 0)
+        )
     return run_rank(planned, launch.place)
 
 
@@ -119,9 +123,9 @@ class _Reporter:
         except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
             # But who waits for the file shall not go on.
-            code = report.exit_code or int(ExitCode.USAGE)
+            code = int(ExitCode.UNKNOWN) if self._outputs.nagios else report.exit_code or int(ExitCode.USAGE)
             return Published(structs.replace(report, exit_code=code), complete=False)
-        return Published(report, complete=True)
+        return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 
 
 def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:
@@ -141,6 +145,9 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
     depths = [depth.value for depth in Depth]
     if wishes.depth not in depths:
         raise UsageError(f"--depth {wishes.depth}: expected one of {', '.join(depths)}")
+    budget = wishes.budget if wishes.budget is not None else _default_budget(launch)
+    # Rank 0 has the say over the budget, and thousands of ranks need not ask.
+    left = job_left_seconds(os.environ) if launch.place.rank == 0 else None
     return Options(
         depth=Depth(wishes.depth),
         stages=split(wishes.stages),
@@ -149,7 +156,9 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         ignore=tuple(code.upper() for code in split(wishes.ignore)),
         backend=wishes.backend.strip().lower(),  # as torch does
         expect_gpus=wishes.expect_gpus,
-        budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch),
+        budget_seconds=within(budget, left),
+        job_left_seconds=left,
+        wanted_budget_seconds=budget if within(budget, left) < budget else None,
         data_dir=_directory("--data-dir", wishes.data_dir, launch),
         shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,

@@ -13,8 +13,18 @@ from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.units import label, quantity
 
-# What was asked for, what was not looked at, or how the run was ended: there is nobody to look for.
-_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
+# What was asked for, what was not looked at, how the run was ended or laid out: there is nobody to look for.
+_OF_THE_RUN = (
+    ".unsupported",
+    ".unmeasured",
+    ".budget",
+    ".told",
+    ".time-left",
+    ".torchruns",
+    ".few-tasks",
+    ".order",
+    ".cpus",
+)
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 

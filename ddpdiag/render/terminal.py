@@ -184,8 +184,18 @@ def _without_bad(page: Page, report: Report) -> None:
         listed = "./bad"
     else:
         page.write(f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:")
-    page.verbatim(f"srun --exclude={listed} ...", indent=4)
+    page.verbatim(f"srun {_rest(report)}--exclude={listed} ...", indent=4)
     page.blank()
+
+
+def _rest(report: Report) -> str:
+    """In a step of Slurm, the nodes and tasks that are left: within its job srun asks for all of them otherwise, and
+    fails."""
+    tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
+    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(report.hosts.bad) >= hosts or tasks % hosts:
+        return ""
+    left = hosts - len(report.hosts.bad)
+    return f"--nodes={left} --ntasks={tasks // hosts * left} "
 
 
 def write_verdict(page: Page, report: Report) -> None:

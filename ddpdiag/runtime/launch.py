@@ -21,6 +21,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.probes.elastic import write_error_file
 from ddpdiag.probes.gpus import pci_gpus, visible_gpus
 from ddpdiag.probes.procfs import age_seconds, boot_id, proc_root
+from ddpdiag.probes.slurm import job_and_step
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.runtime.board import Hub, board_ports
@@ -267,6 +268,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         lacks=run.launch.lacks,
         nonce=secrets.token_hex(4),
         leaf=leaf_of(os.environ, place.node),
+        slurm=job_and_step(os.environ),
         cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
     )
 
