@@ -1,0 +1,214 @@
+"""Who the ranks of a command are, over its whole life, and one look at all of them.
+
+The environment of a process is read when it is first met: later it may be dead, or have made itself unreadable. To find
+the processes costs reading /proc, of which as much is done as fits into a fiftieth of the time.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdiag.codec import readable
+from ddpdiag.model import ProcessState
+from ddpdiag.model.watch import GpuUse, Helper, RankSeen
+from ddpdiag.probes import flight_dump, ptrace, pyspy
+from ddpdiag.probes.gpu_use import read_uses
+from ddpdiag.probes.procfs import nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.recorder import Flown
+from ddpdiag.probes.tree import (
+    RANK_NAMES,
+    WORLD_NAMES,
+    Crew,
+    Task,
+    below,
+    crew,
+    environ,
+    holds_gpu,
+    read_task,
+    thread_names,
+)
+from ddpdiag.probes.variables import is_recorded
+from ddpdiag.runtime.stacks import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
+
+# What a look may take: 5 s after the stall its report is promised.
+LOOK_SECONDS = 3.5
+_TREE_SHARE = 0.02
+_LEAST_TREE_SECONDS = 1.0
+# How long a rank's use of its core is measured, at least, before a look.
+_USE_SECONDS = 0.5
+_MOST_HELPERS = 64
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
+
+NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
+
+
+class Look(NamedTuple):
+    """What one look saw."""
+
+    ranks: tuple[RankSeen, ...]
+    world_size: int | None
+    guessed: bool
+    gpus: tuple[GpuUse, ...]
+    gpus_unseen: str
+    variables: dict[str, str]
+
+
+class Lookout:
+    """Keeps sight of the ranks below `tops`, the processes that were started."""
+
+    def __init__(self, tops: Sequence[int]) -> None:
+        self.tops = list(tops)
+        self.host = readable(socket.gethostname())
+        self._environs: dict[tuple[int, int], dict[str, str]] = {}
+        self._variables: dict[str, str] = {}
+        self._crew = Crew({})
+        self._tasks: list[Task] = []
+        self._before: dict[int, tuple[float, int]] = {}  # by pid: when, and how many ticks
+        self._again = 0.0
+
+    def keep_sight(self) -> None:
+        """Look who is there, if it is time to."""
+        begin = time.monotonic()
+        if begin < self._again:
+            return
+        self._find()
+        took = time.monotonic() - begin
+        self._again = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
+
+    def _find(self) -> None:
+        self._tasks = below(self.tops)
+        for task in self._tasks:
+            if (task.pid, task.start) not in self._environs and (env := environ(task.pid)):
+                self._environs[task.pid, task.start] = {name: env[name] for name in _KEPT if name in env}
+                self._variables = self._variables or {n: v for n, v in env.items() if is_recorded(n)}
+        known = {task.pid: self._environs.get((task.pid, task.start), {}) for task in self._tasks}
+        self._crew = self._with_lost(crew(self._tasks, known))
+
+    def _with_lost(self, now: Crew) -> Crew:
+        """A rank that is no longer there, while all that were there with it go on, is lost, and stays one."""
+        before = self._crew.ranks
+        lost = {rank: task for rank, task in before.items() if rank not in now.ranks}
+        stayed = [rank for rank in before if rank in now.ranks]
+        alike = all(before[rank].start == now.ranks[rank].start for rank in stayed)
+        if not lost or not stayed or not alike or now.guessed:
+            return now
+        return Crew({**now.ranks, **lost}, now.world_size, now.guessed)
+
+    def living(self) -> list[int]:
+        """All processes of the command that are still there, also those whose parent is gone."""
+        self._find()
+        own = {(task.pid, task.start) for task in self._tasks} | self._environs.keys()
+        return [pid for pid, start in sorted(own) if (task := read_task(pid)) is not None and task.start == start]
+
+    def progress_age(self, end: float) -> float | None:
+        """Seconds since any rank posted a collective, where a flight recorder can be asked from outside; else None."""
+        ages = [age for flight in self._flights(end).values() if (age := _age(flight)) is not None]
+        return min(ages, default=None)
+
+    def look(self) -> Look:
+        """All ranks, within LOOK_SECONDS."""
+        end = time.monotonic() + LOOK_SECONDS
+        self._find()
+        ranks = self._crew.ranks
+        uses = self._begin_use()
+        with ThreadPoolExecutor(max_workers=min(32, len(ranks) + 2)) as pool:
+            gpus = pool.submit(read_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
+            flights = pool.submit(self._flights, end)
+            program = pyspy.find()
+            stacks = {rank: pool.submit(_stacks, program, task.pid, end) for rank, task in ranks.items()}
+            dumps = {rank: stack.result() for rank, stack in stacks.items()}
+            time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
+            flown = flights.result()
+            seen = tuple(self._rank(rank, task, dumps[rank], flown[rank], uses) for rank, task in ranks.items())
+            cards, unseen = gpus.result() if gpus is not None else ((), "")
+        return Look(seen, self._crew.world_size, self._crew.guessed, cards, unseen, self._variables)
+
+    def _flights(self, end: float) -> Mapping[int, Flown | str]:
+        """Each rank's recorder: all are asked first, and then waited for."""
+        asked = {rank: flight_dump.ask(task.pid, rank, self._known(task)) for rank, task in self._crew.ranks.items()}
+        return {
+            rank: one if isinstance(one, str) else flight_dump.answer(one, end) for rank, one in asked.items()
+        }
+
+    def _known(self, task: Task) -> Mapping[str, str]:
+        return self._environs.get((task.pid, task.start), {})
+
+    def _begin_use(self) -> "_Uses":
+        tasks = {rank: read_task(task.pid) for rank, task in self._crew.ranks.items()}
+        states = {rank: process_state(task.pid) for rank, task in self._crew.ranks.items()}
+        return _Uses(time.monotonic(), {rank: task.ticks for rank, task in tasks.items() if task}, states)
+
+    def _rank(self, rank: int, task: Task, dump: pyspy.Dump, flight: Flown | str, uses: "_Uses") -> RankSeen:
+        now = read_task(task.pid)
+        if now is None or now.start != task.start:
+            return RankSeen(rank=rank, pid=task.pid)
+        state, wchan = process_state(task.pid)
+        if state == "D" and uses.states[rank] != (state, wchan):
+            state = "S"  # on its way through
+        share = (now.ticks - uses.ticks.get(rank, now.ticks)) / _TICKS_PER_SECOND / (time.monotonic() - uses.begin)
+        process = ProcessState(
+            pid=task.pid,
+            state=state,
+            wchan=wchan,
+            stack=shortened(dump.main, MOST_FRAMES),
+            threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in dump.others[:MOST_THREADS]),
+        )
+        return RankSeen(
+            rank=rank,
+            pid=task.pid,
+            process=process,
+            core_share=round(share, 2),
+            holds_gpu=holds_gpu(task.pid),
+            holds_gil=dump.holds_gil,
+            no_stack=dump.trouble if state not in ("Z", "X") else "",
+            threads=() if dump.main else thread_names(task.pid),
+            helpers=self._helpers(task),
+            flight=None if isinstance(flight, str) else flight.collectives,
+            no_flight=flight if isinstance(flight, str) else "",
+            posted_seconds=_age(flight),
+        )
+
+    def _helpers(self, task: Task) -> tuple[Helper, ...]:
+        """What the rank itself has started."""
+        own = [other for other in self._tasks if other.parent == task.pid][:_MOST_HELPERS]
+        states = {other.pid: process_state(other.pid) for other in own}
+        return tuple(Helper(pid=o.pid, name=o.name, state=states[o.pid][0], wchan=states[o.pid][1]) for o in own)
+
+
+class _Uses(NamedTuple):
+    """How much each rank had used at the begin of a look, and how it stood."""
+
+    begin: float
+    ticks: dict[int, int]
+    states: dict[int, tuple[str | None, str | None]]
+
+
+def _age(flight: Flown | str) -> float | None:
+    if isinstance(flight, str) or flight.newest_unix_seconds is None:
+        return None
+    return max(0.0, time.time() - flight.newest_unix_seconds)
+
+
+def _stacks(program: str | None, pid: int, end: float) -> pyspy.Dump:
+    """The stacks of a rank, or why they cannot be had."""
+    if program is None:
+        return pyspy.Dump(trouble=NO_PY_SPY)
+    seen = pyspy.dump(program, pid, end)
+    if seen.main or not Path(f"/proc/{pid}").exists():
+        return seen
+    refused = seen.refused or not _readable(pid)
+    return seen._replace(trouble=f"its memory may not be read: {ptrace.refusal(pid)}") if refused else seen
+
+
+def _readable(pid: int) -> bool:
+    """May we see its mappings? Where py-spy gives another reason, this is the true one."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False
