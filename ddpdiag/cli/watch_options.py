@@ -38,7 +38,9 @@ def watch(
     ] = None,
     bundle: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Keep all that was seen: one file, a line a look.", rich_help_panel=options.OUT),
+        typer.Option(
+            metavar="DIR", help="Keep all that was seen: one file, a line a look.", rich_help_panel=options.OUT
+        ),
     ] = None,
     flight_recorder: Annotated[
         bool,

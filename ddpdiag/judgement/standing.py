@@ -15,9 +15,15 @@ from ddpdiag.model.watch import RankSeen
 # barrier and the rendezvous of a new group; functional collectives; what DDP does over all ranks at its construction.
 _COLLECTIVE_FILES = frozenset({"distributed_c10d.py", "_functional_collectives.py", "rendezvous.py"})
 _COLLECTIVE_FRAMES = frozenset(
-    {"_verify_param_shape_across_processes (utils.py", "_sync_module_states (utils.py", "_broadcast_coalesced (utils.py"}
+    {
+        "_verify_param_shape_across_processes (utils.py",
+        "_sync_module_states (utils.py",
+        "_broadcast_coalesced (utils.py",
+    }
 )
 _BACKWARD = "_engine_run_backward (graph.py"
+_IMPORT = "importlib._bootstrap"
+_LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py", "c10d_rendezvous_backend.py"})
 _LOADER_FILE = "dataloader.py"
 # The loader's own frames stand outside of those of the queue that it waits for.
 _LOADER_DEPTH = 12
@@ -68,6 +74,18 @@ def waits(process: ProcessState) -> bool:
     """Is its innermost frame a collective?"""
     inner = process.stack[0] if process.stack else ""
     return file_of(inner) in _COLLECTIVE_FILES or place_of(process) in _COLLECTIVE_FRAMES
+
+
+def is_launching(seen: RankSeen) -> bool:
+    """Is it torchrun, waiting for the other hosts?"""
+    stack = seen.process.stack if seen.process is not None else ()
+    return any(file_of(frame) in _LAUNCHER_FILES for frame in stack)
+
+
+def is_starting(seen: RankSeen) -> bool:
+    """Is it importing modules, and at work? `import torch` alone takes seconds, or minutes on a busy file system."""
+    process = seen.process
+    return process is not None and not is_idle(seen) and any(_IMPORT in frame for frame in process.stack)
 
 
 def place_of(process: ProcessState) -> str:

@@ -13,7 +13,7 @@ from msgspec import structs
 from ddpdiag.checks.bundle import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.flights import in_words, lag, last, split
-from ddpdiag.judgement.standing import Stand, call_of, is_busy, is_idle, place_of, stand
+from ddpdiag.judgement.standing import Stand, call_of, is_busy, is_idle, is_launching, is_starting, place_of, stand
 from ddpdiag.model.watch import Helper, Judged, RankSeen, Stall, Standing
 from ddpdiag.stats import odd_ones_out
 
@@ -26,6 +26,13 @@ _PATHS_REMEDY = (
 )
 _MOST_STACKS = 4
 _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
+
+
+def is_start(stall: Stall) -> bool:
+    """Are ranks still importing, and nobody waits for anything but them?"""
+    stands = {seen.rank: stand(seen) for seen in stall.ranks}
+    at_work = {seen.rank for seen in stall.ranks if is_starting(seen)}
+    return bool(at_work) and all(rank in at_work or own is Stand.WAITING for rank, own in stands.items())
 
 
 def judged(stall: Stall) -> Judged:
@@ -156,7 +163,7 @@ def _awaited(stall: Stall, stands: Stands) -> Judged | None:
         return None
     return Judged(
         named=away,
-        title=f"{ranks_text(waiting)} {_are(waiting, 'waits', 'wait')} for {ranks_text(away)}",
+        title=f"{ranks_text(waiting)} {_are(waiting, 'waits', 'wait')} for {ranks_text(away)}{_which_is(stall, away)}",
         message=f"{_begun(ranks_text(waiting))} {_are(waiting, 'waits', 'wait')} in {_calls(stall, waiting)}; "
         f"{ranks_text(away)} {_are(away, 'is', 'are')} not there{_where(stall, away)}.",
         remedy=_ELSEWHERE_REMEDY,
@@ -204,9 +211,16 @@ def _alone(stall: Stall, stands: Stands) -> Judged | None:
     if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
         return None
     seen = stall.ranks[0]
+    if is_launching(seen):
+        return Judged(
+            named=(),
+            title="the launcher waits for other hosts",
+            message="torchrun has started no rank here: it waits until as many hosts as --nnodes says have come.",
+            remedy="Look whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
+        )
     return Judged(
         named=(seen.rank,),
-        title="it is the only process of the training",
+        title=f"the only process of the training is {state_text(seen.process)}" if seen.process else "it is gone",
         message=f"It is {_doing(seen)}.",
         remedy="Look at what it does there; the stack is below." if seen.process and seen.process.stack else "",
     )
@@ -244,9 +258,14 @@ def _nobody(stall: Stall, stands: Stands) -> Judged:
         )
     unseen = _of(stands, Stand.UNSEEN)
     if unseen:
-        message = f"Nothing says where {ranks_text(unseen)} {_are(unseen, 'stands', 'stand')}"
-        rest = f", and {ranks_text(waiting)} {_are(waiting, 'waits', 'wait')}" if waiting else ""
-        return Judged(named=(), title="the ranks cannot be told apart", message=f"{message}{rest}.", remedy="")
+        nothing = f"nothing says where {ranks_text(unseen)} {_are(unseen, 'stands', 'stand')}"
+        waits = (
+            f"{ranks_text(waiting)} {_are(waiting, 'waits', 'wait')} in {_calls(stall, waiting)}, and "
+            if waiting
+            else ""
+        )
+        message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
+        return Judged(named=(), title=waits + nothing, message=message, remedy="Let the stacks be seen (below).")
     return Judged(
         named=(),
         title="nothing tells the ranks apart",
@@ -311,13 +330,19 @@ def _where(stall: Stall, ranks: Sequence[int]) -> str:
     return f": {_are(ranks, 'it is', 'they are')} {'; '.join(list(doing)[:4])}"
 
 
+def _which_is(stall: Stall, ranks: Sequence[int]) -> str:
+    """Where a single one is, for a title."""
+    process = _seen(stall, ranks[0]).process
+    return f", which is in {process.stack[0]}" if len(ranks) == 1 and process is not None and process.stack else ""
+
+
 def _doing(seen: RankSeen) -> str:
     """Such as "running at 100 % of a core, in spin (train.py:7)"."""
     process = seen.process
     if process is None:
         return "gone"
     use = f" with {seen.core_share:.1f} cores" if is_busy(seen) else ""
-    gil = ", holding the GIL" if seen.holds_gil and is_busy(seen) else ""
+    gil = ", holding the GIL" if seen.holds_gil else ""
     return state_text(process) + use + gil + (f", in {process.stack[0]}" if process.stack else "")
 
 

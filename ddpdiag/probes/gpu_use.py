@@ -20,7 +20,11 @@ def read_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     command = [sys.executable, "-m", "ddpdiag.probes.gpu_use"]
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=max(0.1, end - time.monotonic()), check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            timeout=max(0.1, end - time.monotonic()),
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         return _gpus.decode(done.stdout), ""
     except subprocess.TimeoutExpired:

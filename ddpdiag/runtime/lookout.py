@@ -131,9 +131,7 @@ class Lookout:
     def _flights(self, end: float) -> Mapping[int, Flown | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
         asked = {rank: flight_dump.ask(task.pid, rank, self._known(task)) for rank, task in self._crew.ranks.items()}
-        return {
-            rank: one if isinstance(one, str) else flight_dump.answer(one, end) for rank, one in asked.items()
-        }
+        return {rank: one if isinstance(one, str) else flight_dump.answer(one, end) for rank, one in asked.items()}
 
     def _known(self, task: Task) -> Mapping[str, str]:
         return self._environs.get((task.pid, task.start), {})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.watch import judged
+from ddpdiag.judgement.watch import is_start, judged
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.runtime.fellows import Fellows
 from ddpdiag.runtime.lookout import Lookout
@@ -24,6 +24,8 @@ _GAP_SECONDS = 4.0
 # torchrun gives its ranks 30 s; a job that hangs will not use them.
 GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
+# Who imports for longer hangs in it.
+_LONGEST_START_SECONDS = 600.0
 _LEAST_AGE_SECONDS = 0.5
 
 
@@ -122,7 +124,7 @@ class Watch:
         if self._silence.is_due(silent):
             self._stalled(silent)
         elif news.asked:
-            self._report(silent, asked=True)
+            self._report(self._looked(silent, asked=True))
 
     def _stalled(self, silent: float) -> None:
         age = self._lookout.progress_age(time.monotonic() + _LEAST_AGE_SECONDS * 6)
@@ -130,12 +132,15 @@ class Watch:
             self._since = time.monotonic() - age
             return
         self._silence.looked()
-        verdict = self._report(silent, asked=False)
+        stall = self._looked(silent, asked=False)
+        if is_start(stall) and silent < _LONGEST_START_SECONDS:
+            self._since = time.monotonic()
+            return
+        verdict = self._report(stall)
         if self._wanted.kill:
             self._kill(verdict)
 
-    def _report(self, silent: float, *, asked: bool) -> Judged:
-        stall = self._looked(silent, asked=asked)
+    def _report(self, stall: Stall) -> Judged:
         verdict = judged(stall)
         with self._listener.ignoring():
             self._tell(stall, verdict)
@@ -167,4 +172,3 @@ class Watch:
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
         end_all(self._command, self._lookout.living, GRACE_SECONDS)
-
