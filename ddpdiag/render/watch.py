@@ -40,9 +40,8 @@ def _standings(page: Page, judged: Judged) -> None:
     for standing in judged.standings[:_MOST_LINES]:
         word = "rank" if len(standing.ranks) == 1 else "ranks"
         page.write(one_line(standing.text), indent=4, lead=f"{word} {fold_ranks(standing.ranks, limit=8)}: ")
-    if left := len(judged.standings) - _MOST_LINES:
-        if left > 0:
-            page.write(f"and {left} more ways to stand", indent=4)
+    if len(judged.standings) > _MOST_LINES:
+        page.write(f"and {len(judged.standings) - _MOST_LINES} more ways to stand", indent=4)
 
 
 def _stacks(page: Page, judged: Judged) -> None:

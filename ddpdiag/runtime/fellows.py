@@ -1,9 +1,9 @@
 """One report for each host, however many `ddpdiag watch` run there: `srun ddpdiag watch -- python train.py`.
 
-Those of one job meet at an abstract Unix socket, which has no file and goes with the process. The first one there leads:
-the others tell it once a second which process they started and how long that was silent, and it looks at all ranks of
-the host. Only rank 0 prints, mostly: the silence that counts is the shortest. Who gets no answer from the leader (it is
-stopped, or another user has taken the name) leads itself.
+Those of one job meet at an abstract Unix socket, which has no file and goes with the process. The first one there
+leads: the others tell it once a second which process they started and how long that was silent, and it looks at all
+ranks of the host. Mostly rank 0 prints and the others do not: the silence that counts is the shortest. Who gets no
+answer from the leader (it is stopped, or another user has taken the name) leads itself.
 """
 
 import contextlib
