@@ -30,6 +30,8 @@ _LOADER_DEPTH = 12
 # Who waits asleep uses nothing; a watchdog thread or two take some per cent.
 IDLE_CORES = 0.2
 BUSY_CORES = 0.6
+# An import on a busy machine or file system still uses this much.
+_AT_WORK_CORES = 0.02
 
 
 class Stand(Enum):
@@ -85,7 +87,9 @@ def is_launching(seen: RankSeen) -> bool:
 def is_starting(seen: RankSeen) -> bool:
     """Is it importing modules, and at work? `import torch` alone takes seconds, or minutes on a busy file system."""
     process = seen.process
-    return process is not None and not is_idle(seen) and any(_IMPORT in frame for frame in process.stack)
+    if process is None or not any(_IMPORT in frame for frame in process.stack):
+        return False
+    return process.state == "R" or (seen.core_share or 0.0) >= _AT_WORK_CORES
 
 
 def place_of(process: ProcessState) -> str:
