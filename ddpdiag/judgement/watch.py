@@ -19,7 +19,6 @@ from ddpdiag.judgement.watch_words import (
     agree,
     begun,
     calls_text,
-    cores_text,
     doing_text,
     notes,
     rank_seen,
@@ -111,9 +110,9 @@ def _unseen(stall: Stall, stands: Stands) -> Judged | None:
         named=busy,
         title=f"only {ranks_text(busy)} {agree(busy, 'runs', 'run')}, "
         f"{ranks_text(others)} {agree(others, doing, 'sleep')}",
-        message=f"{begun(ranks_text(busy))} uses {cores_text(stall, busy)}, and {ranks_text(others)} none, as ranks do "
-        "that wait for another one over gloo. Its stack cannot be seen, so that nothing says where it is.",
-        remedy="Let its stack be seen (below) and look again with SIGUSR1.",
+        message=f"{begun(ranks_text(busy))} {agree(busy, 'uses', 'use')} a core, and {ranks_text(others)} none, as ranks do "
+        "that wait for another one over gloo. Where it is cannot be seen.",
+        remedy="Let its stack be seen (below), and look again with SIGUSR1.",
     )
 
 

@@ -57,18 +57,13 @@ def which_is(stall: Stall, ranks: Sequence[int]) -> str:
 
 
 def doing_text(seen: RankSeen) -> str:
-    """Such as "running at 100 % of a core, in spin (train.py:7)"."""
+    """Such as "running, holding the GIL, in spin (train.py:7)"."""
     process = seen.process
     if process is None:
         return "gone"
-    use = f" with {seen.core_share:.1f} cores" if is_busy(seen) else ""
+    use = ", using a core" if is_busy(seen) else ""
     gil = ", holding the GIL" if seen.holds_gil else ""
     return state_text(process) + use + gil + (f", in {process.stack[0]}" if process.stack else "")
-
-
-def cores_text(stall: Stall, ranks: Sequence[int]) -> str:
-    shares = [share for rank in ranks if (share := rank_seen(stall, rank).core_share) is not None]
-    return f"{min(shares):.1f} cores"
 
 
 def standings(stall: Stall, named: Sequence[int]) -> tuple[Standing, ...]:

@@ -14,9 +14,11 @@ from msgspec import Struct
 from ddpdiag.probes.files import read_text
 from ddpdiag.probes.procfs import PROC
 
-# torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm: the first that names more than the launcher's
-# own process counts, because torchrun may run under any of the others.
+# torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
+# comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
+# LOCAL_RANK as well.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_TOLD = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
 WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 # What multiprocessing's spawn writes on the command line of a child, as torch.multiprocessing.spawn starts its ranks.
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
@@ -32,7 +34,6 @@ class Task(Struct, frozen=True):
     name: str
     state: str
     start: int
-    ticks: int
 
 
 class Crew(Struct, frozen=True):
@@ -44,7 +45,7 @@ class Crew(Struct, frozen=True):
 
 
 def read_task(pid: int, root: Path = PROC) -> Task | None:
-    """One process, or None if it is gone; fields 2-4, 14, 15 and 22 of proc(5)."""
+    """One process, or None if it is gone; fields 2-4 and 22 of proc(5)."""
     content = read_text(root / str(pid) / "stat")
     if not content:
         return None
@@ -53,7 +54,7 @@ def read_task(pid: int, root: Path = PROC) -> Task | None:
     if len(fields) < 20:
         return None
     name = head.partition("(")[2]
-    return Task(pid, int(fields[1]), name, fields[0], int(fields[19]), int(fields[11]) + int(fields[12]))
+    return Task(pid, int(fields[1]), name, fields[0], int(fields[19]))
 
 
 def below(top: Iterable[int], root: Path = PROC) -> list[Task]:
@@ -87,9 +88,8 @@ def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
 
 def crew(tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], root: Path = PROC) -> Crew:
     """The ranks among some processes, parents first, given the environments that could be read."""
-    for name in RANK_NAMES:
-        tops = _topmost(tasks, environs, name)
-        if tops:
+    for name, beside in _TOLD:
+        if tops := _topmost(tasks, environs, name, beside):
             ranks = {rank: _trainer(top, tasks) for rank, top in sorted(tops.items())}
             return Crew(ranks, _world(environs, ranks.values()))
     living = [task for task in tasks if task.state not in "ZX"]
@@ -99,13 +99,15 @@ def crew(tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], root:
     return Crew({0: _trainer(tasks[0], tasks)}, None, True) if tasks else Crew({})
 
 
-def _topmost(tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], name: str) -> dict[int, Task]:
-    """The topmost process of each rank. A launcher that runs under another one has a number of that one's; where its
-    ranks have other numbers, or are several with one, they were told by somebody else, and `name` is not theirs."""
+def _topmost(
+    tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], name: str, beside: str
+) -> dict[int, Task]:
+    """The topmost process of each rank, of those that have both variables."""
     tops: dict[int, Task] = {}
     for task in tasks:
-        value = environs.get(task.pid, {}).get(name, "")
-        if value.isdecimal():
+        own = environs.get(task.pid, {})
+        value = own.get(name, "")
+        if value.isdecimal() and beside in own:
             tops.setdefault(int(value), task)
     return tops
 

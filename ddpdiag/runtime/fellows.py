@@ -67,9 +67,7 @@ class Fellows:
 
     def __init__(self, name: str | None) -> None:
         self._address = None if name is None else f"\0ddpdiag-watch-{name}"
-        self._link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._link.setblocking(False)
-        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._link = _link()
         self._words: dict[int, tuple[float, Word]] = {}
         self._asked = False
         self._told = 0.0
@@ -147,11 +145,20 @@ class Fellows:
     def _lead(self) -> None:
         """The leader is gone: take its place, or else find out at the next turn who has."""
         self._link.close()
-        self._link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._link.setblocking(False)
-        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._link = _link()
         self._answered = time.monotonic()
         self._leads = self._bind()
+
+    def close(self) -> None:
+        """Leave: whoever tells us something next will lead."""
+        self._link.close()
+
+
+def _link() -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    link.setblocking(False)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says who has sent
+    return link
 
 
 def _is_ours(payload: bytes) -> bool:

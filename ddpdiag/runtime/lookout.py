@@ -17,7 +17,7 @@ from ddpdiag.model import ProcessState
 from ddpdiag.model.watch import GpuUse, Helper, RankSeen
 from ddpdiag.probes import flight_dump, ptrace, pyspy
 from ddpdiag.probes.gpu_use import read_uses
-from ddpdiag.probes.procfs import nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
 from ddpdiag.probes.recorder import Flown
 from ddpdiag.probes.tree import (
     RANK_NAMES,
@@ -41,7 +41,6 @@ _LEAST_TREE_SECONDS = 1.0
 # How long a rank's use of its core is measured, at least, before a look.
 _USE_SECONDS = 0.5
 _MOST_HELPERS = 64
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
 
 NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
@@ -68,7 +67,6 @@ class Lookout:
         self._variables: dict[str, str] = {}
         self._crew = Crew({})
         self._tasks: list[Task] = []
-        self._before: dict[int, tuple[float, int]] = {}  # by pid: when, and how many ticks
         self._again = 0.0
 
     def keep_sight(self) -> None:
@@ -137,9 +135,9 @@ class Lookout:
         return self._environs.get((task.pid, task.start), {})
 
     def _begin_use(self) -> "_Uses":
-        tasks = {rank: read_task(task.pid) for rank, task in self._crew.ranks.items()}
-        states = {rank: process_state(task.pid) for rank, task in self._crew.ranks.items()}
-        return _Uses(time.monotonic(), {rank: task.ticks for rank, task in tasks.items() if task}, states)
+        ranks = self._crew.ranks
+        seconds = {rank: used for rank, task in ranks.items() if (used := _used_seconds(task.pid)) is not None}
+        return _Uses(time.monotonic(), seconds, {rank: process_state(task.pid) for rank, task in ranks.items()})
 
     def _rank(self, rank: int, task: Task, dump: pyspy.Dump, flight: Flown | str, uses: "_Uses") -> RankSeen:
         now = read_task(task.pid)
@@ -148,7 +146,8 @@ class Lookout:
         state, wchan = process_state(task.pid)
         if state == "D" and uses.states[rank] != (state, wchan):
             state = "S"  # on its way through
-        share = (now.ticks - uses.ticks.get(rank, now.ticks)) / _TICKS_PER_SECOND / (time.monotonic() - uses.begin)
+        used, before = _used_seconds(task.pid), uses.seconds.get(rank)
+        share = None if used is None or before is None else (used - before) / (time.monotonic() - uses.begin)
         process = ProcessState(
             pid=task.pid,
             state=state,
@@ -160,7 +159,7 @@ class Lookout:
             rank=rank,
             pid=task.pid,
             process=process,
-            core_share=round(share, 2),
+            core_share=None if share is None else round(share, 2),
             holds_gpu=holds_gpu(task.pid),
             holds_gil=dump.holds_gil,
             no_stack=dump.trouble if state not in ("Z", "X") else "",
@@ -179,11 +178,17 @@ class Lookout:
 
 
 class _Uses(NamedTuple):
-    """How much each rank had used at the begin of a look, and how it stood."""
+    """How much of a core each rank had used at the begin of a look, and how it stood."""
 
     begin: float
-    ticks: dict[int, int]
+    seconds: dict[int, float]
     states: dict[int, tuple[str | None, str | None]]
+
+
+def _used_seconds(pid: int) -> float | None:
+    """What its main thread had of a core or waited for; without that the whole process's time on cores."""
+    ticks = cpu_ticks(pid)
+    return core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _age(flight: Flown | str) -> float | None:

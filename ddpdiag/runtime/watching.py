@@ -135,10 +135,16 @@ class Watch:
         stall = self._looked(silent, asked=False)
         if is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
+        # What goes on while we look was seen at several moments, and nothing fits together.
+        if self._was_heard(silent):
             return
         verdict = self._report(stall)
         if self._wanted.kill:
             self._kill(verdict)
+
+    def _was_heard(self, silent: float) -> bool:
+        """Was there anything new since the silence was so long?"""
+        return time.monotonic() - max(self._listener.last, self._since) < silent
 
     def _report(self, stall: Stall) -> Judged:
         verdict = judged(stall)

@@ -52,7 +52,7 @@ for step in range(10_000):
     trouble()
     dist.all_reduce(torch.ones(4))
     print("step", step, flush=True)
-    time.sleep(1.5)
+    time.sleep(1.0)
 """
 needs_py_spy = pytest.mark.skipif(pyspy.find() is None, reason="py-spy is not installed")
 
@@ -73,7 +73,7 @@ def rank_process(job, rank: int):
 
 def new_report(job, before: int, since: float) -> str:
     """The next report, which must come in time."""
-    job.wait_until(lambda: len(reports(job)) > before and "note:" in job.stderr + "note:", PROMISE)
+    job.wait_until(lambda: len(reports(job)) > before, PROMISE)
     assert time.monotonic() - since < PROMISE
     time.sleep(0.2)
     return " ".join(reports(job)[before].split())
@@ -86,7 +86,7 @@ def test_a_stopped_rank_and_one_that_spins_in_c_are_named_and_a_slow_job_is_left
     job = start(*WATCH, "--stall", str(STALL), "--bundle", ".", "--", sys.executable, *torchrun(2, str(script)))
     job.wait_until(lambda: trained(job), 45)
     time.sleep(2 * STALL)
-    assert reports(job) == [], f"a step takes half of the stall\n{job.told()}"
+    assert reports(job) == [], f"a step takes a third of the stall\n{job.told()}"
 
     stopped = rank_process(job, 1)
     stopped.kill(signal.SIGSTOP)
