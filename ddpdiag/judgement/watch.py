@@ -47,6 +47,11 @@ def is_start(stall: Stall) -> bool:
     return bool(at_work) and all(rank in at_work or own is Stand.WAITING for rank, own in stands.items())
 
 
+def progress_age(stall: Stall) -> float | None:
+    """Seconds since any rank posted a collective, as far as flight recorders say."""
+    return min((seen.posted_seconds for seen in stall.ranks if seen.posted_seconds is not None), default=None)
+
+
 def judged(stall: Stall) -> Judged:
     """What the look means, and who stands where."""
     stands = {seen.rank: stand(seen) for seen in stall.ranks}
@@ -110,8 +115,8 @@ def _unseen(stall: Stall, stands: Stands) -> Judged | None:
         named=busy,
         title=f"only {ranks_text(busy)} {agree(busy, 'runs', 'run')}, "
         f"{ranks_text(others)} {agree(others, doing, 'sleep')}",
-        message=f"{begun(ranks_text(busy))} {agree(busy, 'uses', 'use')} a core, and {ranks_text(others)} none, as ranks do "
-        "that wait for another one over gloo. Where it is cannot be seen.",
+        message=f"{begun(ranks_text(busy))} {agree(busy, 'uses', 'use')} a core, and {ranks_text(others)} none, as "
+        "ranks do that wait for another one over gloo. Where it is cannot be seen.",
         remedy="Let its stack be seen (below), and look again with SIGUSR1.",
     )
 

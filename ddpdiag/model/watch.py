@@ -20,10 +20,10 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     """One rank of this host, as it stood.
 
     `process` is None if it was gone by then; its `state` is D only if it was in the same place a moment before.
-    `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` whether it has a GPU open (None: cannot be seen).
-    `no_stack` says why `process` has no stack. `threads` are its threads as "name (state)", most frequent first, where
-    there is no stack. `flight` is as in `Outcome`; `no_flight` says why there is none, and `posted_seconds` is the age
-    of its newest entry.
+    `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
+    a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
+    has no stack; then `threads` are its threads as "name (state)", most frequent first. `flight` is as in `Outcome`,
+    `no_flight` says why there is none, and `posted_seconds` is the age of its newest entry.
     """
 
     rank: int

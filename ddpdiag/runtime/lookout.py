@@ -101,12 +101,8 @@ class Lookout:
         """All processes of the command that are still there, also those whose parent is gone."""
         self._find()
         own = {(task.pid, task.start) for task in self._tasks} | self._environs.keys()
-        return [pid for pid, start in sorted(own) if (task := read_task(pid)) is not None and task.start == start]
-
-    def progress_age(self, end: float) -> float | None:
-        """Seconds since any rank posted a collective, where a flight recorder can be asked from outside; else None."""
-        ages = [age for flight in self._flights(end).values() if (age := _age(flight)) is not None]
-        return min(ages, default=None)
+        tasks = [(start, task) for pid, start in sorted(own) if (task := read_task(pid)) is not None]
+        return [task.pid for start, task in tasks if task.start == start and task.state not in "ZX"]
 
     def look(self) -> Look:
         """All ranks, within LOOK_SECONDS."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.watch import is_start, judged
+from ddpdiag.judgement.watch import is_start, judged, progress_age
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.runtime.fellows import Fellows
 from ddpdiag.runtime.lookout import Lookout
@@ -26,7 +26,6 @@ GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 # Who imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
-_LEAST_AGE_SECONDS = 0.5
 
 
 class Wanted(NamedTuple):
@@ -127,17 +126,16 @@ class Watch:
             self._report(self._looked(silent, asked=True))
 
     def _stalled(self, silent: float) -> None:
-        age = self._lookout.progress_age(time.monotonic() + _LEAST_AGE_SECONDS * 6)
-        if age is not None and age < self._wanted.stall_seconds:
-            self._since = time.monotonic() - age
-            return
-        self._silence.looked()
         stall = self._looked(silent, asked=False)
-        if is_start(stall) and silent < _LONGEST_START_SECONDS:
+        posted = progress_age(stall)
+        if posted is not None and posted < self._wanted.stall_seconds:
+            self._since = time.monotonic() - posted
+        elif is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
         # What goes on while we look was seen at several moments, and nothing fits together.
         if self._was_heard(silent):
             return
+        self._silence.looked()
         verdict = self._report(stall)
         if self._wanted.kill:
             self._kill(verdict)
@@ -163,8 +161,8 @@ class Watch:
             stall_seconds=self._wanted.stall_seconds,
             command=Path(self._wanted.command[0]).name,
             asked=asked,
-            number=self._silence.number,
-            looks=self._silence.looks,
+            number=self._silence.number + (self._silence.looks == 0),
+            looks=self._silence.looks + 1,
             world_size=look.world_size,
             guessed=look.guessed,
             ranks=look.ranks,
@@ -177,4 +175,4 @@ class Watch:
 
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
-        end_all(self._command, self._lookout.living, GRACE_SECONDS)
+        end_all(self._command, self._lookout.tops[1:], self._lookout.living, GRACE_SECONDS)

@@ -28,7 +28,7 @@ PASSED = (
 HEARD = frozenset({*PASSED, signal.SIGUSR1, signal.SIGCHLD})
 _SI_KERNEL = 0x80  # include/uapi/asm-generic/siginfo.h
 # As env, nohup and timeout leave (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 _CANNOT_INVOKE, _NOT_FOUND = 126, 127
 # Python ignores these in itself; the command shall not.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -87,19 +87,25 @@ def stop_ourselves() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def end_all(command: Wrapped, living: Callable[[], Sequence[int]], grace_seconds: float) -> None:
-    """SIGTERM to the command, which ends its ranks; what is left of all its processes after the grace is killed."""
+def end_all(command: Wrapped, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> None:
+    """SIGTERM to the command and its fellows on this host, which end their ranks; what is left after the grace is
+    killed."""
     command.send(signal.SIGTERM)
-    command.send(signal.SIGCONT)
+    for pid in others:
+        _kill(pid, signal.SIGTERM)
     end = time.monotonic() + grace_seconds
-    while time.monotonic() < end and not command.is_over():
+    while time.monotonic() < end and not (command.is_over() and not living()):
         time.sleep(_POLL_SECONDS)
     while (left := living()) and time.monotonic() < end + grace_seconds:
         for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid, signal.SIGKILL)
         command.is_over()
         time.sleep(_POLL_SECONDS)
+
+
+def _kill(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
 
 
 def leave_as(status: int) -> int:
