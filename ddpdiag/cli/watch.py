@@ -10,9 +10,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpdiag.cli.outputs import terminal
-from ddpdiag.codec import encode, readable
-from ddpdiag.errors import UsageError
+import msgspec
+
+from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.codec import decode, encode, readable
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.judgement.watch import judged
+from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
 from ddpdiag.render import files, watch
@@ -60,6 +64,33 @@ def run(
     if watching.killed is not None:
         return watching.killed
     return 0 if wrapped.status is None else leave_as(wrapped.status)
+
+
+def read(paths: Sequence[str]) -> int:
+    """Judge what --bundle kept, of all hosts together; 1 if a rank is named, else 3."""
+    stall = merged([stall for path in paths for stall in _kept(path)])
+    verdict = judged(stall)
+    width, color = terminal(sys.stdout)
+    show(watch.render(stall, verdict, color=color, width=width), sys.stdout)
+    return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+
+
+def _kept(path: str) -> list[Stall]:
+    """The looks in a file, the last of which may be cut off."""
+    where = readable(path)
+    try:
+        rows = [row for row in Path(path).read_bytes().split(b"\n") if row]
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
+    looks: list[Stall] = []
+    for row in rows:
+        try:
+            looks.append(decode(row, Stall))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break
+    if not looks:
+        raise UsageError(f"{where}: nothing that `ddpdiag watch --bundle` wrote")
+    return looks
 
 
 def recorder_variables(folder: str) -> dict[str, str]:

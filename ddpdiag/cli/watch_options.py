@@ -15,6 +15,7 @@ EPILOG = options.examples(
     "srun --ntasks-per-node 1 ddpdiag watch --bundle . -- torchrun ... train.py",
     "srun ddpdiag watch -- python train.py   (one report a host)",
     "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
+    "ddpdiag watch --read watch-*.jsonl   (of all hosts together)",
     "kill -USR1 PID   (look now)",
 )
 
@@ -42,6 +43,14 @@ def watch(
             metavar="DIR", help="Keep all that was seen: one file, a line a look.", rich_help_panel=options.OUT
         ),
     ] = None,
+    read: Annotated[
+        bool,
+        typer.Option(
+            "--read",
+            help="Start nothing: judge the files that --bundle kept (in place of COMMAND), of all hosts together.",
+            rich_help_panel=options.OUT,
+        ),
+    ] = False,
     flight_recorder: Annotated[
         bool,
         typer.Option(
@@ -54,7 +63,7 @@ def watch(
     """Start a training unchanged, and when it goes silent say which rank holds it up.
 
     Silent means: no output, and no new collective where NCCL's flight recorder can be asked. The report goes to
-    standard error; SIGUSR1 asks for one at once. Stacks need py-spy (`pip install 'ddpdiag[watch]'`).
+    standard error; SIGUSR1 asks for one at once. Stacks need py-spy (`pip install 'ddpdiag\\[watch]'`).
 
     Exit code: the command's own, and its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank was
     named) or 3 (nobody can be).
@@ -62,15 +71,9 @@ def watch(
     from ddpdiag.cli import watch as own
     from ddpdiag.cli.edge import guarded, leave
 
-    leave(
-        guarded(
-            lambda: own.run(
-                command,
-                stall=stall,
-                kill=kill,
-                output=output or (),
-                bundle=bundle,
-                flight_recorder=flight_recorder,
-            )
+    def start() -> int:
+        return own.run(
+            command, stall=stall, kill=kill, output=output or (), bundle=bundle, flight_recorder=flight_recorder
         )
-    )
+
+    leave(guarded((lambda: own.read(command)) if read else start))
