@@ -22,8 +22,9 @@ def _gone(stall: Stall, stands: Stands) -> Judged | None:
     who = ranks_text(ranks)
     return Judged(
         named=ranks,
-        title=f"{who} {agree(ranks, 'is', 'are')} dead",
-        message=f"The process of {who} has ended, and its launcher has not noticed, or not ended the others yet.",
+        title=f"{who} {agree(ranks, 'has', 'have')} ended, and the command goes on",
+        message=f"The process of {who} is gone, or dead: the launcher has not noticed, or waits for something else."
+        + for_whom(stall, stands, ranks),
         remedy="Look at what it wrote last, and at the kernel log of the host (out of memory, segfault).",
     )
 
@@ -83,7 +84,9 @@ def _starved(stall: Stall, stands: Stands) -> Judged | None:
         title=f"{ranks_text(ranks)} {agree(ranks, 'waits', 'wait')} for data that does not come",
         message=f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
         f"{_HELPER_STATES[helper.state or '']}{where}." + for_whom(stall, stands, ranks),
-        remedy="Look at that process first: /dev/shm full, out of memory, a file system that does not answer.",
+        remedy=f"Find out who stopped it; `kill -CONT {helper.pid}` lets it go on."
+        if helper.state in ("T", "t")
+        else "Look at that process first: /dev/shm full, out of memory, a file system that does not answer.",
     )
 
 

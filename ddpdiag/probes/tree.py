@@ -93,7 +93,8 @@ def crew(tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], root:
             ranks = {rank: _trainer(top, tasks) for rank, top in sorted(tops.items())}
             return Crew(ranks, _world(environs, ranks.values()))
     living = [task for task in tasks if task.state not in "ZX"]
-    spawned = [task for task in living if _SPAWNED in command_line(task.pid, root)]
+    born = {task.pid: task for task in living if _SPAWNED in command_line(task.pid, root)}
+    spawned = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
     if len(spawned) > 1:
         return Crew(dict(enumerate(sorted(spawned, key=lambda task: (task.start, task.pid)))), None, True)
     return Crew({0: _trainer(tasks[0], tasks)}, None, True) if tasks else Crew({})

@@ -88,14 +88,16 @@ class Lookout:
         self._crew = self._with_lost(crew(self._tasks, known))
 
     def _with_lost(self, now: Crew) -> Crew:
-        """A rank that is no longer there, while all that were there with it go on, is lost, and stays one."""
-        before = self._crew.ranks
-        lost = {rank: task for rank, task in before.items() if rank not in now.ranks}
-        stayed = [rank for rank in before if rank in now.ranks]
-        alike = all(before[rank].start == now.ranks[rank].start for rank in stayed)
-        if not lost or not stayed or not alike or now.guessed:
+        """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
+        before = self._crew
+        if before.guessed or not before.ranks:
             return now
-        return Crew({**now.ranks, **lost}, now.world_size, now.guessed)
+        if now.guessed:
+            return before
+        stayed = [rank for rank in before.ranks if rank in now.ranks]
+        if not stayed or any(before.ranks[rank].start != now.ranks[rank].start for rank in stayed):
+            return now
+        return Crew({**before.ranks, **now.ranks}, now.world_size, now.guessed)
 
     def living(self) -> list[int]:
         """All processes of the command that are still there, also those whose parent is gone."""
