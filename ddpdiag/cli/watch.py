@@ -119,16 +119,17 @@ class Bundle:
             file.write(encode(stall) + b"\n")
 
 
-def _tell(stall: Stall, judged: Judged, keeper: Bundle | None) -> None:
+def _tell(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
     """Show and keep a look, for so long only: the terminal or the file system may be what hangs."""
-    thread = threading.Thread(target=_told, args=(stall, judged, keeper), daemon=True)
+    thread = threading.Thread(target=_told, args=(stall, verdict, keeper), daemon=True)
     thread.start()
     thread.join(_SHOW_SECONDS)
 
 
-def _told(stall: Stall, judged: Judged, keeper: Bundle | None) -> None:
+def _told(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
     width, color = terminal(sys.stderr)
-    text = watch.render(stall, judged, color=color, width=width)
+    # A progress bar leaves the cursor in the middle of its line.
+    text = "\n" + watch.render(stall, verdict, color=color, width=width)
     if keeper is not None:
         try:
             keeper.keep(stall)
