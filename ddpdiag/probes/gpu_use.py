@@ -3,13 +3,12 @@
 A rank that waits in a kernel of NCCL keeps its GPU at 100 %; one that never came to launch it leaves it idle.
 """
 
-import subprocess
 import sys
-import time
 
 import msgspec
 
 from ddpdiag.model.watch import GpuUse
+from ddpdiag.probes.bounded import run
 from ddpdiag.probes.nvml import memory, supported
 
 _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
@@ -17,18 +16,9 @@ _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[Gpu
 
 def read_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
-    command = [sys.executable, "-m", "ddpdiag.probes.gpu_use"]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=max(0.1, end - time.monotonic()),
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        return _gpus.decode(done.stdout), ""
-    except subprocess.TimeoutExpired:
-        return (), "NVML did not answer in time"
+        said = run([sys.executable, "-m", "ddpdiag.probes.gpu_use"], end)
+        return ((), "NVML did not answer in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 

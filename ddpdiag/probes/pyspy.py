@@ -7,7 +7,6 @@ meanwhile may give a torn stack, or none: then it is asked again. Takes 30 ms (m
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +15,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from ddpdiag.probes.bounded import run
+
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
 _MOST_CHARACTERS = 160
+_LATE = "py-spy did not answer in time"
 
 
 class Dump(NamedTuple):
@@ -58,30 +60,26 @@ def find() -> str | None:
 
 def dump(program: str, pid: int, end: float) -> Dump:
     """The stacks of a process, until `end` of the monotonic clock."""
-    seen = Dump(trouble="py-spy did not answer in time")
+    seen = Dump(trouble=_LATE)
     for _ in range(_TRIES):
-        left = end - time.monotonic()
-        if left <= 0:
-            break
-        seen = _once(program, pid, left)
-        if seen.main or seen.refused:
+        seen = _once(program, pid, end)
+        if seen.main or seen.refused or time.monotonic() > end:
             break
         time.sleep(_PAUSE_SECONDS)
     return seen
 
 
-def _once(program: str, pid: int, seconds: float) -> Dump:
-    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+def _once(program: str, pid: int, end: float) -> Dump:
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        return Dump(trouble="py-spy did not answer in time")
+        said = run([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
     except OSError as error:
         return Dump(trouble=f"py-spy could not be started: {error.strerror or error}")
-    if done.returncode != 0:
-        return _failed(done.stderr.decode(errors="replace"))
+    if said is None:
+        return Dump(trouble=_LATE)
+    if said.code != 0:
+        return _failed(said.err)
     try:
-        return _read(_threads.decode(done.stdout), pid)
+        return _read(_threads.decode(said.out), pid)
     except msgspec.DecodeError as error:
         return Dump(trouble=f"py-spy wrote something unknown: {error}")
 

@@ -6,7 +6,7 @@ that a rank starts inherits that, so that of a rank's processes the topmost coun
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -86,17 +86,18 @@ def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def crew(tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], root: Path = PROC) -> Crew:
-    """The ranks among some processes, parents first, given the environments that could be read."""
+def crew(
+    tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], spawned: Collection[int] = frozenset()
+) -> Crew:
+    """The ranks among some processes, parents first, given the environments that could be read, and who was spawned."""
     for name, beside in _TOLD:
         if tops := _topmost(tasks, environs, name, beside):
             ranks = {rank: _trainer(top, tasks) for rank, top in sorted(tops.items())}
             return Crew(ranks, _world(environs, ranks.values()))
-    living = [task for task in tasks if task.state not in "ZX"]
-    born = {task.pid: task for task in living if _SPAWNED in command_line(task.pid, root)}
-    spawned = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
-    if len(spawned) > 1:
-        return Crew(dict(enumerate(sorted(spawned, key=lambda task: (task.start, task.pid)))), None, True)
+    born = {task.pid: task for task in tasks if task.pid in spawned and task.state not in "ZX"}
+    own = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
+    if len(own) > 1:
+        return Crew(dict(enumerate(sorted(own, key=lambda task: (task.start, task.pid)))), None, True)
     return Crew({0: _trainer(tasks[0], tasks)}, None, True) if tasks else Crew({})
 
 
@@ -133,9 +134,9 @@ def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Task]) -> 
     return None
 
 
-def command_line(pid: int, root: Path = PROC) -> str:
-    """The command line; empty where it cannot be read."""
-    return (read_text(root / str(pid) / "cmdline") or "").replace("\0", " ")
+def is_spawned(pid: int, root: Path = PROC) -> bool:
+    """Was it started by multiprocessing's spawn?"""
+    return _SPAWNED in (read_text(root / str(pid) / "cmdline") or "").replace("\0", " ")
 
 
 def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:

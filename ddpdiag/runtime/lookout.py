@@ -8,9 +8,9 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
@@ -28,6 +28,7 @@ from ddpdiag.probes.tree import (
     crew,
     environ,
     holds_gpu,
+    is_spawned,
     read_task,
     thread_names,
 )
@@ -41,6 +42,11 @@ _LEAST_TREE_SECONDS = 1.0
 # How long a rank's use of its core is measured, at least, before a look.
 _USE_SECONDS = 0.5
 _MOST_HELPERS = 64
+_MOST_READERS = 32
+_GRACE_SECONDS = 0.3
+_LATE = pyspy.Dump(trouble="it could not be read in time")
+
+T = TypeVar("T")
 _KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
 
 NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
@@ -64,6 +70,7 @@ class Lookout:
         self.tops = list(tops)
         self.host = readable(socket.gethostname())
         self._environs: dict[tuple[int, int], dict[str, str]] = {}
+        self._spawned: set[tuple[int, int]] = set()
         self._variables: dict[str, str] = {}
         self._crew = Crew({})
         self._tasks: list[Task] = []
@@ -83,9 +90,10 @@ class Lookout:
         for task in self._tasks:
             if (task.pid, task.start) not in self._environs and (env := environ(task.pid)):
                 self._environs[task.pid, task.start] = {name: env[name] for name in _KEPT if name in env}
+                self._spawned |= {(task.pid, task.start)} if is_spawned(task.pid) else set()
                 self._variables = self._variables or {n: v for n, v in env.items() if is_recorded(n)}
         known = {task.pid: self._environs.get((task.pid, task.start), {}) for task in self._tasks}
-        self._crew = self._with_lost(crew(self._tasks, known))
+        self._crew = self._with_lost(crew(self._tasks, known, {pid for pid, _ in self._spawned}))
 
     def _with_lost(self, now: Crew) -> Crew:
         """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
@@ -112,16 +120,20 @@ class Lookout:
         self._find()
         ranks = self._crew.ranks
         uses = self._begin_use()
-        with ThreadPoolExecutor(max_workers=min(32, len(ranks) + 2)) as pool:
-            gpus = pool.submit(read_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
-            flights = pool.submit(self._flights, end)
-            program = pyspy.find()
-            stacks = {rank: pool.submit(_stacks, program, task.pid, end) for rank, task in ranks.items()}
-            dumps = {rank: stack.result() for rank, stack in stacks.items()}
-            time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
-            flown = flights.result()
-            seen = tuple(self._rank(rank, task, dumps[rank], flown[rank], uses) for rank, task in ranks.items())
-            cards, unseen = gpus.result() if gpus is not None else ((), "")
+        # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
+        pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
+        gpus = pool.submit(read_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
+        flights = pool.submit(self._flights, end)
+        program = pyspy.find()
+        stacks = {rank: pool.submit(_stacks, program, task.pid, end) for rank, task in ranks.items()}
+        dumps = {rank: _result(stack, end, _LATE) for rank, stack in stacks.items()}
+        flown = _result(flights, end, {})
+        cards, unseen = _result(gpus, end, ((), "NVML did not answer in time")) if gpus is not None else ((), "")
+        pool.shutdown(wait=False, cancel_futures=True)
+        time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
+        seen = tuple(
+            self._rank(rank, task, dumps[rank], flown.get(rank, _LATE.trouble), uses) for rank, task in ranks.items()
+        )
         return Look(seen, self._crew.world_size, self._crew.guessed, cards, unseen, self._variables)
 
     def _flights(self, end: float) -> Mapping[int, Flown | str]:
@@ -181,6 +193,14 @@ class _Uses(NamedTuple):
     begin: float
     seconds: dict[int, float]
     states: dict[int, tuple[str | None, str | None]]
+
+
+def _result(future: Future[T], end: float, otherwise: T) -> T:
+    """What was read, or something else if that takes too long."""
+    try:
+        return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
+    except TimeoutError:
+        return otherwise
 
 
 def _used_seconds(pid: int) -> float | None:

@@ -70,6 +70,11 @@ def test_without_variables_there_is_one_process():
     assert (found.ranks[0].pid, found.guessed, found.world_size) == (1, True, None)
 
 
+def test_spawned_ranks_are_numbered_as_they_were_started_and_their_own_children_are_none():
+    found = crew([task(1, 0), task(2, 1), task(3, 1), task(4, 1), task(5, 3)], {}, {3, 4, 5})
+    assert ({rank: own.pid for rank, own in found.ranks.items()}, found.guessed) == ({0: 3, 1: 4}, True)
+
+
 def test_our_own_process_is_below_itself():
     own = os.getpid()
     assert own in [found.pid for found in below([os.getppid()])]
