@@ -49,6 +49,10 @@ def run(
         raise UsageError(f"--stall {stall:g}: expected {_LEAST_STALL:g} s or more")
     keeper = None if bundle is None else Bundle(bundle)
     outlets = open_outlets(output)
+    if kill and outlets.deaf and not flight_recorder:
+        raise UsageError(
+            f"--kill: {_DEAF} Give --output FILE, or --flight-recorder: else a healthy job would be killed"
+        )
     folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if flight_recorder else None
     try:
         env = os.environ | (recorder_variables(folder) if folder is not None else {})
@@ -89,7 +93,7 @@ def _kept(path: str) -> list[Stall]:
         except (msgspec.DecodeError, UnicodeDecodeError):
             break
     if not looks:
-        raise UsageError(f"{where}: nothing that `ddpdiag watch --bundle` wrote")
+        raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept")
     return looks
 
 

@@ -101,10 +101,18 @@ def stacks(stall: Stall, named: Sequence[int]) -> dict[str, tuple[str, ...]]:
 
 
 def notes(stall: Stall) -> tuple[str, ...]:
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for seen in stall.ranks:
-        if seen.no_stack:
-            reasons[seen.no_stack].append(seen.rank)
-    stackless = [f"No stack of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]
+    """What could not be seen, and why."""
     guessed = "No variable names the ranks, so they are numbered in the order of their start."
-    return (*stall.notes, *stackless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
+    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
+    # Only NCCL can be asked, so that a job without GPUs lacks nothing.
+    unflown = _reasons("No collectives", {seen.rank: seen.no_flight for seen in stall.ranks if seen.holds_gpu})
+    return (*stall.notes, *stackless, *unflown, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
+
+
+def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
+    """A sentence for each reason, with its ranks."""
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for rank, reason in by_rank.items():
+        if reason:
+            reasons[reason].append(rank)
+    return [f"{what} of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]

@@ -216,7 +216,7 @@ def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch):
             own.stdout.readline()
         time.sleep(2.5)  # until they know each other
         both[1].send_signal(signal.SIGUSR1)
-        time.sleep(4.0)
+        time.sleep(3.0)
     finally:
         for own in both:
             own.terminate()
@@ -232,6 +232,13 @@ def test_another_file_that_grows_is_output_too(watch, tmp_path):
     program = f"import time\nfor _ in range(8):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
     own = watch(*PYTHON, program, options=("--stall", "1.5", "--output", str(tmp_path / "*.log")))
     assert own.communicate(timeout=20) == ("", "")
+
+
+def test_a_job_that_nothing_shows_alive_is_not_killed(watch):
+    mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    assert watch("true", options=("--kill",), **mute).wait(10) == 2
+    assert watch("true", options=("--kill", "--output", "x"), **mute).wait(10) == 0
+    assert watch("true", **mute).wait(10) == 0
 
 
 def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):

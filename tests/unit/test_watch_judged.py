@@ -179,6 +179,12 @@ def test_hosts_that_each_only_wait_name_together_who_is_missing():
         merged([looks[0], stalled(seen(0), host="n2")])
 
 
+def test_a_recorder_that_is_not_there_is_told_of_gpus_only():
+    why = {"no_flight": "not set"}
+    assert "No collectives of rank 0: not set." in judged(stalled(seen(0, WAITS, holds_gpu=True, **why))).notes
+    assert judged(stalled(seen(0, WAITS, **why))).notes == ()
+
+
 def test_no_rank_at_all():
     assert judged(stalled()).title == "no rank was found"
 
