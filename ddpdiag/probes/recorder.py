@@ -8,6 +8,7 @@ It is on by default for nccl and gloo (torch 2.13), and is read in the process i
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -38,10 +39,28 @@ class _Entry(Struct, frozen=True):
 
 class _Trace(Struct, frozen=True):
     entries: tuple[_Entry, ...] = ()
-    pg_status: dict[str, msgspec.Raw] = field(default_factory=dict)
+    pg_status: dict[str, object] = field(default_factory=dict)
 
 
 _trace: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
+
+
+class Flown(NamedTuple):
+    """What a dump holds: the last collectives, the oldest first, and when the newest was posted (Unix time)."""
+
+    collectives: tuple[Collective, ...]
+    newest_unix_seconds: float | None
+
+
+def read_dump(trace: object) -> Flown | None:
+    """What another process wrote of its flight recorder, as plain data; None for something else."""
+    try:
+        entries = msgspec.convert(trace, _Trace, strict=False).entries
+    except msgspec.ValidationError:
+        return None
+    ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
+    newest = ordered[-1].time_created_ns / 1e9 if ordered else None
+    return Flown(tuple(map(_collective, _of_newest_groups(ordered)[-LAST:])), newest)
 
 
 def groups() -> frozenset[Group]:

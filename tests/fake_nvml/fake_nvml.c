@@ -156,6 +156,16 @@ NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, pcie_width_max)
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, pcie_replays)
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, retired_pending)
 
+NUMBER(nvmlDeviceGetPowerUsage, unsigned, power_mw)
+
+struct utilization { unsigned gpu, memory; };
+int nvmlDeviceGetUtilizationRates(const struct gpu *gpu, struct utilization *rates) {
+    ENTER(nvmlDeviceGetUtilizationRates);
+    rates->memory = 0;
+    GIVE(&rates->gpu, busy_percent);
+    return SUCCESS;
+}
+
 struct margin { unsigned version; int celsius; };
 int nvmlDeviceGetMarginTemperature(const struct gpu *gpu, struct margin *margin) {
     ENTER(nvmlDeviceGetMarginTemperature);

@@ -53,6 +53,8 @@ def test_the_block_blocks(blocked, module):
         (["--help"], "explain"),
         (["check", "--help"], "--nproc-per-node"),
         (["train", "--help"], "--strategy"),
+        (["watch", "--help"], "--stall"),
+        (["watch", "--", "echo", "watched"], "watched"),
         (["explain", "COL001"], "COL001"),
         (["checks"], "TRN001"),
         (["judge", str(HEALTHY)], "FIT"),

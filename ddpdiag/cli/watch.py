@@ -1,0 +1,146 @@
+"""`ddpdiag watch`: options into data, looks onto standard error and into a bundle."""
+
+import math
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.codec import decode, encode, readable
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.judgement.watch import judged
+from ddpdiag.judgement.watch_merge import merged
+from ddpdiag.model.watch import Judged, Stall
+from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
+from ddpdiag.render import files, watch
+from ddpdiag.runtime.fellows import Fellows, job_name
+from ddpdiag.runtime.outlets import open_outlets
+from ddpdiag.runtime.watching import Wanted, Watch
+from ddpdiag.runtime.wrapped import Wrapped, leave_as
+
+_LEAST_STALL = 1.0
+# Entries that NCCL's flight recorder keeps; torch's tutorials use it.
+_BUFFER_ENTRIES = "2000"
+_SHOW_SECONDS = 2.0
+_DEAF = (
+    "Standard output and error go where nothing shows that they are written to (/dev/null), and no --output names "
+    "another file."
+)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    stall: float,
+    kill: bool,
+    output: Sequence[str],
+    bundle: str | None,
+    flight_recorder: bool,
+) -> int:
+    """Start the command, watch it, and leave as it does."""
+    if not math.isfinite(stall) or stall < _LEAST_STALL:
+        raise UsageError(f"--stall {stall:g}: expected {_LEAST_STALL:g} s or more")
+    keeper = None if bundle is None else Bundle(bundle)
+    outlets = open_outlets(output)
+    if kill and outlets.deaf and not flight_recorder:
+        raise UsageError(
+            f"--kill: {_DEAF} Give --output FILE, or --flight-recorder: else a healthy job would be killed"
+        )
+    folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if flight_recorder else None
+    try:
+        env = os.environ | (recorder_variables(folder) if folder is not None else {})
+        wrapped = Wrapped(command, env, {number: relay.descriptor for number, relay in outlets.relays.items()})
+        for relay in dict.fromkeys(outlets.relays.values()):
+            relay.start()
+        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else ())
+        watching = Watch(wanted, wrapped, outlets, Fellows(job_name(os.environ)), lambda s, j: _tell(s, j, keeper))
+        watching.run()
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if watching.killed is not None:
+        return watching.killed
+    return 0 if wrapped.status is None else leave_as(wrapped.status)
+
+
+def read(paths: Sequence[str]) -> int:
+    """Judge what --bundle kept, of all hosts together; 1 if a rank is named, else 3."""
+    stall = merged([stall for path in paths for stall in _kept(path)])
+    verdict = judged(stall)
+    width, color = terminal(sys.stdout)
+    show(watch.render(stall, verdict, color=color, width=width), sys.stdout)
+    return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+
+
+def _kept(path: str) -> list[Stall]:
+    """The looks in a file, the last of which may be cut off."""
+    where = readable(path)
+    try:
+        rows = [row for row in Path(path).read_bytes().split(b"\n") if row]
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
+    looks: list[Stall] = []
+    for row in rows:
+        try:
+            looks.append(decode(row, Stall))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break
+    if not looks:
+        raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept")
+    return looks
+
+
+def recorder_variables(folder: str) -> dict[str, str]:
+    """What lets an outsider ask NCCL for its flight recorder; what the user has set stays."""
+    pipe, file = f"{folder}/ask-", f"{folder}/rank-"
+    wanted = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
+    wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+class Bundle:
+    """A file of its own in a directory that is there: every look is one line."""
+
+    def __init__(self, folder: str) -> None:
+        where = readable(folder)
+        if not Path(folder).is_dir():
+            raise UsageError(f"--bundle {where}: no such directory on {socket.gethostname()}")
+        self.path = Path(folder) / f"watch-{readable(socket.gethostname())}-{os.getpid()}.jsonl"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"--bundle {where}: the directory is not writable")
+
+    def keep(self, stall: Stall) -> None:
+        """Add a look."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encode(stall) + b"\n")
+
+
+def _tell(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
+    """Show and keep a look, for so long only: the terminal or the file system may be what hangs."""
+    thread = threading.Thread(target=_told, args=(stall, verdict, keeper), daemon=True)
+    thread.start()
+    thread.join(_SHOW_SECONDS)
+
+
+def _told(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
+    width, color = terminal(sys.stderr)
+    # A progress bar leaves the cursor in the middle of its line.
+    text = "\n" + watch.render(stall, verdict, color=color, width=width)
+    if keeper is not None:
+        try:
+            keeper.keep(stall)
+            text += f"    all that was seen is in {readable(str(keeper.path))}\n"
+        except OSError as error:
+            text += f"    not kept: {readable(str(keeper.path))}: {error.strerror or error}\n"
+    try:
+        files.show(text, sys.stderr)
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,102 @@
+"""What `ddpdiag watch` sees of a training that says nothing any more, and what it makes of that."""
+
+from msgspec import Struct
+
+from ddpdiag.model.trial import Collective, ProcessState
+
+WATCH_SCHEMA = "ddpdiag.watch/1"  # 1: the first
+
+
+class Helper(Struct, frozen=True, kw_only=True):
+    """A process that a rank started, such as a worker of its data loader: state and wchan as in `ProcessState`."""
+
+    pid: int
+    name: str
+    state: str | None = None
+    wchan: str | None = None
+
+
+class RankSeen(Struct, frozen=True, kw_only=True):
+    """One rank of this host, as it stood.
+
+    `process` is None if it was gone by then; its `state` is D only if it was in the same place a moment before.
+    `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
+    a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
+    has no stack; then `threads` are its threads as "name (state)", most frequent first. `flight` is as in `Outcome`,
+    `no_flight` says why there is none, and `posted_seconds` is the age of its newest entry.
+    """
+
+    rank: int
+    pid: int
+    process: ProcessState | None = None
+    core_share: float | None = None
+    holds_gpu: bool | None = None
+    holds_gil: bool | None = None
+    no_stack: str = ""
+    threads: tuple[str, ...] = ()
+    helpers: tuple[Helper, ...] = ()
+    flight: tuple[Collective, ...] | None = None
+    no_flight: str = ""
+    posted_seconds: float | None = None
+
+
+class GpuUse(Struct, frozen=True, kw_only=True):
+    """A GPU of this host: how busy NVML says that it is, and the processes that have it open."""
+
+    index: int
+    busy_share: float | None = None
+    memory_bytes: int | None = None
+    power_watts: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
+    """One look at the ranks of one host.
+
+    `unix_seconds` is when; `silent_seconds` is how long nothing had been heard, `asked` that a signal wanted the look,
+    and `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
+    `guessed` says that nothing named the ranks, so that they are numbered in the order of their start. `blocked` is
+    how long the reader of the command's output has not taken any. `notes` are sentences on what could not be seen.
+    """
+
+    host: str
+    unix_seconds: float
+    silent_seconds: float
+    stall_seconds: float
+    command: str
+    asked: bool = False
+    number: int = 1
+    looks: int = 1
+    world_size: int | None = None
+    guessed: bool = False
+    ranks: tuple[RankSeen, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+    gpus_unseen: str = ""
+    blocked_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    schema: str = WATCH_SCHEMA
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """Who stands where: `ranks` that stand alike, in one line of text."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """What a look means: who holds the others up, and why; no ranks where the evidence cannot decide.
+
+    `named` may hold a rank although nobody is at fault: it is the one for which the others wait. `moving` says that
+    nothing stands still.
+    """
+
+    named: tuple[int, ...]
+    title: str
+    message: str
+    remedy: str
+    moving: bool = False
+    standings: tuple[Standing, ...] = ()
+    stacks: dict[str, tuple[str, ...]] = {}
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,177 @@
+"""The processes below one: which of them are ranks, and what /proc shows of each.
+
+Ranks are found by what their launcher put into their environment (/proc/PID/environ holds it as it was at exec). All
+that a rank starts inherits that, so that of a rank's processes the topmost counts.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.files import read_text
+from ddpdiag.probes.procfs import PROC
+
+# torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
+# comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
+# LOCAL_RANK as well.
+RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_TOLD = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
+WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+# What multiprocessing's spawn writes on the command line of a child, as torch.multiprocessing.spawn starts its ranks.
+_SPAWNED = "from multiprocessing.spawn import spawn_main"
+_LARGEST_ENVIRON = 1 << 20
+
+
+class Task(Struct, frozen=True):
+    """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
+    tells it from every other one."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    start: int
+
+
+class Crew(Struct, frozen=True):
+    """The processes that are ranks, by rank. `guessed`: nothing names them, they are numbered as they were started."""
+
+    ranks: dict[int, Task]
+    world_size: int | None = None
+    guessed: bool = False
+
+
+def read_task(pid: int, root: Path = PROC) -> Task | None:
+    """One process, or None if it is gone; fields 2-4 and 22 of proc(5)."""
+    content = read_text(root / str(pid) / "stat")
+    if not content:
+        return None
+    head, _, rest = content.rpartition(")")
+    fields = rest.split()
+    if len(fields) < 20:
+        return None
+    name = head.partition("(")[2]
+    return Task(pid, int(fields[1]), name, fields[0], int(fields[19]))
+
+
+def below(top: Iterable[int], root: Path = PROC) -> list[Task]:
+    """These processes and all that descend from them, parents first, as far as they are still linked."""
+    try:
+        pids = [int(name) for name in os.listdir(root) if name.isdigit()]
+    except OSError:
+        return []
+    tasks = {pid: task for pid in pids if (task := read_task(pid, root)) is not None}
+    children: dict[int, list[int]] = {}
+    for task in tasks.values():
+        children.setdefault(task.parent, []).append(task.pid)
+    found: list[Task] = []
+    waiting = sorted(pid for pid in top if pid in tasks)
+    while waiting:
+        pid = waiting.pop(0)
+        found.append(tasks[pid])
+        waiting += sorted(children.get(pid, ()))
+    return found
+
+
+def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
+    """The environment that a process was started with; None where it cannot be read."""
+    try:
+        with (root / str(pid) / "environ").open("rb") as file:
+            words = file.read(_LARGEST_ENVIRON).decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def crew(
+    tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], spawned: Collection[int] = frozenset()
+) -> Crew:
+    """The ranks among some processes, parents first, given the environments that could be read, and who was spawned."""
+    for name, beside in _TOLD:
+        if tops := _topmost(tasks, environs, name, beside):
+            ranks = {rank: _trainer(top, tasks) for rank, top in sorted(tops.items())}
+            return Crew(ranks, _world(environs, ranks.values()))
+    born = {task.pid: task for task in tasks if task.pid in spawned and task.state not in "ZX"}
+    own = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
+    if len(own) > 1:
+        return Crew(dict(enumerate(sorted(own, key=lambda task: (task.start, task.pid)))), None, True)
+    return Crew({0: _trainer(tasks[0], tasks)}, None, True) if tasks else Crew({})
+
+
+def _topmost(
+    tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], name: str, beside: str
+) -> dict[int, Task]:
+    """The topmost process of each rank, of those that have both variables."""
+    tops: dict[int, Task] = {}
+    for task in tasks:
+        own = environs.get(task.pid, {})
+        value = own.get(name, "")
+        if value.isdecimal() and beside in own:
+            tops.setdefault(int(value), task)
+    return tops
+
+
+def _trainer(top: Task, tasks: Sequence[Task]) -> Task:
+    """The process that trains: behind a shell, numactl and such, which start one process and wait for it."""
+    own = top
+    while not own.name.startswith(("python", "pt_")):
+        children = [task for task in tasks if task.parent == own.pid]
+        if len(children) != 1:
+            break
+        own = children[0]
+    return own
+
+
+def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Task]) -> int | None:
+    for task in ranks:
+        for name in WORLD_NAMES:
+            value = environs.get(task.pid, {}).get(name, "")
+            if value.isdecimal():
+                return int(value)
+    return None
+
+
+def is_spawned(pid: int, root: Path = PROC) -> bool:
+    """Was it started by multiprocessing's spawn?"""
+    return _SPAWNED in (read_text(root / str(pid) / "cmdline") or "").replace("\0", " ")
+
+
+def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:
+    """Threads as "3 x pt_autograd_0 (S)", which every user may read, even where stacks are refused."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for thread in _threads(root / str(pid) / "task"):
+        content = read_text(thread / "stat")
+        if content:
+            head, _, rest = content.rpartition(")")
+            counts[head.partition("(")[2], rest.split()[0]] += 1
+    return tuple(
+        f"{number} x {name} ({state})" if number > 1 else f"{name} ({state})"
+        for (name, state), number in counts.most_common(most)
+    )
+
+
+def _threads(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(folder.iterdir())
+    except OSError:
+        return
+
+
+def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
+    """Has it a device file of NVIDIA's driver open? None where its open files cannot be seen."""
+    folder = root / str(pid) / "fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return None
+    return any(_target(folder / name).startswith("/dev/nvidia") for name in names)
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed since
+        return ""

@@ -1,0 +1,165 @@
+"""One report for each host, however many `ddpdiag watch` run there: `srun ddpdiag watch -- python train.py`.
+
+Those of one job meet at an abstract Unix socket, which has no file and goes with the process. The first one there
+leads: the others tell it once a second which process they started and how long that was silent, and it looks at all
+ranks of the host. Mostly rank 0 prints and the others do not: the silence that counts is the shortest. Who gets no
+answer from the leader (it is stopped, or another user has taken the name) leads itself.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+from ddpdiag.runtime.said import digest
+
+_MOST_BYTES = 4096
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SCM_CREDENTIALS
+_TELL_SECONDS = 1.0
+# A leader answers at its next turn, and a look takes some seconds.
+_PATIENCE_SECONDS = 8.0
+# Variables that all processes of one launch have in common, by launcher.
+_JOBS = (
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("MASTER_ADDR", "MASTER_PORT", "RANK"),
+)
+
+
+class Word(Struct, frozen=True, omit_defaults=True):
+    """What a fellow tells: the process that it started, how long it was silent, and whether a look is wanted."""
+
+    pid: int
+    silent_seconds: float
+    asked: bool = False
+
+
+class News(Struct, frozen=True):
+    """What the leader knows of its fellows: their processes, and the shortest of their silences."""
+
+    leads: bool
+    pids: tuple[int, ...] = ()
+    silent_seconds: float = float("inf")
+    asked: bool = False
+
+
+_word: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
+
+
+def job_name(env: Mapping[str, str]) -> str | None:
+    """The same for all `ddpdiag watch` of one launch; None where the environment names none."""
+    for names in _JOBS:
+        values = [env.get(name, "") for name in names]
+        if all(values):
+            # Ranks differ, but who has one was launched by hand, and meets the others at their store.
+            return digest(os.getuid(), *(v for n, v in zip(names, values, strict=True) if n != "RANK"))
+    return None
+
+
+class Fellows:
+    """Leads, or tells the one that does."""
+
+    def __init__(self, name: str | None) -> None:
+        self._address = None if name is None else f"\0ddpdiag-watch-{name}"
+        self._link = _link()
+        self._words: dict[int, tuple[float, Word]] = {}
+        self._asked = False
+        self._told = 0.0
+        self._answered = time.monotonic()
+        self._leads = self._bind()
+
+    def _bind(self) -> bool:
+        if self._address is None:
+            return True
+        try:
+            self._link.bind(self._address)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._link.bind("")  # a name of our own, so that we can be answered
+            return False
+        return True
+
+    def ask(self) -> None:
+        """A look is wanted, now."""
+        self._asked = True
+        self._told = 0.0
+
+    def exchange(self, pid: int, silent_seconds: float) -> News:
+        """Hear what there is, and tell the leader if it is time to."""
+        self._receive()
+        if not self._leads:
+            self._tell(Word(pid, silent_seconds, self._asked))
+        if not self._leads:
+            return News(leads=False)
+        return self._news()
+
+    def _news(self) -> News:
+        now = time.monotonic()
+        fresh = {pid: (at, word) for pid, (at, word) in self._words.items() if now - at < _PATIENCE_SECONDS}
+        asked = self._asked or any(word.asked for _, word in fresh.values())
+        self._asked = False
+        self._words = {pid: (at, Word(pid, word.silent_seconds)) for pid, (at, word) in fresh.items()}
+        silent = min((now - at + word.silent_seconds for at, word in fresh.values()), default=float("inf"))
+        return News(True, tuple(fresh), silent, asked)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data, ancillary, _, sender = self._link.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except OSError:
+                return
+            if not any(_is_ours(payload) for _, kind, payload in ancillary if kind == socket.SCM_CREDENTIALS):
+                continue
+            if not self._leads:
+                self._answered = time.monotonic()
+                continue
+            with contextlib.suppress(msgspec.DecodeError, OSError):
+                word = _word.decode(data)
+                before = self._words.get(word.pid)
+                asked = word.asked or (before is not None and before[1].asked)
+                self._words[word.pid] = time.monotonic(), Word(word.pid, word.silent_seconds, asked)
+                self._link.sendto(b"1", socket.MSG_DONTWAIT, sender)
+
+    def _tell(self, word: Word) -> None:
+        now = time.monotonic()
+        if now - self._told < _TELL_SECONDS or self._address is None:
+            return
+        self._told = now
+        try:
+            self._link.sendto(msgspec.json.encode(word), socket.MSG_DONTWAIT, self._address)
+            self._asked = False
+        except BlockingIOError:
+            pass  # it has not read for a while
+        except OSError:
+            self._lead()
+            return
+        if now - self._answered > _PATIENCE_SECONDS:
+            self._leads = True
+
+    def _lead(self) -> None:
+        """The leader is gone: take its place, or else find out at the next turn who has."""
+        self._link.close()
+        self._link = _link()
+        self._answered = time.monotonic()
+        self._leads = self._bind()
+
+    def close(self) -> None:
+        """Leave: whoever tells us something next will lead."""
+        self._link.close()
+
+
+def _link() -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    link.setblocking(False)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says who has sent
+    return link
+
+
+def _is_ours(payload: bytes) -> bool:
+    return len(payload) >= _CREDENTIALS.size and _CREDENTIALS.unpack_from(payload)[1] == os.getuid()

@@ -1,0 +1,178 @@
+"""The loop of `ddpdiag watch`: pass signals on, listen, and look when nothing was heard for too long.
+
+It looks once for each silence, and again after twice, four times ... the patience, so that a hang is not told for ever.
+Time in which we were stopped ourselves does not count.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdiag.errors import ExitCode
+from ddpdiag.judgement.watch import is_start, judged, progress_age
+from ddpdiag.model.watch import Judged, Stall
+from ddpdiag.runtime.fellows import Fellows
+from ddpdiag.runtime.lookout import Lookout
+from ddpdiag.runtime.outlets import Listener, Outlets
+from ddpdiag.runtime.wrapped import Wrapped, end_all, stop_ourselves
+
+_POLL_SECONDS = 1.0
+# A turn of the loop that took so much longer than it should: we, or the whole machine, stood still.
+_GAP_SECONDS = 4.0
+# torchrun gives its ranks 30 s; a job that hangs will not use them.
+GRACE_SECONDS = 10.0
+_DRAIN_SECONDS = 1.0
+# Who imports for longer hangs in it.
+_LONGEST_START_SECONDS = 600.0
+
+
+class Wanted(NamedTuple):
+    """What the command line asks for."""
+
+    command: Sequence[str]
+    stall_seconds: float
+    kill: bool
+    notes: tuple[str, ...] = ()
+
+
+# Shows a look to people, and keeps it if that was asked for.
+Tell = Callable[[Stall, Judged], None]
+
+
+class Silence:
+    """How long nothing was heard, and when to look."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall = stall_seconds
+        self.number = 0
+        self.looks = 0
+        self._next = stall_seconds
+
+    def is_due(self, silent_seconds: float) -> bool:
+        """Is it time for a look? A sound ends the silence."""
+        if silent_seconds < self._stall:
+            self.looks, self._next = 0, self._stall
+            return False
+        return silent_seconds >= self._next
+
+    def looked(self) -> None:
+        """A look was taken: the next one comes after twice the time."""
+        self.number += self.looks == 0
+        self.looks += 1
+        self._next *= 2
+
+
+class Watch:
+    """One command, from its start to its end."""
+
+    def __init__(self, wanted: Wanted, command: Wrapped, outlets: Outlets, fellows: Fellows, tell: Tell) -> None:
+        self._wanted = wanted
+        self._command = command
+        self._outlets = outlets
+        self._fellows = fellows
+        self._tell = tell
+        self._listener = Listener(outlets.ears)
+        self._lookout = Lookout([command.pid])
+        self._silence = Silence(wanted.stall_seconds + outlets.step_seconds)
+        self._since = time.monotonic()  # when there was any other progress than output
+        self._turn = time.monotonic()
+        self.killed: int | None = None
+
+    def run(self) -> None:
+        """Until the command has ended."""
+        while not self._command.is_over():
+            heard = self._command.hear(_POLL_SECONDS)
+            self._note_gap()
+            if heard is not None:
+                self._obey(heard.signum, shared=heard.shared)
+            if not self._command.is_over():
+                self._watch()
+        for relay in self._outlets.relays.values():
+            relay.drain(_DRAIN_SECONDS)
+
+    def _note_gap(self) -> None:
+        now = time.monotonic()
+        if now - self._turn > _GAP_SECONDS:
+            self._since = now
+        self._turn = now
+
+    def _obey(self, signum: int, *, shared: bool) -> None:
+        if signum == signal.SIGUSR1:
+            self._fellows.ask()
+            return
+        if signum == signal.SIGCHLD:
+            return
+        if not shared:
+            self._command.send(signum)
+        if signum == signal.SIGTSTP:
+            stop_ourselves()
+        if signum in (signal.SIGTSTP, signal.SIGCONT):
+            self._since = time.monotonic()
+
+    def _watch(self) -> None:
+        self._lookout.keep_sight()
+        last = max(self._listener.last, self._since)
+        news = self._fellows.exchange(self._command.pid, time.monotonic() - last)
+        if not news.leads:
+            return
+        self._lookout.tops = [self._command.pid, *news.pids]
+        self._since = max(self._since, time.monotonic() - news.silent_seconds)
+        silent = time.monotonic() - max(last, self._since)
+        if self._silence.is_due(silent):
+            self._stalled(silent)
+        elif news.asked:
+            self._report(self._looked(silent, asked=True))
+
+    def _stalled(self, silent: float) -> None:
+        stall = self._looked(silent, asked=False)
+        posted = progress_age(stall)
+        if posted is not None and posted < self._wanted.stall_seconds:
+            self._since = time.monotonic() - posted
+        elif is_start(stall) and silent < _LONGEST_START_SECONDS:
+            self._since = time.monotonic()
+        # What goes on while we look was seen at several moments, and nothing fits together.
+        if self._was_heard(silent):
+            return
+        self._silence.looked()
+        verdict = self._report(stall)
+        if self._wanted.kill:
+            self._kill(verdict)
+
+    def _was_heard(self, silent: float) -> bool:
+        """Was there anything new since the silence was so long?"""
+        return time.monotonic() - max(self._listener.last, self._since) < silent
+
+    def _report(self, stall: Stall) -> Judged:
+        verdict = judged(stall)
+        with self._listener.ignoring():
+            self._tell(stall, verdict)
+            self._listener.forget()
+        self._turn = time.monotonic()  # a look takes its time
+        return verdict
+
+    def _looked(self, silent: float, *, asked: bool) -> Stall:
+        look = self._lookout.look()
+        return Stall(
+            host=self._lookout.host,
+            unix_seconds=time.time(),
+            silent_seconds=silent,
+            stall_seconds=self._wanted.stall_seconds,
+            command=Path(self._wanted.command[0]).name,
+            asked=asked,
+            number=self._silence.number + (self._silence.looks == 0),
+            looks=self._silence.looks + 1,
+            world_size=look.world_size,
+            guessed=look.guessed,
+            ranks=look.ranks,
+            gpus=look.gpus,
+            gpus_unseen=look.gpus_unseen,
+            blocked_seconds=max((relay.blocked_seconds() for relay in self._outlets.relays.values()), default=0.0),
+            notes=self._wanted.notes,
+            variables=look.variables,
+        )
+
+    def _kill(self, verdict: Judged) -> None:
+        self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+        end_all(self._command, self._lookout.tops[1:], self._lookout.living, GRACE_SECONDS)

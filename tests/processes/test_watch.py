@@ -1,0 +1,252 @@
+"""`ddpdiag watch` around real trainings that stop, spin or hide, and around commands that just run."""
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs import processes, torchrun
+
+from ddpdiag.codec import decode
+from ddpdiag.model.watch import Stall
+from ddpdiag.probes import pyspy
+
+WATCH = ("-m", "ddpdiag", "watch")
+STALL = 3.0
+PROMISE = STALL + 5.0
+
+# Says that it lives until all ranks have met, then once a step; a file makes rank 1 do what it is called.
+TRAINING = """
+import ctypes, os, threading, time
+import torch, torch.distributed as dist
+
+met, rank = threading.Event(), int(os.environ["RANK"])
+
+def alive():
+    while not met.wait(0.5):
+        print("starting", flush=True)
+
+def spin():
+    return sum(iter(int, 1))  # never ends, and never leaves C
+
+def trouble():
+    if rank == 1 and os.path.exists("hide"):
+        ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE
+    if rank == 1 and os.path.exists("spin"):
+        spin()
+
+threading.Thread(target=alive).start()
+dist.init_process_group("gloo")
+dist.barrier()
+met.set()
+for step in range(10_000):
+    trouble()
+    dist.all_reduce(torch.ones(4))
+    print("step", step, flush=True)
+    time.sleep(1.0)
+"""
+needs_py_spy = pytest.mark.skipif(pyspy.find() is None, reason="py-spy is not installed")
+
+
+def reports(job) -> list[str]:
+    """What was told so far, a text each."""
+    return job.stderr.split("ddpdiag watch: ")[1:]
+
+
+def trained(job) -> bool:
+    return "step 1" in job.stdout
+
+
+def rank_process(job, rank: int):
+    own = [p for p in processes(job.mark) if p.environ.get("LOCAL_RANK") == str(rank) and "train.py" in p.command]
+    return min(own, key=lambda process: process.pid)
+
+
+def new_report(job, before: int, since: float) -> str:
+    """The next report, which must come in time."""
+    job.wait_until(lambda: len(reports(job)) > before, PROMISE)
+    assert time.monotonic() - since < PROMISE
+    time.sleep(0.2)
+    return " ".join(reports(job)[before].split())
+
+
+@needs_py_spy
+def test_a_stopped_rank_and_one_that_spins_in_c_are_named_and_a_slow_job_is_left_alone(start, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    job = start(*WATCH, "--stall", str(STALL), "--bundle", ".", "--", sys.executable, *torchrun(2, str(script)))
+    job.wait_until(lambda: trained(job), 45)
+    time.sleep(2 * STALL)
+    assert reports(job) == [], f"a step takes a third of the stall\n{job.told()}"
+
+    stopped = rank_process(job, 1)
+    stopped.kill(signal.SIGSTOP)
+    told = new_report(job, 0, time.monotonic())
+    assert "rank 1 is stopped" in told
+    assert f"kill -CONT {stopped.pid}" in told
+    assert "rank 0: sleeping in all_reduce (distributed_c10d.py)" in told
+    stopped.kill(signal.SIGCONT)
+    steps = job.stdout.count("step")
+    job.wait_until(lambda: job.stdout.count("step") > steps, 10)
+
+    (job.folder / "spin").touch()
+    job.wait_until(lambda: len(reports(job)) > 1, PROMISE + 2)
+    told = new_report(job, 1, time.monotonic())
+    assert "rank 0 waits for rank 1, which is in spin (train.py:" in told
+    assert "holding the GIL" in told
+    assert "stack of rank 1, innermost first: spin (train.py:" in told
+
+    kept = list(job.folder.glob("watch-*.jsonl"))
+    assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600]
+    looks = [decode(line, Stall) for line in kept[0].read_bytes().splitlines()]
+    assert [look.number for look in looks] == [1, 2]
+    assert [seen.process.state for seen in looks[0].ranks] == ["S", "T"]
+    assert not any("MARK" in name for name in looks[0].variables)
+
+
+@needs_py_spy
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a capability from itself")
+def test_a_rank_whose_stack_is_refused_is_named_and_the_job_killed(start, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    # A process that is not dumpable is closed even to its own user, unless that has the capability.
+    without = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
+    job = start(
+        *WATCH, "--stall", str(STALL), "--kill", "--", sys.executable, *torchrun(2, str(script)), prefix=without
+    )
+    job.wait_until(lambda: trained(job), 45)
+    (job.folder / "hide").touch()
+    (job.folder / "spin").touch()
+    job.wait_until(lambda: len(reports(job)) > 0, PROMISE + 2)
+    assert job.wait(90) == 1, job.told()
+    told = " ".join(reports(job)[0].split())
+    assert "only rank 1 runs, rank 0 waits in all_reduce" in told
+    assert "it is not dumpable" in told
+    assert "--cap-add=SYS_PTRACE" in told
+    assert "threads of rank 1: " in told
+    job.check_left_nothing()
+
+
+# Around any command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., subprocess.Popen]]:
+    """watch(command, options=...): a watched command whose output goes through pipes."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*command: str, options: tuple[str, ...] = (), **settings) -> subprocess.Popen:
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | settings
+            own = subprocess.Popen([sys.executable, *WATCH, *options, "--", *command], **pipes)
+            stack.enter_context(own)
+            stack.callback(own.kill)
+            return own
+
+        yield start
+
+
+PYTHON = (sys.executable, "-c")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("sh", "-c", "exit 7"), 7),
+        (("sh", "-c", "kill -TERM $$"), -signal.SIGTERM),
+        (("sh", "-c", "kill -SEGV $$"), -signal.SIGSEGV),
+        (("no-such-command",), 127),
+        (("/etc/passwd",), 126),
+    ],
+)
+def test_it_leaves_as_its_command_does(watch, command, code):
+    assert watch(*command).wait(10) == code
+
+
+def test_output_passes_unchanged_and_at_once(watch):
+    own = watch("sh", "-c", "printf 'a\\r'; read line; printf \"$line\" >&2", stdin=subprocess.PIPE)
+    assert os.read(own.stdout.fileno(), 10) == b"a\r"
+    assert own.communicate("b") == ("", "b")
+
+
+def test_the_command_keeps_the_terminal(watch):
+    outer, inner = pty.openpty()
+    program = "import os, sys; print(sys.stdin.isatty(), sys.stderr.isatty(), os.ttyname(1))"
+    own = watch(*PYTHON, program, stdin=inner, stdout=inner, stderr=inner)
+    assert own.wait(10) == 0
+    assert os.read(outer, 1000).decode().strip() == f"True True {os.ttyname(inner)}"
+    os.close(outer)
+    os.close(inner)
+
+
+def test_a_signal_is_passed_on_and_answered_by_the_command(watch):
+    program = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); time.sleep(60)"
+    )
+    own = watch(*PYTHON, program)
+    own.stdout.readline()
+    own.send_signal(signal.SIGTERM)
+    assert own.wait(10) == 5
+
+
+def test_a_reader_that_leaves_ends_the_command(watch):
+    own = watch("yes")
+    own.stdout.read(10)
+    own.stdout.close()
+    assert own.wait(10) == -signal.SIGPIPE
+
+
+def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch):
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid()), "WORLD_SIZE": "2"}
+    program = "import time; print('up', flush=True); time.sleep(60)"
+    both = [
+        watch(*PYTHON, program, options=("--stall", "60"), env={**os.environ, **job, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        for own in both:
+            own.stdout.readline()
+        time.sleep(2.5)  # until they know each other
+        both[1].send_signal(signal.SIGUSR1)
+        time.sleep(3.0)
+    finally:
+        for own in both:
+            own.terminate()
+    told = [own.communicate(timeout=10)[1] for own in both]
+    assert [own.returncode for own in both] == [-signal.SIGTERM] * 2
+    assert sorted(text.count("ddpdiag watch: ") for text in told) == [0, 1]
+    assert "asked: " in "".join(told)
+    assert "ranks 0-1: sleeping" in "".join(told).replace("\n", " ")
+
+
+def test_another_file_that_grows_is_output_too(watch, tmp_path):
+    log = tmp_path / "rank0.log"
+    program = f"import time\nfor _ in range(8):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
+    own = watch(*PYTHON, program, options=("--stall", "1.5", "--output", str(tmp_path / "*.log")))
+    assert own.communicate(timeout=20) == ("", "")
+
+
+def test_a_job_that_nothing_shows_alive_is_not_killed(watch):
+    mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    assert watch("true", options=("--kill",), **mute).wait(10) == 2
+    assert watch("true", options=("--kill", "--output", "x"), **mute).wait(10) == 0
+    assert watch("true", **mute).wait(10) == 0
+
+
+def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):
+    program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('TORCH_')}))"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
+    assert json.loads(watch(*PYTHON, program, env=clean).communicate()[0]) == {}
+    asked = watch(*PYTHON, program, options=("--flight-recorder",), env=clean | {"TMPDIR": str(tmp_path)})
+    variables = json.loads(asked.communicate()[0])
+    assert variables["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(tmp_path))
+    assert variables["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert list(Path(tmp_path).iterdir()) == []

@@ -1,0 +1,217 @@
+"""What is read of strangers' processes: who is a rank, flight recorders, stacks, and why they are refused."""
+
+import json
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.probes import flight_dump, ptrace, pyspy
+from ddpdiag.probes.recorder import Flown
+from ddpdiag.probes.tree import Task, below, crew, environ, read_task, thread_names
+
+ENTRY = {
+    "record_id": 2,
+    "pg_id": 0,
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 3,
+    "p2p_seq_id": 0,
+    "profiling_name": "nccl:all_reduce",
+    "time_created_ns": 1_795_324_547_978_581_727,
+    "input_sizes": [[3, 2]],
+    "input_dtypes": ["Float"],
+    "state": "scheduled",
+    "time_discovered_started_ns": None,
+    "retired": False,
+    "is_p2p": False,
+    "frames": [{"name": "f", "filename": "train.py", "line": 3}],
+}
+TRACE = {"version": "2.10", "pg_status": {"0": {"last_enqueued_collective": 3}}, "entries": [ENTRY]}
+
+
+def task(pid: int, parent: int, name: str = "python", state: str = "S") -> Task:
+    return Task(pid, parent, name, state, pid)
+
+
+def ranks_of(tasks, environs) -> dict[int, int]:
+    return {rank: own.pid for rank, own in crew(tasks, environs).ranks.items()}
+
+
+def env(rank: int | None = None, **more: str) -> dict[str, str]:
+    return ({} if rank is None else {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}) | more
+
+
+def test_of_what_a_rank_started_the_topmost_is_the_rank():
+    tasks = [task(1, 0), task(2, 1), task(3, 1), task(4, 2), task(5, 3)]
+    environs = {1: env(), 2: env(0), 3: env(1), 4: env(0), 5: env(1)}
+    assert ranks_of(tasks, environs) == {0: 2, 1: 3}
+    assert crew(tasks, environs).world_size == 2
+
+
+def test_torchrun_below_a_launcher_that_gives_ranks_itself():
+    slurm = {"SLURM_PROCID": "0"}
+    tasks = [task(1, 0), task(2, 1), task(3, 1)]
+    assert ranks_of(tasks, {1: slurm, 2: env(0, **slurm), 3: env(1, **slurm)}) == {0: 2, 1: 3}
+    # PyTorchJob of Kubernetes gives each pod a RANK, and torchrun in it is none.
+    pod = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert ranks_of(tasks, {1: pod, 2: env(8), 3: env(9)}) == {8: 2, 9: 3}
+
+
+def test_a_shell_in_front_of_the_training_is_not_it():
+    tasks = [task(1, 0, "bash"), task(2, 1, "numactl"), task(3, 2, "python3"), task(4, 3)]
+    assert ranks_of(tasks, {pid: {"SLURM_PROCID": "5"} for pid in (1, 2, 3, 4)}) == {5: 3}
+
+
+def test_without_variables_there_is_one_process():
+    found = crew([task(1, 0), task(2, 1)], {})
+    assert (found.ranks[0].pid, found.guessed, found.world_size) == (1, True, None)
+
+
+def test_spawned_ranks_are_numbered_as_they_were_started_and_their_own_children_are_none():
+    found = crew([task(1, 0), task(2, 1), task(3, 1), task(4, 1), task(5, 3)], {}, {3, 4, 5})
+    assert ({rank: own.pid for rank, own in found.ranks.items()}, found.guessed) == ({0: 3, 1: 4}, True)
+
+
+def test_our_own_process_is_below_itself():
+    own = os.getpid()
+    assert own in [found.pid for found in below([os.getppid()])]
+    assert read_task(own).parent == os.getppid()
+    assert environ(own) is not None
+    assert thread_names(own)
+
+
+def test_a_process_that_is_gone_shows_nothing(tmp_path):
+    assert read_task(1, tmp_path) is None
+    assert environ(1, tmp_path) is None
+    assert below([1], tmp_path / "nothing") == []
+    assert thread_names(1, root=tmp_path) == ()
+
+
+# Flight recorders -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dump_is_read_as_plain_data():
+    flown = flight_dump.load(pickle.dumps(TRACE, protocol=2))
+    assert [(c.seq, c.name, c.elements, c.group) for c in flown.collectives] == [(3, "nccl:all_reduce", 6, "0")]
+    assert flown.newest_unix_seconds == pytest.approx(1_795_324_547.98)
+    assert flight_dump.load(pickle.dumps({"entries": []}, protocol=2)) == Flown((), None)
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, ("evil",))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps({"entries": [Evil()]}),
+        pickle.dumps(TRACE, protocol=2)[:-20],
+        pickle.dumps([1, 2]),
+        b"",
+        b"\x80\x02.",
+        b"\x80\x02X\xff\xff\xff\xff",
+        b'{"entries": []}',
+    ],
+)
+def test_anything_else_is_nothing_and_runs_nothing(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert flight_dump.load(data) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def _nccl(pipe: Path, file: Path) -> threading.Thread:
+    """The thread that watches NCCL's heartbeat, as far as the recorder is concerned."""
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    def answer() -> None:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                if os.read(descriptor, 128):
+                    break
+            except BlockingIOError:
+                pass
+            time.sleep(0.02)
+        os.close(descriptor)
+        file.write_bytes(pickle.dumps(TRACE, protocol=2))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_a_process_is_asked_through_its_pipe(tmp_path):
+    variables = {flight_dump.PIPE_NAME: f"{tmp_path}/ask-", flight_dump.FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
+    asked = flight_dump.ask(os.getpid(), 3, variables)
+    assert isinstance(asked, flight_dump.Asked)
+    assert flight_dump.answer(asked, time.monotonic() + 5).collectives[0].seq == 3
+    thread.join()
+    again = flight_dump.Asked(asked.file, asked.file.stat().st_mtime_ns)
+    assert "did not answer" in flight_dump.answer(again, time.monotonic()), "an old file is no answer"
+
+
+def test_a_process_without_a_pipe_says_why(tmp_path):
+    assert "--flight-recorder" in flight_dump.ask(os.getpid(), 0, {})
+    variables = {flight_dump.PIPE_NAME: f"{tmp_path}/ask-", flight_dump.FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    assert "only NCCL makes it" in flight_dump.ask(os.getpid(), 0, variables)
+    (tmp_path / "ask-0.pipe").write_text("")
+    assert "is no pipe" in flight_dump.ask(os.getpid(), 0, variables)
+    assert (tmp_path / "ask-0.pipe").read_text() == ""
+
+
+# Stacks ---------------------------------------------------------------------------------------------------------------
+
+
+def _program(folder: Path, script: str) -> str:
+    path = folder / "py-spy"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_py_spys_stacks_are_read_main_thread_first(tmp_path):
+    def thread(number: int, name: str, *, gil: bool) -> dict:
+        frame = {"name": name, "filename": f"/a/{name}.py", "line": 7, "module": None}
+        return {"pid": 9, "os_thread_id": number, "owns_gil": gil, "active": True, "frames": [frame]}
+
+    (tmp_path / "said").write_text(json.dumps([thread(10, "other", gil=False), thread(9, "main", gil=True)]))
+    seen = pyspy.dump(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
+    assert seen == pyspy.Dump(("main (main.py:7)",), (("other (other.py:7)",),), True)
+
+
+def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(tmp_path):
+    refused = _program(tmp_path, "echo 'Error: Permission Denied: try sudo' >&2; exit 1")
+    assert pyspy.dump(refused, 9, time.monotonic() + 5).refused
+    begin = time.monotonic()
+    hangs = pyspy.dump(_program(tmp_path, "exec sleep 60"), 9, begin + 0.3)
+    assert (hangs.main, hangs.trouble) == ((), "py-spy did not answer in time")
+    assert time.monotonic() - begin < 2
+
+
+def _process(root: Path, pid: int | str, uid: int, **capabilities: str) -> None:
+    (root / str(pid)).mkdir(parents=True)
+    lines = [f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}", *(f"{name}:\t{value}" for name, value in capabilities.items())]
+    (root / str(pid) / "status").write_text("\n".join(lines))
+    (root / str(pid) / "exe").symlink_to("/usr/bin/python3")
+
+
+def test_the_setting_that_refuses_is_named(tmp_path):
+    own = os.geteuid()
+    _process(tmp_path, "self", own, CapEff="0", CapPrm="0")
+    _process(tmp_path, 7, own, CapPrm="0")
+    _process(tmp_path, 8, own + 1, CapPrm="0")
+    _process(tmp_path, 9, own, CapPrm="80000")
+    assert "seccomp" in ptrace.refusal(7, tmp_path)
+    assert "as user" in ptrace.refusal(8, tmp_path)
+    assert "capabilities that we lack" in ptrace.refusal(9, tmp_path)
+    (tmp_path / "sys" / "kernel" / "yama").mkdir(parents=True)
+    (tmp_path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("1\n")
+    told = ptrace.refusal(7, tmp_path)
+    assert "kernel.yama.ptrace_scope is 1: expected 0" in told
+    assert "--cap-add=SYS_PTRACE" in told

@@ -1,0 +1,90 @@
+"""When something was heard, and when it is time to look."""
+
+import os
+import signal
+
+import pytest
+
+from ddpdiag.runtime.fellows import Fellows, job_name
+from ddpdiag.runtime.outlets import FileEar, Relay
+from ddpdiag.runtime.watching import Silence
+from ddpdiag.runtime.wrapped import HEARD
+
+
+def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():
+    silence = Silence(10.0)
+    looked = []
+    for second in range(0, 100):
+        if silence.is_due(float(second)):
+            silence.looked()
+            looked.append(second)
+    assert looked == [10, 20, 40, 80]
+    assert (silence.number, silence.looks) == (1, 4)
+
+
+def test_after_a_sound_the_next_silence_is_a_new_one():
+    silence = Silence(10.0)
+    assert silence.is_due(10.0)
+    silence.looked()
+    assert not silence.is_due(15.0)
+    assert not silence.is_due(0.5)
+    assert silence.is_due(11.0)
+    silence.looked()
+    assert (silence.number, silence.looks) == (2, 1)
+
+
+def test_a_file_that_grows_or_comes_is_heard_once(tmp_path):
+    ear = FileEar([str(tmp_path / "*.log")])
+    assert ear.heard() is None
+    (tmp_path / "a.log").write_text("x")
+    assert ear.heard() is not None
+    assert ear.heard() is None
+    (tmp_path / "a.log").write_text("xy")
+    ear.deafen()
+    assert ear.heard() is None, "that was ours"
+
+
+def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
+    reader, outer = os.pipe()
+    relay = Relay(outer)
+    inner = os.dup(relay.descriptor)
+    relay.start()
+    os.write(inner, b"a\x00\xff")
+    assert os.read(reader, 10) == b"a\x00\xff"
+    assert relay.heard() is not None
+    assert relay.blocked_seconds() < 5
+    os.close(inner)
+    relay.drain(5.0)
+    os.close(reader)
+    os.close(outer)
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+
+
+def test_who_is_of_one_launch_meets_under_one_name():
+    assert job_name({}) is None
+    assert job_name(SLURM | {"SLURM_PROCID": "1"}) == job_name(SLURM | {"SLURM_PROCID": "2"})
+    assert job_name(SLURM) != job_name(SLURM | {"SLURM_STEP_ID": "1"})
+    by_hand = {"MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    assert job_name(by_hand | {"RANK": "0"}) == job_name(by_hand | {"RANK": "1"}) is not None
+    assert job_name(by_hand) is None
+
+
+def test_the_first_leads_and_another_takes_its_place():
+    name = f"test-{os.getpid()}"
+    first, second = Fellows(name), Fellows(name)
+    assert first.exchange(1, 5.0).leads
+    second.ask()
+    assert not second.exchange(2, 1.0).leads
+    news = first.exchange(1, 5.0)
+    assert (news.pids, news.asked) == ((2,), True)
+    assert news.silent_seconds == pytest.approx(1.0, abs=0.5)
+    first.close()
+    second.ask()  # so that it tells at once
+    assert second.exchange(2, 1.0).leads
+    second.close()
+
+
+def test_sigkill_and_what_python_needs_is_left_alone():
+    assert HEARD.isdisjoint({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE})
