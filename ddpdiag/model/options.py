@@ -24,7 +24,8 @@ class Options(Struct, frozen=True, kw_only=True):
     `port_range` is LOW-HIGH, the ports on which stores may listen. `exports` says that the job will take the variables
     that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `need_nodes` is
     how many hosts the job needs, where it could leave some out. `bench` is what a benchmark measures, `train` what
-    is trained by which strategies.
+    is trained by which strategies. `alone` is a run of one process that looks at its host and asks no other one; it
+    takes the checks that its header names.
     """
 
     depth: Depth = Depth.QUICK
@@ -45,6 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
     train: Train | None = None
+    alone: bool = False
 
     @property
     def for_ranks(self) -> "Options":
