@@ -16,6 +16,7 @@ from ddpdiag.codec import assemble, readable
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
+from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import Silent
 from ddpdiag.runtime.alone import run_alone
 from ddpdiag.runtime.arriving import own_arrival
@@ -31,7 +32,6 @@ WITHOUT_TORCH = (
 WITH_TORCH = ("LCH003", "HST005", "GPU002", "GPU010")
 # What happened to our own run.
 _OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004", "RUN005")
-LAUNCHER = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
 def _place() -> Place:
     """The whole host, whatever a launcher around this process says."""
     node = readable(socket.gethostname())
-    return Place(rank=0, world_size=1, node=node, launcher=LAUNCHER, local_rank=0, local_world_size=1, node_rank=0)
+    return Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
 
 
 def _header(place: Place, options: Options, names: tuple[str, ...]) -> Header:

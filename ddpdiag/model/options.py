@@ -8,6 +8,10 @@ from ddpdiag.model.bench import Bench
 from ddpdiag.model.train import Train
 
 
+# The launcher of a run that looks at its own host only.
+ALONE = "alone"
+
+
 class Depth(Enum):
     """How much is measured: seconds, about a minute, or as long as the budget allows."""
 

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TypeGuard
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.model.options import ALONE
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.matrices import write_matrices
@@ -63,6 +64,8 @@ def _head(report: Report) -> str:
     """The world in one line: "4 ranks on 2 hosts (n[0-1]), torchrun, gloo; 7.9 s of 60 s"."""
     world = report.world
     parts = (_population(world), one_line(world.launcher), one_line(world.backend))
+    if world.launcher == ALONE:
+        parts = (f"host {one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))} alone", "", "")
     return f"{', '.join(filter(None, parts))}; {seconds(report.seconds)} of {seconds(report.budget_seconds)}"
 
 
