@@ -7,6 +7,8 @@ def main() -> None:
     """Entry of the console script; leaves with the exit code of the contract."""
     from ddpdiag.cli.app import app
     from ddpdiag.cli.edge import guarded, open_standard_streams
+    from ddpdiag.cli.plugin import OPTION, unparsed
 
     open_standard_streams()
-    sys.exit(guarded(app))
+    code = guarded(app)
+    sys.exit(unparsed(code) if OPTION in sys.argv[1:] else code)

@@ -48,7 +48,7 @@ def ddpdiag(
         "ddpdiag check --json report.json --record run.jsonl",
         "ddpdiag check --env-file ways.env   (then `. ./ways.env` in the job)",
         "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
-    )
+    ),
 )
 def check(
     context: typer.Context,
@@ -137,6 +137,9 @@ def check(
     good_hosts: options.GoodHosts = None,
     env_file: options.EnvFile = None,
     need_nodes: options.NeedNodes = None,
+    prometheus: options.Prometheus = None,
+    junit: options.Junit = None,
+    nagios: options.Nagios = False,
     strict: options.Strict = False,
     details: options.Details = False,
     timings: options.Timings = False,
@@ -147,7 +150,8 @@ def check(
     Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
     """
     from ddpdiag.cli import check as command
-    from ddpdiag.cli.edge import guarded, leave
+    from ddpdiag.cli.edge import leave
+    from ddpdiag.cli.plugin import guarded
     from ddpdiag.runtime.launchers import Asked
 
     asked = Asked(
@@ -187,10 +191,13 @@ def check(
         exclude_file=exclude_file,
         good_hosts=good_hosts,
         env_file=env_file,
+        prometheus=prometheus,
+        junit=junit,
+        nagios=nagios,
         details=details,
         timings=timings,
     )
-    leave(guarded(lambda: command.run(asked, wishes, outputs)))
+    leave(guarded(lambda: command.run(asked, wishes, outputs), nagios=nagios))
 
 
 app.command(epilog=host_options.EPILOG)(host_options.host)
@@ -212,13 +219,18 @@ def judge(
     good_hosts: options.GoodHosts = None,
     env_file: options.EnvFile = None,
     need_nodes: options.NeedNodes = None,
+    prometheus: options.Prometheus = None,
+    junit: options.Junit = None,
+    nagios: options.Nagios = False,
     strict: options.Strict = False,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
     from ddpdiag.cli import judge as command
+    from ddpdiag.cli.edge import leave
     from ddpdiag.cli.outputs import Outputs
+    from ddpdiag.cli.plugin import guarded
 
     outputs = Outputs(
         json=json,
@@ -226,10 +238,13 @@ def judge(
         exclude_file=exclude_file,
         good_hosts=good_hosts,
         env_file=env_file,
+        prometheus=prometheus,
+        junit=junit,
+        nagios=nagios,
         details=details,
         timings=timings,
     )
-    raise typer.Exit(command.run(files, outputs, strict=strict, need_nodes=need_nodes))
+    leave(guarded(lambda: command.run(files, outputs, strict=strict, need_nodes=need_nodes), nagios=nagios))
 
 
 @app.command(

@@ -171,6 +171,8 @@ def allreduce_bench(
         ),
     ] = None,
     record: options.Record = None,
+    prometheus: options.Prometheus = None,
+    junit: options.Junit = None,
     details: options.Details = False,
     timings: options.Timings = False,
     nproc_per_node: options.NprocPerNode = None,
@@ -245,6 +247,8 @@ def allreduce_bench(
         csv=csv,
         plot=plot,
         save_baseline=save_baseline,
+        prometheus=prometheus,
+        junit=junit,
         details=details,
         timings=timings,
     )

@@ -14,8 +14,9 @@ from msgspec import structs
 
 from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
-from ddpdiag.cli.edge import complain, guarded
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
@@ -90,7 +91,9 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
         complain(launch.note)
     planned = _prepare(launch, options, wishes, outputs)
     if launch.ranks:
-        return start_ranks(planned, lambda place: guarded(lambda: run_rank(planned, place)))
+        return start_ranks(
+            planned, lambda own: guarded(lambda: run_rank(planned, own), nagios=outputs.nagios and own.rank == 0)
+        )
     return run_rank(planned, launch.place)
 
 
@@ -120,9 +123,9 @@ class _Reporter:
         except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
             # But who waits for the file shall not go on.
-            code = report.exit_code or int(ExitCode.USAGE)
+            code = int(ExitCode.UNKNOWN) if self._outputs.nagios else report.exit_code or int(ExitCode.USAGE)
             return Published(structs.replace(report, exit_code=code), complete=False)
-        return Published(report, complete=True)
+        return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 
 
 def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.check import Stage
 from ddpdiag.checks import by_code
-from ddpdiag.cli.edge import guarded
 from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.codec import assemble, readable
 from ddpdiag.judgement import judge
@@ -49,7 +49,9 @@ class Wishes:
 def run(wishes: Wishes, outputs: Outputs) -> int:
     """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
     options = _options(wishes)
-    return watched(lambda stand: guarded(lambda: _look(wishes, options, outputs, stand)), wishes.budget)
+    return watched(
+        lambda stand: guarded(lambda: _look(wishes, options, outputs, stand), nagios=outputs.nagios), wishes.budget
+    )
 
 
 def codes(*, torch: bool) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
     report = judge(assemble(lines), checks)
     stand("write the report")
     publish(report, lines, outputs, sys.stdout, sys.stderr)
-    return report.exit_code
+    return outputs.exit_code(report)
 
 
 def _place() -> Place:

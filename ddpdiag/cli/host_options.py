@@ -54,6 +54,9 @@ def host(
     ] = None,
     json: options.Json = None,
     record: options.Record = None,
+    prometheus: options.Prometheus = None,
+    junit: options.Junit = None,
+    nagios: options.Nagios = False,
     strict: options.Strict = False,
     details: options.Details = False,
     timings: options.Timings = False,
@@ -65,8 +68,9 @@ def host(
     Exit code: 0 FIT, 1 UNFIT (drain the node), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
     """
     from ddpdiag.cli import host as command
-    from ddpdiag.cli.edge import guarded, leave
+    from ddpdiag.cli.edge import leave
     from ddpdiag.cli.outputs import Outputs
+    from ddpdiag.cli.plugin import guarded
 
     wishes = command.Wishes(
         torch=torch,
@@ -76,5 +80,13 @@ def host(
         budget=budget,
         strict=strict,
     )
-    outputs = Outputs(json=json, record=record, details=details, timings=timings)
-    leave(guarded(lambda: command.run(wishes, outputs)))
+    outputs = Outputs(
+        json=json,
+        record=record,
+        prometheus=prometheus,
+        junit=junit,
+        nagios=nagios,
+        details=details,
+        timings=timings,
+    )
+    leave(guarded(lambda: command.run(wishes, outputs), nagios=nagios))

@@ -29,4 +29,4 @@ def run(files: Sequence[str], outputs: Outputs, *, strict: bool, need_nodes: int
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())
     publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
-    return report.exit_code
+    return outputs.exit_code(report)

@@ -66,6 +66,22 @@ Json = Annotated[
 Record = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=OUT)
 ]
+Prometheus = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write Prometheus metrics (text format).", rich_help_panel=OUT),
+]
+Junit = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write JUnit XML, with one test case for each check.", rich_help_panel=OUT),
+]
+Nagios = Annotated[
+    bool,
+    typer.Option(
+        "--nagios",
+        help="Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+        rich_help_panel=OUT,
+    ),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=OUT)
 ]

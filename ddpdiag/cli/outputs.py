@@ -21,6 +21,9 @@ class Outputs:
     exclude_file: str | None = None
     good_hosts: str | None = None
     env_file: str | None = None
+    prometheus: str | None = None
+    junit: str | None = None
+    nagios: bool = False
     details: bool = False
     timings: bool = False
 
@@ -47,13 +50,17 @@ class Outputs:
             "--exclude-file": self.exclude_file,
             "--good-hosts": self.good_hosts,
             "--env-file": self.env_file,
+            "--prometheus": self.prometheus,
+            "--junit": self.junit,
         }
         return {option: path for option, path in files.items() if path is not None}
 
     def page(self, report: Report, *, color: bool, width: int) -> str:
         """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
-        from ddpdiag.render import bench, terminal, train
+        from ddpdiag.render import bench, nagios, terminal, train
 
+        if self.nagios:
+            return nagios.render(report)
         if report.train is not None:
             return train.render(report, color=color, width=width, details=self.details)
         render = terminal.render if report.bench is None else bench.render
@@ -61,7 +68,7 @@ class Outputs:
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""
-        from ddpdiag.render import exports, json
+        from ddpdiag.render import exports, json, junit, prometheus
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
@@ -69,10 +76,18 @@ class Outputs:
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),
             "--env-file": lambda: exports.render(report),
+            "--prometheus": lambda: prometheus.render(report),
+            "--junit": lambda: junit.render(report),
         }
         for option, path in self._files.items():
             if option in makers:
                 yield path, makers[option]
+
+    def exit_code(self, report: Report) -> int:
+        """The report's, or that of a Nagios plug-in."""
+        from ddpdiag.render import nagios
+
+        return nagios.state_of(report) if self.nagios else report.exit_code
 
     @property
     def takes_stdout(self) -> bool:

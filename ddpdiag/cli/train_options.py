@@ -94,6 +94,8 @@ def train(
     ] = None,
     json: options.Json = None,
     record: options.Record = None,
+    prometheus: options.Prometheus = None,
+    junit: options.Junit = None,
     strict: options.Strict = False,
     details: options.Details = False,
     nproc_per_node: options.NprocPerNode = None,
@@ -170,5 +172,5 @@ def train(
         board_port=board_port,
         port_range=port_range,
     )
-    outputs = Outputs(json=json, record=record, details=details)
+    outputs = Outputs(json=json, record=record, prometheus=prometheus, junit=junit, details=details)
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

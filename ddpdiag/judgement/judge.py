@@ -68,6 +68,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         seconds=recording.end.seconds if recording.end else _last_second(recording),
         budget_seconds=recording.header.options.budget_seconds,
         run_id=recording.header.run_id,
+        created=recording.header.created,
         world=WorldLine(
             size=world.size,
             nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),

@@ -110,7 +110,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `exports` are the variables
-    that the job needs, as they were tried (None: unset). `timings` says where the seconds went.
+    that the job needs, as they were tried (None: unset). `timings` says where the seconds went. `created` is when the
+    run began, UTC in ISO 8601, by the clock of rank 0's host.
     """
 
     schema: str = SCHEMA
@@ -133,3 +134,4 @@ class Report(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     exports: dict[str, str | None] = field(default_factory=dict)
     timings: Timings | None = None
+    created: str = ""

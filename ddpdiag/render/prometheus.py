@@ -1,0 +1,160 @@
+"""The report as Prometheus metrics, in the text format that node_exporter's textfile collector reads.
+
+Every metric is a gauge, without a time of its own (the collector takes none); ddpdiag_run_timestamp_seconds tells when
+the run began. Base units end the names, as https://prometheus.io/docs/practices/naming/ wants: _seconds, _bytes,
+_bytes_per_second, and _ratio for a share of 1. What was not measured is left out, and so are matrices of pairs, which
+grow with the square of the ranks; the JSON report has them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ddpdiag import __version__
+from ddpdiag.codec import readable
+from ddpdiag.model import Report, Scalar, Verdict
+from ddpdiag.render.page import one_line
+from ddpdiag.render.prometheus_runs import Sample, bench_samples, train_samples
+
+_WHO = ("rank", "local_rank", "node", "gpu_uuid")
+_BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
+# Ours, and what Prometheus calls them.
+_UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
+
+
+def render(report: Report) -> bytes:
+    """The metrics as text in UTF-8."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(report))
+    return generate_latest(registry)
+
+
+class _Once(Collector):
+    """What one report says, as families of gauges."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        """A family for each name. The collector refuses a whole file in which a sample is there twice: the first
+        counts."""
+        families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
+        for sample in _samples(self._report):
+            labels = tuple((name, _text(value)) for name, value in sample.labels.items())
+            families.setdefault(_name(sample.name), {}).setdefault(labels, sample)
+        for name, samples in families.items():
+            first = next(iter(samples.values()))
+            family = GaugeMetricFamily(name, _text(first.says))
+            for labels, sample in samples.items():
+                family.add_sample(name, dict(labels), float(sample.value))
+            yield family
+
+
+def _text(value: object) -> str:
+    return readable(one_line(str(value)))
+
+
+def _name(words: str) -> str:
+    return "ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", words)
+
+
+def _samples(report: Report) -> Iterator[Sample]:
+    yield from _run(report)
+    yield from _stages_and_checks(report)
+    yield from _findings(report)
+    yield from _measurements(report)
+    for row in report.ranks:
+        yield from _rank(row)
+    if report.bench is not None:
+        yield from bench_samples(report.bench)
+    if report.train is not None:
+        yield from train_samples(report.train)
+
+
+def _run(report: Report) -> Iterator[Sample]:
+    world = report.world
+    about = {"version": __version__, "run_id": report.run_id, "launcher": world.launcher, "backend": world.backend}
+    yield Sample("run_info", "Which run it was; always 1.", 1, about)
+    if (begin := _timestamp(report.created)) is not None:
+        yield Sample("run_timestamp_seconds", "When the run began, in seconds since 1970.", begin, {})
+    yield Sample("run_seconds", "What the run took.", report.seconds, {})
+    yield Sample("run_budget_seconds", "What the run might take (--budget).", report.budget_seconds, {})
+    yield Sample("run_exit_code", "Exit code: 0 FIT, 1 UNFIT, 2 usage, 3 UNKNOWN.", report.exit_code, {})
+    yield Sample("world_ranks", "Ranks that were expected.", world.size, {})
+    yield Sample("world_ranks_present", "Ranks that came.", len(report.ranks), {})
+    yield Sample("world_hosts", "Hosts that came.", len(world.nodes), {})
+    for verdict in Verdict:
+        own = {"verdict": verdict.value}
+        yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, own)
+    for state, hosts in (("bad", report.hosts.bad), ("good", report.hosts.good)):
+        for host in hosts:
+            says = "1 for a host that an error blames, 0 for one that no error concerns."
+            yield Sample("host_bad", says, state == "bad", {"host": host})
+
+
+def _timestamp(created: str) -> float | None:
+    try:
+        return datetime.fromisoformat(created).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _stages_and_checks(report: Report) -> Iterator[Sample]:
+    for stage in report.stages:
+        yield Sample("stage_seconds", "What the stage took.", stage.seconds, {"stage": stage.name})
+    for check in report.checks:
+        own = {"check": check.code, "name": check.name, "stage": check.stage}
+        said = "1 for a check that was skipped."
+        yield Sample("check_skipped", said, check.skipped_because is not None, own)
+        for status, count in check.statuses.items():
+            yield Sample(
+                "check_outcomes", "Outcomes of a check by status, over ranks.", count, own | {"status": status}
+            )
+
+
+def _findings(report: Report) -> Iterator[Sample]:
+    """A finding that blames several hosts counts on each; one that blames none has an empty host."""
+    found = Counter(
+        (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.nodes or ("",)
+    )
+    for (code, severity, host), count in found.items():
+        own = {"code": code, "severity": severity, "host": host}
+        yield Sample("findings", "Findings by code, severity and blamed host.", count, own)
+
+
+def _measurements(report: Report) -> Iterator[Sample]:
+    """Figures of the whole run; those of a benchmark and of strategies come with labels, further below."""
+    for name, value in report.measurements.items():
+        if isinstance(value, int | float) and name.partition(".")[0] not in ("bench", "train"):
+            family, labels = _spelled(name)
+            yield Sample(family, f"The run's {name}.", value, labels)
+
+
+def _spelled(name: str) -> tuple[str, dict[str, str]]:
+    """ "all_reduce.gloo.busbw_bytes_per_s" as all_reduce_busbw_bytes_per_second with a label backend="gloo"."""
+    parts = [part for part in name.split(".") if part not in _BACKENDS]
+    backends = [part for part in name.split(".") if part in _BACKENDS]
+    if parts[:1] == ["seconds"]:  # "seconds.import"
+        parts = [*parts[1:], "seconds"]
+    return _with_unit("_".join(parts)), {"backend": backends[0]} if backends else {}
+
+
+def _with_unit(name: str) -> str:
+    for own, theirs in _UNITS:
+        if name.endswith(own):
+            return name.removesuffix(own) + theirs
+    return name
+
+
+def _rank(row: Mapping[str, Scalar]) -> Iterator[Sample]:
+    """The columns of one rank, by rank, host and GPU."""
+    who = {"host" if name == "node" else name: row.get(name) for name in _WHO}
+    labels = {name: "" if value is None else str(value) for name, value in who.items()}
+    for name, value in row.items():
+        if name not in _WHO and isinstance(value, int | float):
+            yield Sample(f"rank_{_with_unit(name)}", f"A rank's {name}.", value, labels)

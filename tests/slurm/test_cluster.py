@@ -1,0 +1,61 @@
+"""The test bed itself: a Slurm that does what Slurm does, and of which nothing stays."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster, folder
+
+pytestmark = pytest.mark.slurm
+
+
+def test_jobs_run_on_all_nodes_and_their_exit_codes_come_back(cluster):
+    four = cluster(4)
+    done = four.srun("-N4", "-n4", "sh", "-c", "echo $SLURM_PROCID $(hostname) $(getent hosts h0 | wc -l)")
+    assert sorted(done.stdout.splitlines()) == [f"{rank} h{rank} 1" for rank in range(4)], done.stderr
+    ended = four.wait(four.sbatch("echo on $(hostname); touch here; exit 3", "-N2", "-n2"))
+    assert (ended.state, ended.exit_code, ended.output) == ("FAILED", 3, "on h0\n")
+    assert (four.shared / "here").exists()
+
+
+def test_a_node_whose_slurmd_is_killed_goes_down_and_comes_back(cluster):
+    four = cluster(4)
+    four.kill_slurmd("h2")
+    four.cut_off("h3")
+    end = time.monotonic() + 60
+    while sorted(four.call("sinfo", "-h", "-N", "-o", "%t").split()) != ["down*", "down*", "idle", "idle"]:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    four.restore()
+    assert four.srun("-N4", "-n4", "true").returncode == 0
+
+
+def _marks():
+    """What a cluster leaves where anybody could see it."""
+    groups = sorted(path for path in Path("/sys/fs/cgroup").glob("*/*") if "slurm" in path.name)
+    return Path("/etc/hosts").read_text(), os.listdir("/sys/class/net"), groups, sorted(Path("/run").glob("slurm*"))
+
+
+def _daemons(path: Path):
+    return [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if str(path).encode() in _read(entry)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has just ended
+
+
+def test_two_clusters_do_not_meet_and_nothing_stays():
+    before = _marks()
+    with folder() as own, folder() as other, Cluster(1, own) as one, Cluster(1, other) as two:
+        assert _daemons(own)
+        jobs = [cluster.sbatch("sleep 1000") for cluster in (one, two)]
+        one.call("scancel", jobs[0])
+        assert one.wait(jobs[0]).state == "CANCELLED"
+        assert two.state(jobs[1])["JobState"] in ("PENDING", "RUNNING")
+    assert not _daemons(own)
+    assert not own.exists()
+    assert _marks() == before
