@@ -1,5 +1,6 @@
 """`ddpdiag host`: options into data, one rank alone, a report. All of it in a child that has a deadline."""
 
+import math
 import secrets
 import socket
 import sys
@@ -13,6 +14,7 @@ from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.codec import assemble, readable
+from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
@@ -48,6 +50,8 @@ class Wishes:
 
 def run(wishes: Wishes, outputs: Outputs) -> int:
     """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
+    if not math.isfinite(wishes.budget):
+        raise UsageError(f"--budget {wishes.budget}: expected a number of seconds; every run has an end")
     options = _options(wishes)
     return watched(
         lambda stand: guarded(lambda: _look(wishes, options, outputs, stand), nagios=outputs.nagios), wishes.budget

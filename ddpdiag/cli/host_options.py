@@ -36,7 +36,7 @@ def host(
     budget: Annotated[
         float,
         typer.Option(
-            min=5.0,  # 3 s are kept for ending what hangs, and for the report
+            min=8.0,  # 3 s are kept for ending what hangs and for the report, and a third for the kernel's log
             max=3600.0,
             metavar="SECONDS",
             help="It ends within this time, whatever hangs.",

@@ -7,7 +7,6 @@ from msgspec import Struct, field, structs
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.train import Train
 
-
 # The launcher of a run that looks at its own host only.
 ALONE = "alone"
 

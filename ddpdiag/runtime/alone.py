@@ -232,4 +232,3 @@ def _become_worker(parent: int, worker: Worker, log: Log) -> NoReturn:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-
