@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from jobs import Start
+
 from recipes import BASH, RECIPES, SCRIPTS, changed
 
 TRAIN = """\
