@@ -80,7 +80,7 @@ class Ended:
 class Cluster:
     """`nodes` are the hosts by name; commands run on the host `login`, which runs no jobs."""
 
-    def __init__(self, count: int, folder: Path, *, slurmd_timeout: int = 10) -> None:
+    def __init__(self, count: int, folder: Path, *, slurmd_timeout: int = 30) -> None:
         self.folder = folder
         self.shared = folder / "shared"
         self.conf = folder / "slurm.conf"
@@ -182,9 +182,7 @@ class Cluster:
         """A job of its own from the login host."""
         return self.run("srun", *arguments, seconds=seconds, **variables)
 
-    def sbatch(
-        self, script: Path | str, *options: object, arguments: Sequence[object] = (), **variables: str
-    ) -> int:
+    def sbatch(self, script: Path | str, *options: object, arguments: Sequence[object] = (), **variables: str) -> int:
         """Submit a script, as a path or as its text without the first line, with its arguments; the job's number."""
         if isinstance(script, str):
             text, script = script, self.folder / f"script-{time.monotonic_ns()}"
@@ -245,7 +243,7 @@ class Cluster:
         """Kill what runs on a node with such a command line."""
         self.nodes[node].call("pkill", "-KILL", "-f", pattern)
 
-    def slow(self, node: str, rate: str = "20mbit") -> None:
+    def slow(self, node: str, rate: str = "100mbit") -> None:
         """A bad cable: so much comes in and goes out."""
         self.nodes[node].slow(rate)
         self.nodes[node].slow(rate, incoming=True)
@@ -253,6 +251,16 @@ class Cluster:
     def cut_off(self, node: str) -> None:
         """Pull the node's cable out."""
         self.nodes[node].cut()
+
+    def power_off(self, node: str) -> None:
+        """The node is gone: no cable, and no process lives."""
+        self.cut_off(node)
+        # Of its own process table, and so of this host alone, -1 is all but the first and the one that asks.
+        self.nodes[node].call("sh", "-c", "kill -KILL -1")
+
+    def miss(self, node: str) -> None:
+        """Slurm misses a node at once, not only after SlurmdTimeout."""
+        self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=missed")
 
     def restore(self) -> None:
         """As at the beginning: no job, no fault, every slurmd up, every node idle."""

@@ -132,6 +132,21 @@ def test_a_pair_that_fails_once_is_a_transient():
     assert [path.pair for path in found.transients] == [(0, 1)]
 
 
+@pytest.mark.parametrize("fault", [{"bad": (1,), "by": 0.99}, {"dead": (1,)}])
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_one_of_a_few_is_no_matter_of_all_though_it_spoils_most_pairs(count, fault):
+    for seed in range(20):
+        found = searched(Fleet(count, transients=0, seed=seed, **fault), Rules(least=30e9), seed=seed)
+        assert (found.systemic, named(found), found.open) == ("", {1}, ())
+
+
+@pytest.mark.parametrize("fault", [{"bad": (0, 1), "by": 0.99}, {"dead": (0, 1)}])
+def test_of_a_few_units_of_which_half_are_bad_nobody_is_blamed(fault):
+    found = searched(Fleet(4, transients=0, **fault), Rules(least=30e9))
+    assert found.systemic
+    assert not found.bad
+
+
 def test_two_units_cannot_be_told_apart():
     found = searched(Fleet(2, dead=(0,)))
     assert "two alone cannot tell" in found.systemic
