@@ -3,7 +3,7 @@
 # running. It sees what a task sees: its control group, its limits, its GPUs. In slurm.conf on every node:
 #   TaskProlog=/etc/slurm/slurm-task-prolog.sh          (or for one step: srun --task-prolog=...)
 # Slurm reads its standard output: a line `print ...` reaches the task's output, `export N=V` sets a variable there. So
-# a script can ask for "$DDPDIAG_HOST" (fit, unfit, unknown).
+# a script can ask for "$DDPDIAG_HOST" (fit, unfit, unknown) in the first task on each node.
 # A job goes without it by `export DDPDIAG_SKIP=1`.
 # Change: where ddpdiag lies, its options.
 DDPDIAG=/opt/ddpdiag/bin/ddpdiag
