@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.check import Stage
 from ddpdiag.checks import by_code
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.codec import assemble, readable
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
@@ -94,7 +95,12 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
     stand("judge")
     report = judge(assemble(lines), checks)
     stand("write the report")
-    publish(report, lines, outputs, sys.stdout, sys.stderr)
+    try:
+        publish(report, lines, outputs, sys.stdout, sys.stderr)
+    except UsageError as error:
+        complain(str(error))
+        # A node that is unfit is drained, whatever file could not be written.
+        return ExitCode.UNKNOWN if outputs.nagios else report.exit_code or ExitCode.USAGE
     return outputs.exit_code(report)
 
 

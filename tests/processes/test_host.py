@@ -29,6 +29,21 @@ def test_an_empty_environment_is_enough(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 5  # a fraction of a second; but the machine may be busy
 
 
+def test_an_unfit_host_is_unfit_though_its_report_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([DDPDIAG, "host", "--expect-gpus", "8"], env={}, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+
+
+def test_nothing_is_imported_that_it_does_not_need(start: Start) -> None:
+    job = start("-X", "importtime", *HOST)
+    assert job.wait() == 0
+    imported = {line.rpartition("|")[2].strip() for line in job.stderr.splitlines() if line.startswith("import time:")}
+    assert "ddpdiag.runtime.alone" in imported
+    assert not imported & {"torch", "numpy", "zmq", "ddpdiag.runtime.launch", "ddpdiag.render.bench"}
+
+
 def calls(trace: Path) -> list[str]:
     """System calls that concern the network, without those on sockets within the host."""
     kinds = ("AF_UNIX", "AF_NETLINK", "---", "+++")
@@ -132,12 +147,13 @@ def inner(job: Job) -> int:
 
 
 @needs_compiler
-def test_whatever_holds_up_the_process_itself_the_command_ends_in_time(start: Start, tmp_path: Path) -> None:
-    job = start(*HOST, "--nagios", "--budget", "8", **gpus(tmp_path, "hanging"))
-    job.wait_until(lambda: any(p.parent == inner(job) for p in processes(job.mark)) if _has_child(job) else False)
-    os.kill(inner(job), signal.SIGSTOP)
+def test_whatever_becomes_of_the_process_itself_there_is_an_answer(start: Start, tmp_path: Path) -> None:
+    """What held up too long is killed in the same way, see test_watched."""
+    job = start(*HOST, "--nagios", **gpus(tmp_path, "hanging"))
+    job.wait_until(lambda: _has_child(job) and any(p.parent == inner(job) for p in processes(job.mark)))
+    os.kill(inner(job), signal.SIGKILL)
     assert job.wait(10) == 3, job.told()
-    assert re.fullmatch(r"DDPDIAG UNKNOWN - pid \d+ \(state T.*\) stood at 'ask the host' .*killed.*\n", job.stdout)
+    assert re.fullmatch(r"DDPDIAG UNKNOWN - pid \d+ .*stood at 'ask the host' .*killed by SIGKILL.*\n", job.stdout)
     job.check_left_nothing()
 
 

@@ -53,6 +53,7 @@ def test_the_block_blocks(blocked, module):
         (["--help"], "explain"),
         (["check", "--help"], "--nproc-per-node"),
         (["train", "--help"], "--strategy"),
+        (["host", "--help"], "--expect-gpus"),
         (["explain", "COL001"], "COL001"),
         (["checks"], "TRN001"),
         (["judge", str(HEALTHY)], "FIT"),
