@@ -119,26 +119,28 @@ def without_backend(
     return {rank: text for rank, name, _, text in said if name in names}
 
 
-def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> bool:
+def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
     """Did a hang want time rather than an end? Who is blamed (or anybody, if nobody is) was still going on.
 
     It had taken a step shortly before; or it used a core, in the import of torch (which may take minutes) or in a trial
-    that the budget gave less time than usual.
+    that the budget gave less time than usual. `patient`: who was given less time than usual may be going on in any
+    case, unless it is stopped, or stuck in the kernel.
     """
     if blame.status is not Status.HUNG or blame.sides:
         return False
     suspects = [o for o in outcomes if not blame.ranks or o.rank in blame.ranks]
-    return any(goes_on(o, trial) for o in suspects if o.status is Status.HUNG and not o.told)
+    return any(goes_on(o, trial, patient=patient) for o in suspects if o.status is Status.HUNG and not o.told)
 
 
-def goes_on(outcome: Outcome, trial: Trial) -> bool:
+def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
     """Was this rank at work when its time was over?"""
     process = outcome.process
     if process is None or (process.state or "") in "TtD":
         return False
     since = process.step_seconds
     moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
-    return moving or (process.busy and (trial.hurried or outcome.at == IMPORT_STEP))
+    waiting = patient and trial.hurried
+    return moving or waiting or (process.busy and (trial.hurried or outcome.at == IMPORT_STEP))
 
 
 def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:

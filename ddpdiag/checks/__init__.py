@@ -16,6 +16,7 @@ _MODULES = (
     "hst002",
     "hst003",
     "hst004",
+    "hst005",
     "gpu001",
     "gpu002",
     "gpu003",

@@ -13,7 +13,8 @@ Findings and their causes:
 - raised: an exception, whose text is shown. If all ranks raised the same, none of them is to blame.
 - unsupported: the torch of no rank knows the backend that was asked for (exit code 2).
 - hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
-  left of the budget. A rank that was still going on then has not hung: RUN004 tells of it.
+  left of the budget. A rank that was still going on then has not hung: RUN004 tells of it. Nor has `ddpdiag host`
+  where the budget left it less than the check's own time, unless it is stuck in the kernel: some drivers start slowly.
 - mismatch: ranks posted different collectives under the same number (see below).
 
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
@@ -82,7 +83,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         if trial.params.get("backend") in unsupported:
             continue
         way = (_word(blame), blame.ranks, seen.is_excused(trial))
-        if way not in told and not unfinished(trial, blame, outcomes):
+        if way not in told and not unfinished(trial, blame, outcomes, patient=seen.options.alone):
             told.add(way)
             explained = bypassed or (bool(own) and not blame.ranks and not blame.sides)
             tell = _explained if explained else _finding
@@ -177,7 +178,7 @@ def _finding(
         f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_remedy(first, blame, seen.world.node_of(first.rank)),
+        remedy=_remedy(first, blame, seen.world.node_of(first.rank), alone=seen.options.alone),
     )
 
 
@@ -281,7 +282,7 @@ def _evidence(
     return evidence
 
 
-def _remedy(outcome: Outcome, blame: Blame, node: str) -> str:
+def _remedy(outcome: Outcome, blame: Blame, node: str, *, alone: bool) -> str:
     if outcome.process is not None and outcome.process.survived:
         return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."
     if blame.sides:
@@ -295,6 +296,8 @@ def _remedy(outcome: Outcome, blame: Blame, node: str) -> str:
             return f"Look at the kernel log of {node} (out of memory, segfault) and at the output above."
         case Status.RAISED, _:
             return f"Mend the cause that rank {outcome.rank} gives on {node}; the others only waited for it."
+        case _ if alone:
+            return f"Look at the kernel log of {node}, and run there by hand what it stands at (`nvidia-smi -q`)."
         case _:
             return f"Look at rank {outcome.rank} on {node} first; the others only waited for it."
 

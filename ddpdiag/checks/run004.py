@@ -56,18 +56,20 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each check."""
     told: set[str] = set()
     for trial, outcomes, blame, *_ in failures(seen):
-        if trial.code in told or not unfinished(trial, blame, outcomes) or seen.is_excused(trial):
+        patient = seen.options.alone
+        if trial.code in told or not unfinished(trial, blame, outcomes, patient=patient) or seen.is_excused(trial):
             continue
         told.add(trial.code)
-        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial))
+        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
         at = f" at '{first.at}'" if first.at else ""
+        still = "was still going on" if goes_on(first, trial) else "had not ended"
         left = ", which the budget had left" if trial.hurried else ""
         yield seen.finding(
             "unfinished",
             Severity.ERROR,
             f"{trial.code} was not finished in time",
             f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
-            f"{seen.world.node_of(first.rank)} was still going on{at}.",
+            f"{seen.world.node_of(first.rank)} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
             remedy=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or look at what keeps "
             "that host busy.",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdiag.cli import bench_options, options, train_options, watch_options
+from ddpdiag.cli import bench_options, host_options, options, train_options, watch_options
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
@@ -200,6 +200,7 @@ def check(
     leave(guarded(lambda: command.run(asked, wishes, outputs), nagios=nagios))
 
 
+app.command(epilog=host_options.EPILOG)(host_options.host)
 app.command(name="allreduce-bench", epilog=bench_options.EPILOG)(bench_options.allreduce_bench)
 app.command(epilog=train_options.EPILOG)(train_options.train)
 app.command(epilog=watch_options.EPILOG, context_settings=watch_options.SETTINGS)(watch_options.watch)

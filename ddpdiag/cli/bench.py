@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 from ddpdiag.bandwidth import baseline
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.repeated import split
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report, Severity
@@ -138,7 +139,7 @@ def run(asked: Asked, wishes: check.Wishes, flags: Flags, outputs: BenchOutputs)
 
 def _backend(flags: Flags) -> str:
     """The backend of the run: the last one, which a job would take; gloo is there for comparison."""
-    return readable(check.split(flags.backend)[-1]).lower()
+    return readable(split(flags.backend)[-1]).lower()
 
 
 def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
@@ -217,7 +218,7 @@ def size(option: str, text: str) -> int:
 
 def _names(option: str, values: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:
     """Comma-separated names, each once; UsageError for one that is not known."""
-    names = tuple(dict.fromkeys(readable(name).lower() for name in check.split(values)))
+    names = tuple(dict.fromkeys(readable(name).lower() for name in split(values)))
     for name in names:
         if not name or (known is not None and name not in known):
             raise UsageError(f"{option} {name}: expected {', '.join(known or ('a name',))}")
@@ -226,7 +227,7 @@ def _names(option: str, values: Sequence[str], known: Sequence[str] | None) -> t
 
 def _plain(names: Sequence[str]) -> tuple[str, ...]:
     """dtypes as nccl-tests calls them: torch's names are taken, too."""
-    return tuple(_ALIASES.get(name.lower(), name) for name in check.split(names))
+    return tuple(_ALIASES.get(name.lower(), name) for name in split(names))
 
 
 def _number(option: str, value: int, least: int) -> int:

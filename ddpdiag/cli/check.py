@@ -17,6 +17,7 @@ from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.cli.plugin import guarded
+from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
@@ -166,15 +167,10 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         exports=wishes.exports,
         topology=_topology(wishes.topology, launch),
         need_nodes=wishes.need_nodes,
-        settings=_settings(wishes.settings),
+        settings=thresholds(wishes.settings),
         bench=wishes.bench(launch) if wishes.bench is not None else None,
         train=wishes.train,
     )
-
-
-def split(values: Sequence[str]) -> tuple[str, ...]:
-    """Options that may be repeated take several values at once, too: `--stage gpu,collective`."""
-    return tuple(part.strip() for value in values for part in value.split(","))
 
 
 # 16 and 32 ranks on 2 cores (nothing wrong, training included) took 6 to 7 s for each rank on a core; imports alone are
@@ -220,25 +216,6 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
 def _topology(path: str | None, launch: Launch) -> dict[str, str]:
     """Rank 0 plans and judges: the file need not be on other hosts."""
     return {} if path is None or launch.place.rank != 0 else read_topology(path)
-
-
-def _settings(values: Sequence[str]) -> dict[str, str]:
-    settings = {}
-    for value in values:
-        name, equals, number = value.partition("=")
-        code, dot, _word = name.partition(".")
-        if not equals or not dot or not _is_threshold(number):
-            raise UsageError(f"--set {value}: expected CODE.name=number, 0 or more, such as COL001.deadline_seconds=60")
-        settings[f"{code.upper()}{name[len(code) :]}"] = number
-    return settings
-
-
-def _is_threshold(text: str) -> bool:
-    """A finite number that is not negative: with NaN no limit is ever passed, and no deadline."""
-    try:
-        return math.isfinite(number := float(text)) and number >= 0
-    except ValueError:
-        return False
 
 
 def _port_range(text: str | None) -> str | None:

@@ -57,17 +57,27 @@ class Outputs:
 
     def page(self, report: Report, *, color: bool, width: int) -> str:
         """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
-        from ddpdiag.render import bench, nagios, terminal, train
-
+        # Only the one that is shown is imported: what a Prolog takes, each job waits for.
         if self.nagios:
+            from ddpdiag.render import nagios
+
             return nagios.render(report)
         if report.train is not None:
+            from ddpdiag.render import train
+
             return train.render(report, color=color, width=width, details=self.details)
-        render = terminal.render if report.bench is None else bench.render
-        return render(report, color=color, width=width, details=self.details, timings=self.timings)
+        if report.bench is not None:
+            from ddpdiag.render import bench
+
+            return bench.render(report, color=color, width=width, details=self.details, timings=self.timings)
+        from ddpdiag.render import terminal
+
+        return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""
+        if not self._files:
+            return
         from ddpdiag.render import exports, json
 
         makers: dict[str, Callable[[], str | bytes]] = {
@@ -85,9 +95,11 @@ class Outputs:
 
     def exit_code(self, report: Report) -> int:
         """The report's, or that of a Nagios plug-in."""
+        if not self.nagios:
+            return report.exit_code
         from ddpdiag.render import nagios
 
-        return nagios.state_of(report) if self.nagios else report.exit_code
+        return nagios.state_of(report)
 
     @property
     def takes_stdout(self) -> bool:

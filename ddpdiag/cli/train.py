@@ -8,6 +8,7 @@ from ddpdiag.checks.train_jobs import BLOCKS
 from ddpdiag.checks.train_view import TOLERANCES
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.repeated import split
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
@@ -60,7 +61,7 @@ def train_of(flags: Flags) -> Train:
 
 def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
     """Each once, in the order in which they were typed; "all" stands for all."""
-    names = dict.fromkeys(name.lower().replace("_", "-") for name in check.split(values))
+    names = dict.fromkeys(name.lower().replace("_", "-") for name in split(values))
     known = {strategy.value: strategy for strategy in Strategy}
     if "all" in names:
         names = dict.fromkeys([*known])

@@ -18,7 +18,7 @@ def selected(check: Check[Any], options: Options) -> bool:
     """Does this run take the check? `--select` and `--ignore` take codes or their prefixes; ignoring wins."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
-    if check.by_name and check.code not in options.select:
+    if check.by_name and not options.alone and check.code not in options.select:
         return False
     if check.stage.value in options.skip_stages:
         return False

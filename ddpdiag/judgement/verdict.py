@@ -134,7 +134,9 @@ def _tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
 
 
 def who(world: World) -> str:
-    """Such as "4 ranks on 2 hosts"."""
+    """Such as "4 ranks on 2 hosts"; "host n7" where it was asked alone."""
+    if world.options.alone:
+        return f"host {world.node_of(0)}"
     hosts = len(world.hosts)
     return f"{world.size} {'rank' if world.size == 1 else 'ranks'} on {hosts} {'host' if hosts == 1 else 'hosts'}"
 
@@ -175,7 +177,9 @@ def _fit(
             text += ", as far as it was tested"
     if exports:
         text += f"; {exports_text(exports)} only"
-    if world.size == 1:
+    if options.alone:
+        text += "; no other host was asked"
+    elif world.size == 1:
         text += "; one rank alone, so nothing is known about communication"
     if warnings:
         text += f"; {warnings} {'warning' if warnings == 1 else 'warnings'}"

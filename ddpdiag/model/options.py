@@ -7,6 +7,9 @@ from msgspec import Struct, field, structs
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.train import Train
 
+# The launcher of a run that looks at its own host only.
+ALONE = "alone"
+
 
 class Depth(Enum):
     """How much is measured: seconds, about a minute, or as long as the budget allows."""
@@ -25,8 +28,9 @@ class Options(Struct, frozen=True, kw_only=True):
     that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `need_nodes` is
     how many hosts the job needs, where it could leave some out. `job_left_seconds` is how long the batch system would
     have let the job run on when this run began (None: not known), and `wanted_budget_seconds` the budget that was
-    asked for, where that was more. `bench` is what a benchmark measures, `train` what
-    is trained by which strategies.
+    asked for, where that was more. `bench` is what a benchmark measures, `train` what is trained by which strategies.
+    `alone` is a run of one process that looks at its host and asks no other one; it takes the checks that its header
+    names.
     """
 
     depth: Depth = Depth.QUICK
@@ -49,6 +53,7 @@ class Options(Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
     train: Train | None = None
+    alone: bool = False
 
     @property
     def for_ranks(self) -> "Options":

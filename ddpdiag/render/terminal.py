@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.model.options import ALONE
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, listed, value_text, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
@@ -57,6 +58,8 @@ def _head(report: Report) -> str:
     """The world in one line: "4 ranks on 2 hosts (n[0-1]), torchrun, gloo; 7.9 s of 60 s: FIT"."""
     world = report.world
     parts = (_population(world), one_line(world.launcher), one_line(world.backend))
+    if world.launcher == ALONE:
+        parts = (f"host {one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))} alone", "", "")
     spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
     return f"{', '.join(filter(None, parts))}; {spent}: {report.verdict.value.upper()}"
 

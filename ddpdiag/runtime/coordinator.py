@@ -11,7 +11,6 @@ from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.model.trial import NOTHING
-from ddpdiag.runtime.board import Hub
 from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
 from ddpdiag.runtime.messages import (
     Farewell,
@@ -22,7 +21,7 @@ from ddpdiag.runtime.messages import (
     Stop,
     Upward,
 )
-from ddpdiag.runtime.muster import PATIENCE, Muster, Patience, RunEnded
+from ddpdiag.runtime.muster import PATIENCE, Channel, Muster, Patience, RunEnded
 from ddpdiag.runtime.spending import (
     CUT_SECONDS,
     LEAST_SECONDS,
@@ -64,7 +63,7 @@ class Coordinator:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Channel,
         header: Header,
         checks: Sequence[AnyCheck],
         listener: Listener,

@@ -1,7 +1,6 @@
 """From a launch to an exit code: one rank's part in a run."""
 
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +18,10 @@ from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.elastic import write_error_file
-from ddpdiag.probes.gpus import pci_gpus, visible_gpus
-from ddpdiag.probes.procfs import age_seconds, boot_id, proc_root
+from ddpdiag.probes.procfs import age_seconds
 from ddpdiag.probes.slurm import job_and_step
 from ddpdiag.probes.sockets import free_port
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.runtime.arriving import own_arrival
 from ddpdiag.runtime.board import Hub, board_ports
 from ddpdiag.runtime.coordinator import Coordinator, Listener
 from ddpdiag.runtime.environment import worker_variables
@@ -256,20 +254,13 @@ def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, 
 
 
 def _arrival(run: Run, place: Place) -> Arrival:
-    return Arrival(
-        place=place,
-        host_id=boot_id(),
-        pid=os.getpid(),
-        address="",
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
-        pci_gpus=pci_gpus(sys_root(os.environ)),
+    return structs.replace(
+        own_arrival(place),
         coordinator=run.launch.coordinator,
         agent_store=run.launch.agent_store,
         lacks=run.launch.lacks,
-        nonce=secrets.token_hex(4),
         leaf=leaf_of(os.environ, place.node),
         slurm=job_and_step(os.environ),
-        cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
     )
 
 

@@ -6,13 +6,13 @@ It notes what happens to ranks in the run's lines, and knows nothing of checks a
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.board import Hub
 from ddpdiag.runtime.gathering import absent, fitted, mismatch, objection, settle
 from ddpdiag.runtime.messages import (
     Downward,
@@ -45,6 +45,23 @@ _BEATS_TO_ANSWER = 5
 _ROLL_CALL = RollCall()
 
 
+class Channel(Protocol):
+    """What carries words between rank 0 and the ranks: the Board's Hub, or `alone.OwnRank` where this is the only
+    rank."""
+
+    def send(self, identity: bytes, message: Downward) -> None:
+        """Send to the rank that came with this identity."""
+
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
+        """What has come, and comes within so many seconds."""
+
+    def close_door(self) -> None:
+        """Nobody else is expected."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
 class RunEnded(Exception):
     """The run cannot go on: a signal, or ranks that leave. What was seen so far is judged, with the `messages` that
     came last."""
@@ -59,7 +76,7 @@ class Muster:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Channel,
         header: Header,
         told_to_leave: Callable[[], int | None],
         patience: Patience,

@@ -38,12 +38,13 @@ def main(arguments: list[str]) -> None:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     link = socket.socket(fileno=descriptor)
     gc.disable()  # a tenth of the import's time goes into collecting what nobody drops
-    seconds = _import_torch()
+    seconds = import_torch()
     _say(link, Imported(seconds))
     _serve(link)
 
 
-def _import_torch() -> float:
+def import_torch() -> float:
+    """Import torch and all checks; the seconds that it took, which LCH003 finds in the environment."""
     begin, used = time.monotonic(), core_seconds(os.getpid())
     # is_available() would create a CUDA context here if an imported module asked; through NVML it does not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 
 import zmq
-from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import IMPORT_STEP, Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
-from ddpdiag.runtime.children import Nursery, Worker, is_busy
+from ddpdiag.runtime.children import Nursery, Worker
+from ddpdiag.runtime.deadline import expired
 from ddpdiag.runtime.link import Link
 from ddpdiag.runtime.messages import (
     Alive,
@@ -268,16 +268,10 @@ class Supervisor:
         step = None
         if forking:
             step = IMPORT_STEP if importing else "wait for the nursery"
-        process = child.look()
-        outcome = running.hung(process, time.monotonic(), at=step, told=told)
-        if not told:
-            since = None if forking else running.worker.page.seconds()
-            process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
-        stacks, flight, ras = child.testify(process.state, nccl=not told and asks_nccl(self.place))
         # A nursery that has imported torch is only slow to fork; without it no later trial could use torch.
-        survived = not child.end() if importing or not forking else False
-        process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
-        self._finish(running, structs.replace(outcome, process=process, flight=flight, ras=ras))
+        ends = importing or not forking
+        outcome = expired(running, child, at=step, told=told, ends=ends, nccl=asks_nccl(self.place))
+        self._finish(running, outcome)
 
     def _dead(self, running: Running) -> Outcome:
         """The worker closed its link without an answer: how did it end?"""

@@ -17,9 +17,10 @@ import typer
 import ddpdiag
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.app import app
-from ddpdiag.cli.check import _absolute, split
+from ddpdiag.cli.check import _absolute
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.outputs import Outputs, publish, show
+from ddpdiag.cli.repeated import split
 from ddpdiag.codec import disassemble, read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge

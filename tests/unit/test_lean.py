@@ -55,6 +55,7 @@ def test_the_block_blocks(blocked, module):
         (["train", "--help"], "--strategy"),
         (["watch", "--help"], "--stall"),
         (["watch", "--", "echo", "watched"], "watched"),
+        (["host", "--help"], "--expect-gpus"),
         (["explain", "COL001"], "COL001"),
         (["checks"], "TRN001"),
         (["judge", str(HEALTHY)], "FIT"),

@@ -1,0 +1,122 @@
+"""`ddpdiag host`: options into data, one rank alone, a report. All of it in a child that has a deadline."""
+
+import math
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import ddpdiag
+from ddpdiag.check import Stage
+from ddpdiag.checks import by_code
+from ddpdiag.cli.edge import complain
+from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.plugin import guarded
+from ddpdiag.cli.repeated import split, thresholds
+from ddpdiag.codec import assemble, readable
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.selection import selected, validate
+from ddpdiag.model import Header, Options, Place
+from ddpdiag.model.options import ALONE
+from ddpdiag.render.progress import Silent
+from ddpdiag.runtime.alone import run_alone
+from ddpdiag.runtime.arriving import own_arrival
+from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.watched import Stand, watched
+
+# What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
+WITHOUT_TORCH = (
+    *("HST001", "HST002", "HST003", "HST004"),
+    *("GPU001", "GPU003", "GPU004", "GPU005", "GPU006", "GPU007", "GPU008", "GPU009", "GPU011"),
+)
+# GPU010 compares before and after: without torch nothing of ours loads a GPU in between.
+WITH_TORCH = ("LCH003", "HST005", "GPU002", "GPU010")
+# What happened to our own run.
+_OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004", "RUN005")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """The options as they were typed."""
+
+    torch: bool = False
+    expect_gpus: int | None = None
+    ignore: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    budget: float = 10.0
+    strict: bool = False
+
+
+def run(wishes: Wishes, outputs: Outputs) -> int:
+    """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
+    if not math.isfinite(wishes.budget):
+        raise UsageError(f"--budget {wishes.budget}: expected a number of seconds; every run has an end")
+    options = _options(wishes)
+    return watched(
+        lambda stand: guarded(lambda: _look(wishes, options, outputs, stand), nagios=outputs.nagios), wishes.budget
+    )
+
+
+def codes(*, torch: bool) -> tuple[str, ...]:
+    """The checks that run, in the order of the list of checks."""
+    return tuple(sorted((*WITHOUT_TORCH, *(WITH_TORCH if torch else ())), key=_stage_first))
+
+
+def _stage_first(code: str) -> tuple[int, str]:
+    return list(Stage).index(by_code(code).stage), code
+
+
+def _options(wishes: Wishes) -> Options:
+    options = Options(
+        ignore=tuple(code.upper() for code in split(wishes.ignore)),
+        expect_gpus=wishes.expect_gpus,
+        budget_seconds=wishes.budget,
+        strict=wishes.strict,
+        settings=thresholds(wishes.settings),
+        alone=True,
+    )
+    validate(options, map(by_code, codes(torch=wishes.torch)))
+    return options
+
+
+def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> int:
+    stand("look at the files to write")
+    outputs.check()
+    place = _place()
+    names = codes(torch=wishes.torch)
+    checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
+    stand("count the GPUs")
+    arrival = own_arrival(place)
+    stand("ask the host")
+    chosen = tuple(check for check in checks if selected(check, options))
+    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), Signals(), scratch="")
+    stand("judge")
+    report = judge(assemble(lines), checks)
+    stand("write the report")
+    try:
+        publish(report, lines, outputs, sys.stdout, sys.stderr)
+    except UsageError as error:
+        complain(str(error))
+        # A node that is unfit is drained, whatever file could not be written.
+        return ExitCode.UNKNOWN if outputs.nagios else report.exit_code or ExitCode.USAGE
+    return outputs.exit_code(report)
+
+
+def _place() -> Place:
+    """The whole host, whatever a launcher around this process says."""
+    node = readable(socket.gethostname())
+    return Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
+
+
+def _header(place: Place, options: Options, names: tuple[str, ...]) -> Header:
+    return Header(
+        run_id=secrets.token_hex(6),
+        world_size=1,
+        launcher=place.launcher,
+        options=options,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=ddpdiag.__version__,
+        checks=names,
+    )

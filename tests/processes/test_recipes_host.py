@@ -1,0 +1,113 @@
+"""Recipes for one host: Prolog, TaskProlog, NHC, node-exporter, a CI service. Run as whoever starts them would."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from jobs import Start
+
+from recipes import BASH, RECIPES, SCRIPTS, changed
+
+TRAIN = """\
+import os
+import sys
+
+print(f"rank {os.environ['RANK']} trained with {sys.argv[1:]}")
+"""
+LACKS_GPUS = ("(--budget 10)", "(--budget 10 --expect-gpus 8)")
+
+
+def run(script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As slurmd runs it: no PATH, no HOME, in the root directory."""
+    return subprocess.run([script], env=variables, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def test_a_prolog_is_silent_on_a_fit_node(tmp_path: Path) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path), SLURM_JOB_ID="7")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_prolog_drains_an_unfit_node_and_says_why(tmp_path: Path) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path, LACKS_GPUS), SLURM_JOB_ID="7", SLURMD_NODENAME="n3")
+    assert done.returncode == 1
+    assert "left with 1 on n3, job 7" in done.stderr
+    assert "--expect-gpus says 8" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (LACKS_GPUS[0], "(--budget)"),  # 2
+        (LACKS_GPUS[0], "(--json /nowhere/report.json)"),  # 2
+        (str(SCRIPTS / "ddpdiag"), "/nowhere/ddpdiag"),  # 127
+    ],
+)
+def test_a_prolog_drains_nothing_for_its_own_mistakes(tmp_path: Path, change: tuple[str, str]) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path, change))
+    assert done.returncode == 0
+    assert "left with" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_COMMENT", "SLURM_JOB_EXTRA"])
+def test_a_job_can_go_without_the_prolog(tmp_path: Path, name: str) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path, LACKS_GPUS), **{name: "night run DDPDIAG_SKIP=1"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_task_prolog_prints_the_sentence_and_sets_a_variable(tmp_path: Path) -> None:
+    done = run(changed("slurm-task-prolog.sh", tmp_path), SLURM_LOCALID="0")
+    export, *lines = done.stdout.splitlines()
+    assert (done.returncode, export) == (0, "export DDPDIAG_HOST=fit")
+    assert lines[0].startswith("print FIT: host ")
+    assert all(line.startswith("print ") for line in lines)
+
+
+def test_a_task_prolog_shows_the_whole_report_of_an_unfit_node_and_lets_the_task_run(tmp_path: Path) -> None:
+    done = run(changed("slurm-task-prolog.sh", tmp_path, LACKS_GPUS), PATH="/nowhere")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "export DDPDIAG_HOST=unfit\n" in done.stdout
+    assert "print error GPU001.fewer" in done.stdout
+
+
+@pytest.mark.parametrize("variables", [{"SLURM_LOCALID": "1"}, {"DDPDIAG_SKIP": "1"}])
+def test_a_task_prolog_speaks_once_on_each_node_and_can_be_left_out(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = run(changed("slurm-task-prolog.sh", tmp_path), **variables)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("options", "code"), [("", 0), (" --expect-gpus 8", 1), (" --no-such-option", 0)])
+def test_nhc_takes_only_an_unfit_node_for_a_failure(tmp_path: Path, options: str, code: int) -> None:
+    conf = changed("nhc.conf", tmp_path, ("--budget 10", f"--budget 10{options}"))
+    (line,) = [line for line in conf.read_text().splitlines() if not line.startswith("#")]
+    # NHC evaluates what stands right of ||; its own function takes these options and compares exit codes.
+    nhc = 'check_cmd_status() { shift 4; "$@"; }\n' + line.partition("||")[2]
+    assert subprocess.run(["bash", "-c", nhc], capture_output=True).returncode == code
+
+
+def test_node_exporter_gets_metrics_that_it_may_read(tmp_path: Path) -> None:
+    done = run(changed("node-exporter.sh", tmp_path), DIRECTORY=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    metrics = tmp_path / "ddpdiag.prom"
+    assert metrics.stat().st_mode & 0o777 == 0o644
+    assert "ddpdiag_run_timestamp_seconds " in metrics.read_text()
+    missing = run(changed("node-exporter.sh", tmp_path), DIRECTORY=str(tmp_path / "nowhere"))
+    assert missing.returncode == 2
+    assert "nowhere" in missing.stderr
+
+
+def test_the_steps_of_a_ci_service_run(start: Start, tmp_path: Path) -> None:
+    workflow = yaml.safe_load((RECIPES / "github-actions.yml").read_text())
+    steps = {step["name"]: step["run"] for step in workflow["jobs"]["smoke"]["steps"] if "run" in step}
+    assert set(steps) == {"install", "lint", "check", "train"}
+    script = "\n".join(f"({steps[name]}) || exit" for name in ("lint", "check", "train"))
+    (tmp_path / "train.py").write_text(TRAIN)
+    job = start("-c", BASH, "-c", f"cd {tmp_path}\n{script}", PATH=path())
+    assert job.wait(60) == 0, job.told()
+    assert {"ddpdiag.xml", "ddpdiag.json", "train.py"} <= {entry.name for entry in tmp_path.iterdir()}
+    assert "rank 1 trained with ['--epochs', '1']" in job.stdout
+
+
+def path() -> str:
+    """With the scripts of the tests' environment, as after an activation."""
+    return f"{SCRIPTS}:/usr/local/bin:/usr/bin:/bin"

@@ -1,0 +1,85 @@
+"""A host that is asked alone: what its options take, how it is judged, and what its page says. No process."""
+
+import pytest
+from msgspec import structs
+from seen import arrival_of, seen_of, world_of
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import all_checks, by_code, hst002, run003, run004
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.cli.host import WITH_TORCH, WITHOUT_TORCH, codes
+from ddpdiag.judgement import judge
+from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial
+from ddpdiag.model.options import ALONE
+from ddpdiag.model.recording import End, Header
+from ddpdiag.render import terminal
+
+SLEEPS = ProcessState(pid=7, state="S", step_seconds=4.0)
+
+
+def hung(options: Options, process: ProcessState, *, hurried: bool) -> Seen[Nothing]:
+    """A trial of GPU003 that did not end on the only rank."""
+    trial = Trial(code="GPU003", groups=((0,),), kind=Kind.PLAIN, deadline_seconds=4.0, number=1, hurried=hurried)
+    outcome = Outcome(
+        trial=1, code="GPU003", rank=0, status=Status.HUNG, step=3, at="GPU 5 (PCI 0000:65:00.0)", process=process
+    )
+    header = Header(run_id="r", world_size=1, launcher=ALONE, options=options, created="", version="")
+    recording = Recording(header=header, arrivals={0: arrival_of(0, 1)}, trials=(trial,), outcomes=(outcome,))
+    return Seen(world_of(1, options=options), run003.CHECK, recording)
+
+
+def words(seen: Seen[Nothing]) -> list[str]:
+    return [finding.code for check in (run003, run004) for finding in check.judge(replace(seen, check=check.CHECK))]
+
+
+@pytest.mark.parametrize(
+    ("options", "process", "hurried", "found"),
+    [
+        # Some drivers take half a minute to start their GPUs: within less than the check's own time nothing is known.
+        (Options(alone=True), SLEEPS, True, ["RUN004.unfinished"]),
+        (Options(alone=True), SLEEPS, False, ["RUN003.hung"]),
+        (Options(alone=True), structs.replace(SLEEPS, state="D"), True, ["RUN003.hung"]),
+        (Options(), SLEEPS, True, ["RUN003.hung"]),
+    ],
+)
+def test_a_hang_on_a_host_alone_needs_the_whole_time_or_the_kernel_to_be_one(options, process, hurried, found):
+    assert words(hung(options, process, hurried=hurried)) == found
+
+
+def test_what_had_not_ended_is_named_with_where_it_stood():
+    (finding,) = run004.judge(hung(Options(alone=True), SLEEPS, hurried=True))
+    assert "rank 0 on n0 had not ended at 'GPU 5 (PCI 0000:65:00.0)'" in finding.message
+
+
+def report(left_bytes: int) -> Report:
+    """A host with so much memory, of which nothing else is known."""
+    data = hst002.Data(available_bytes=left_bytes, left_bytes=None, oom_kills=0)
+    seen = seen_of(hst002.CHECK, {0: data}, size=1, options=Options(alone=True))
+    header = structs.replace(seen.recording.header, launcher=ALONE, checks=("HST002",), options=Options(alone=True))
+    recording = structs.replace(seen.recording, header=header, end=End(seconds=0.1))
+    return judge(recording, all_checks())
+
+
+def test_the_sentence_speaks_of_the_host():
+    fit, unfit = report(1 << 40), report(1 << 20)
+    assert fit.sentence == (
+        "host n0: nothing speaks against training, as far as it was tested (host); no other host was asked."
+    )
+    assert (fit.exit_code, unfit.exit_code) == (0, 1)
+    assert unfit.sentence.startswith("host n0 cannot train: ")
+    page = terminal.render(unfit, color=False, width=80)
+    assert page.startswith("ddpdiag: host n0 alone; ")
+
+
+def test_without_torch_no_check_needs_it_and_none_is_taken_that_needs_a_peer():
+    chosen = [by_code(code) for code in codes(torch=False)]
+    assert {check.kind for check in chosen} == {Kind.PLAIN}
+    assert {check.stage.value for check in chosen} == {"host", "gpu"}
+    # Each of these two stages is taken whole: what comes to them later must be told here as well.
+    whole = {check.code for check in all_checks() if check.stage.value in ("host", "gpu")}
+    assert whole == {*WITHOUT_TORCH, *WITH_TORCH} - {"LCH003"}
+
+
+def test_another_reader_judges_only_the_checks_that_ran():
+    lines = {line.code for line in report(1 << 40).checks}
+    assert {code for code in lines if not code.startswith("RUN")} == {"HST002"}
