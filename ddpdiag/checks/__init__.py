@@ -11,6 +11,7 @@ _MODULES = (
     "lch001",
     "lch002",
     "lch003",
+    "lch004",
     "hst001",
     "hst002",
     "hst003",

@@ -53,8 +53,8 @@ def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
                 ranks=(event.rank,),
                 nodes=tuple(dict.fromkeys(nodes)),
                 evidence={"first": first, "second": second},
-                remedy="Start one launcher per host (with torchrun under srun: --ntasks-per-node=1), "
-                "and unset RANK and WORLD_SIZE left over from another job.",
+                remedy="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
+                "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
             )
 
 
@@ -132,7 +132,8 @@ def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             f"{one_gpu if crowded else ''}.",
             ranks=ranks,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
-            remedy="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host) beside RANK.",
+            remedy="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
+            "$SLURM_LOCALID) beside RANK.",
         )
 
 
@@ -170,7 +171,8 @@ def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            remedy=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}), or hide the others.",
+            remedy=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
+            "or hide the others.",
         )
 
 

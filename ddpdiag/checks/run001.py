@@ -51,7 +51,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         ranks=blamed,
         nodes=_named(homes, blamed),
         evidence=_evidence(seen, events, waited),
-        remedy=_remedy(events),
+        remedy=_remedy(events) + _slurm_remedy(seen, _named(homes, absent)),
     )
 
 
@@ -104,6 +104,13 @@ def _remedy(events: Mapping[int, Event]) -> str:
     if any(event.detail for event in events.values()):
         return "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
     return "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
+
+
+def _slurm_remedy(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
+    """Slurm knows more of its nodes than a process that was never started can write."""
+    if seen.world.launcher != "slurm" or not hosts:
+        return ""
+    return f" What Slurm knows of it: scontrol show node {hosts[0]}, and slurmd's log there."
 
 
 def _told(events: Mapping[int, Event]) -> str:

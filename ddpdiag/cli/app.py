@@ -244,7 +244,10 @@ def judge(
         details=details,
         timings=timings,
     )
-    leave(guarded(lambda: command.run(files, outputs, strict=strict, need_nodes=need_nodes), nagios=nagios))
+    code = guarded(lambda: command.run(files, outputs, strict=strict, need_nodes=need_nodes), nagios=nagios)
+    if nagios:
+        leave(code)  # who comes back to the edge with a 2 is taken for wrong usage
+    raise typer.Exit(code)
 
 
 @app.command(

@@ -36,6 +36,7 @@ from ddpdiag.runtime.estate import Published
 from ddpdiag.runtime.launch import Run, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
 from ddpdiag.runtime.local import start_ranks
+from ddpdiag.runtime.slurm_clock import job_left_seconds, within
 
 __all__ = ["Outputs", "Wishes", "run"]
 
@@ -145,6 +146,9 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
     depths = [depth.value for depth in Depth]
     if wishes.depth not in depths:
         raise UsageError(f"--depth {wishes.depth}: expected one of {', '.join(depths)}")
+    budget = wishes.budget if wishes.budget is not None else _default_budget(launch)
+    # Rank 0 has the say over the budget, and thousands of ranks need not ask.
+    left = job_left_seconds(os.environ) if launch.place.rank == 0 else None
     return Options(
         depth=Depth(wishes.depth),
         stages=split(wishes.stages),
@@ -153,7 +157,9 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         ignore=tuple(code.upper() for code in split(wishes.ignore)),
         backend=wishes.backend.strip().lower(),  # as torch does
         expect_gpus=wishes.expect_gpus,
-        budget_seconds=wishes.budget if wishes.budget is not None else _default_budget(launch),
+        budget_seconds=within(budget, left),
+        job_left_seconds=left,
+        wanted_budget_seconds=budget if within(budget, left) < budget else None,
         data_dir=_directory("--data-dir", wishes.data_dir, launch),
         shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
         strict=wishes.strict,

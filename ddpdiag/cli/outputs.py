@@ -78,7 +78,7 @@ class Outputs:
         """Each file that was asked for, and how its content is made."""
         if not self._files:
             return
-        from ddpdiag.render import exports, json, junit, prometheus
+        from ddpdiag.render import exports, json
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
@@ -86,8 +86,8 @@ class Outputs:
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),
             "--env-file": lambda: exports.render(report),
-            "--prometheus": lambda: prometheus.render(report),
-            "--junit": lambda: junit.render(report),
+            "--prometheus": lambda: _metrics(report),
+            "--junit": lambda: _cases(report),
         }
         for option, path in self._files.items():
             if option in makers:
@@ -105,6 +105,18 @@ class Outputs:
     def takes_stdout(self) -> bool:
         """Does a file format go to standard output? Then the report for people goes to standard error."""
         return "-" in self._files.values()
+
+
+def _metrics(report: Report) -> bytes:
+    from ddpdiag.render import prometheus  # its client library takes 60 ms to import
+
+    return prometheus.render(report)
+
+
+def _cases(report: Report) -> bytes:
+    from ddpdiag.render import junit
+
+    return junit.render(report)
 
 
 def _lines(words: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.runtime.slurm import expanded
+from ddpdiag.probes.slurm import expanded
 
 _HOST_NAME = re.compile(r"[\w.:-]+")
 # Slurm's topology.conf; parameter names are case insensitive there. What names no hosts is an upper level.

@@ -26,7 +26,8 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     `nonce` tells processes apart that share host and pid (containers). `leaf` is the switch above the host, as Slurm
     tells; else it is empty. `up_seconds` is how old the process that was launched was when it looked for rank 0. `cpus`
     is the mask of the processors that this process may use, in hexadecimal (as taskset(1) shows it); empty if nobody
-    looked.
+    looked. `slurm` is the job and step of Slurm in which it runs ("12.0"), the job alone outside of its steps; empty
+    elsewhere.
     """
 
     place: Place
@@ -43,6 +44,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     leaf: str = ""
     up_seconds: float | None = None
     cpus: str = ""
+    slurm: str = ""
 
     @property
     def host(self) -> tuple[str, str]:

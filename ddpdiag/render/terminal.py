@@ -19,8 +19,18 @@ from ddpdiag.render.tables import Ranks, blamed
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, quantity, seconds
 
-# What was asked for, what was not looked at, or how the run was ended: there is nobody to look for.
-_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
+# What was asked for, what was not looked at, how the run was ended or laid out: there is nobody to look for.
+_OF_THE_RUN = (
+    ".unsupported",
+    ".unmeasured",
+    ".budget",
+    ".told",
+    ".time-left",
+    ".torchruns",
+    ".few-tasks",
+    ".order",
+    ".cpus",
+)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
@@ -296,8 +306,18 @@ def _without_bad(page: Page, report: Report) -> None:
         listed = "./bad"
     else:
         page.write(f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:")
-    page.verbatim(f"srun --exclude={listed} ...", indent=4)
+    page.verbatim(f"srun {_rest(report)}--exclude={listed} ...", indent=4)
     page.blank()
+
+
+def _rest(report: Report) -> str:
+    """In a step of Slurm, the nodes and tasks that are left: within its job srun asks for all of them otherwise, and
+    fails."""
+    tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
+    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(report.hosts.bad) >= hosts or tasks % hosts:
+        return ""
+    left = hosts - len(report.hosts.bad)
+    return f"--nodes={left} --ntasks={tasks // hosts * left} "
 
 
 def write_verdict(page: Page, report: Report) -> None:

@@ -122,6 +122,7 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
         coordinator=coordinator,
         port=port,
         run_id=f"{shared}.{restarts.value}" if restarts and restarted else shared,
+        note=slurm.exported_note(env, rank, world),
         # torch itself compares with str(True)
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
         lacks=() if ours.local_rank is not None else ("LOCAL_RANK",),
@@ -185,13 +186,17 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     world = Said(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     node = step.node_rank.value if step.node_rank else None
+    address = said.address(env, asked.master_addr)
+    if address is not None:
+        slurm.check_master(env, address, step)
     return Launch(
         place=ours or block_place(here, "slurm", ranks, world, node),
-        coordinator=said.address(env, asked.master_addr) or step.first_node,
+        coordinator=address or step.first_node,
         # jobs and steps that share a host have different ids
         port=said.port(env, asked.master_port) or said.derived_port(step.job_id * 101 + step.step_id),
         run_id=run_id(asked, f"{step.job_id}.{step.step_id}"),
         ranks=ranks,
+        note=slurm.terminal_note(env, step),
         nodes=step.nodes.value if step.nodes else None,
         layout=tuple(host for host in step.hosts for _ in range(count or 1)),
     )

@@ -19,6 +19,7 @@ from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.elastic import write_error_file
 from ddpdiag.probes.procfs import age_seconds
+from ddpdiag.probes.slurm import job_and_step
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.runtime.arriving import own_arrival
 from ddpdiag.runtime.board import Hub, board_ports
@@ -259,6 +260,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         agent_store=run.launch.agent_store,
         lacks=run.launch.lacks,
         leaf=leaf_of(os.environ, place.node),
+        slurm=job_and_step(os.environ),
     )
 
 

@@ -5,18 +5,12 @@ the shell of an interactive `salloc` runs in a pseudo step, whose id lies above 
 """
 
 import re
-from itertools import islice, product
 
 from msgspec import Struct
 
 from ddpdiag.errors import UsageError
+from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.runtime.said import Environ, Said, check_below, needed, number, one_host
-
-# slurm.h: SLURM_INTERACTIVE_STEP is 0xfffffffa, SLURM_BATCH_SCRIPT 0xfffffffb, SLURM_EXTERN_CONT 0xfffffffc;
-# SLURM_MAX_NORMAL_STEP_ID is 0xfffffff0.
-FIRST_PSEUDO_STEP = 0xFFFFFFF0
-# More hosts than any cluster has: a list that claims more would only fill the memory.
-_MOST_HOSTS = 1 << 16
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -76,25 +70,9 @@ def _hosts(env: Environ, tasks: int, per_node: tuple[tuple[int, int], ...]) -> t
     return task_hosts(env.get("SLURM_STEP_NODELIST", ""), per_node, env.get("SLURM_DISTRIBUTION", "block"))
 
 
-def tasks_per_node(text: str) -> tuple[tuple[int, int], ...]:
-    """SLURM_STEP_TASKS_PER_NODE, "2(x3),1", as (tasks, nodes) pairs: ((2, 3), (1, 1)); empty if unreadable."""
-    parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
-    found = tuple((int(part[1]), int(part[2] or 1)) for part in parts if part)
-    return found if len(found) == len(parts) else ()
-
-
-def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
-    """Tasks on the node with that number; 0 if there is none."""
-    for count, repeated in per_node:
-        if node < repeated:
-            return count
-        node -= repeated
-    return 0
-
-
 def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
     """The host of each task: block by block, or in turn (srun -m cyclic). None for other ways (plane, arbitrary)."""
-    counts = [count for count, repeated in per_node for _ in range(min(repeated, _MOST_HOSTS))]
+    counts = [count for count, repeated in per_node for _ in range(min(repeated, MOST_HOSTS))]
     hosts = expanded(nodelist)
     method = distribution.partition(":")[0].partition(",")[0]
     if len(hosts) != len(counts) or method not in ("block", "cyclic", "unknown"):
@@ -103,30 +81,6 @@ def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distributio
         turns = range(max(counts, default=0))
         return tuple(host for turn in turns for host, count in zip(hosts, counts, strict=True) if turn < count)
     return tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
-
-
-def expanded(nodelist: str) -> tuple[str, ...]:
-    """All hosts of "z[9,1-3],a1" in Slurm's own order: z9 z1 z2 z3 a1; none if it cannot be read or is too long."""
-    hosts: list[str] = []
-    for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", nodelist.strip()):
-        pieces = re.split(r"\[([^\]]*)\]", part)  # every second one stood in brackets
-        choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
-        hosts += map("".join, islice(product(*choices), _MOST_HOSTS + 1))
-        if not all(choices) or len(hosts) > _MOST_HOSTS:
-            return ()
-    return tuple(hosts)
-
-
-def _numbers(text: str) -> list[str]:
-    """ "08-10,12" as 08, 09, 10, 12; nothing if it is none such."""
-    numbers: list[str] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
-        if match is None:
-            return []
-        first, last = int(match[1]), int(match[2] or match[1])
-        numbers += (f"{number:0{len(match[1])}}" for number in range(first, min(last, first + _MOST_HOSTS) + 1))
-    return numbers
 
 
 def first_of(nodelist: str) -> str:
@@ -154,6 +108,35 @@ def leaf_of(env: Environ, host: str) -> str:
     return parts[-2] if parts[-1].partition(".")[0] == host.partition(".")[0] else ""
 
 
+def check_master(env: Environ, address: str, step: Step) -> None:
+    """Refuse a MASTER_ADDR that is a node of the job and none of the step: rank 0 of the step cannot be there.
+
+    Scripts that take the first of SLURM_JOB_NODELIST export such a one, and all ranks would wait for a host on which
+    nobody listens. A name that Slurm does not know (an address, another network) is left to those who try it.
+    """
+    job, ours = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
+    short = address.partition(".")[0]
+    if short in job and ours and short not in ours:
+        raise UsageError(
+            f"MASTER_ADDR={address} is a node of job {step.job_id}, but not of its step {step.job_id}.{step.step_id} "
+            f"({env['SLURM_STEP_NODELIST']}), so no rank is there: expected {step.first_node}, the first node of the "
+            "step; unset MASTER_ADDR, or take it from SLURM_STEP_NODELIST within the step."
+        )
+
+
+def exported_note(env: Environ, rank: Said, world: Said) -> str:
+    """A RANK=0 that the batch script exported for all tasks: there SLURM_PROCID is 0, and all come as rank 0."""
+    if "TORCHELASTIC_RUN_ID" in env or not in_step(env):
+        return ""
+    task, tasks = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS")
+    if rank.value != 0 or not task or not tasks or task.value == 0 or tasks.value != world.value:
+        return ""
+    return (
+        f"{rank}, but {task} of {tasks.value} tasks: a RANK that is exported before srun is 0 in every task; unset "
+        "RANK and WORLD_SIZE, or set them within the task: srun bash -c 'RANK=$SLURM_PROCID exec ...'"
+    )
+
+
 def batch_note(env: Environ, host: str) -> str:
     """In a job but outside its steps: what a bare run leaves out, and the line that tests all hosts."""
     job = number(env, "SLURM_JOB_ID", "SLURM_JOBID")
@@ -164,6 +147,33 @@ def batch_note(env: Environ, host: str) -> str:
     # slurmd sets SLURMD_NODENAME on the hosts of the job; a plain `salloc` shell stays on the login host.
     if hosts == 1 and "SLURMD_NODENAME" in env:
         return ""
-    tasks = number(env, "SLURM_NTASKS", "SLURM_NPROCS")
-    line = f"srun --nodes={hosts} --ntasks={max(hosts, tasks.value if tasks else 1)} ddpdiag check"
+    line = f"srun {_all_of_it(env, hosts)} ddpdiag check"
     return f"This tests {host} alone, not the {hosts} host(s) of Slurm job {job.value}; to test all of them: {line}"
+
+
+def terminal_note(env: Environ, step: Step) -> str:
+    """In the shell of `srun --pty bash`, which is itself a step: the line that tests the whole job.
+
+    Since Slurm 20.11 steps share nothing by themselves: without --overlap the second one waits for the shell to end.
+    """
+    nodes = number(env, "SLURM_JOB_NUM_NODES")
+    if "SLURM_PTY_PORT" not in env or step.tasks.value != 1 or nodes is None or nodes.value == 1:
+        return ""
+    return (
+        f"This tests the one task of this shell, not the {nodes.value} hosts of Slurm job {step.job_id}; to test all "
+        f"of them: srun --overlap --nodes={nodes.value} --ntasks={nodes.value} ddpdiag check"
+    )
+
+
+def _all_of_it(env: Environ, hosts: int) -> str:
+    """srun's options for all nodes of the job, with its tasks, CPUs and GPUs.
+
+    Both --nodes and --ntasks: within a job of more tasks than nodes srun ignores --ntasks-per-node. Since Slurm 22.05
+    srun does not take --cpus-per-task from sbatch, so it is said again.
+    """
+    tasks = number(env, "SLURM_NTASKS", "SLURM_NPROCS")
+    words = [f"--nodes={hosts}", f"--ntasks={max(hosts, tasks.value if tasks else 1)}"]
+    for option, name in (("--cpus-per-task", "SLURM_CPUS_PER_TASK"), ("--gpus-per-node", "SLURM_GPUS_PER_NODE")):
+        if re.fullmatch(r"[A-Za-z0-9_.:,-]+", env.get(name, "")):
+            words.append(f"{option}={env[name]}")
+    return " ".join(words)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
+from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.environment import Asked, Launch, places, read_launch, worker_variables
-from ddpdiag.runtime.slurm import FIRST_PSEUDO_STEP, expanded, first_of, task_hosts, tasks_per_node
+from ddpdiag.runtime.slurm import first_of, task_hosts
 
 TORCHRUN = {
     "RANK": "3",
@@ -141,6 +142,52 @@ def test_a_slurm_task_is_a_rank():
 def test_a_slurm_task_uses_an_exported_master():
     found = launch(STEP | {"MASTER_ADDR": "h2-ib", "MASTER_PORT": "12345"})
     assert (found.coordinator, found.port) == ("h2-ib", 12345)
+
+
+JOB_OF_FOUR = {"SLURM_JOB_NODELIST": "h[0-3]", "SLURM_STEP_NODELIST": "h[2-3]"}
+
+
+@pytest.mark.parametrize("address", ["h0", "h1.cluster.example"])
+def test_a_master_outside_of_the_step_is_refused(address):
+    with pytest.raises(
+        UsageError, match=r"is a node of job 4711, but not of its step 4711.2 \(h\[2-3\]\).*expected h2"
+    ):
+        launch(STEP | JOB_OF_FOUR | {"MASTER_ADDR": address})
+
+
+@pytest.mark.parametrize("address", ["h2", "h3", "h2-ib", "10.0.0.1", "login"])
+def test_a_master_in_the_step_or_of_another_name_is_taken(address):
+    assert launch(STEP | JOB_OF_FOUR | {"MASTER_ADDR": address}).coordinator == address
+
+
+EXPORTED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "h2", "MASTER_PORT": "29511"}
+
+
+def test_a_rank_0_that_was_exported_for_every_task_is_told():
+    note = launch(STEP | EXPORTED).note
+    assert note.startswith("RANK=0, but SLURM_PROCID=3 of 4 tasks: ")
+
+
+@pytest.mark.parametrize(
+    "change", [{"RANK": "3"}, {"SLURM_PROCID": "0"}, {"WORLD_SIZE": "8"}, {"TORCHELASTIC_RUN_ID": "x"}]
+)
+def test_a_rank_that_may_be_meant_is_not_told(change):
+    assert launch(STEP | EXPORTED | change).note == ""
+
+
+def test_the_shell_of_a_step_is_told_how_to_test_the_whole_job():
+    shell = STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "4"}
+    assert launch(shell).note == ""
+    note = launch(shell | {"SLURM_PTY_PORT": "46083"}).note
+    assert note.endswith("to test all of them: srun --overlap --nodes=4 --ntasks=4 ddpdiag check")
+
+
+def test_the_line_for_a_batch_script_asks_for_what_the_job_has():
+    job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2"}
+    assert "srun --nodes=4 --ntasks=8 --cpus-per-task=2 ddpdiag check" in launch(job).note
+    gpus = launch(job | {"SLURM_GPUS_PER_NODE": "h100:4"}).note
+    assert gpus.endswith("--cpus-per-task=2 --gpus-per-node=h100:4 ddpdiag check")
+    assert "; rm" not in launch(job | {"SLURM_GPUS_PER_NODE": "4; rm"}).note
 
 
 def test_two_slurm_jobs_or_steps_do_not_share_a_port():

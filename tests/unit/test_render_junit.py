@@ -5,7 +5,9 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import benches
-from reports import HUNG, THREADS, finding_of, fit, unfit, unknown
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reports import HUNG, THREADS, check, finding_of, fit, unfit, unknown
 
 from ddpdiag.model import Report
 from ddpdiag.render.junit import render
@@ -140,3 +142,11 @@ def test_a_benchmark_is_read_as_well() -> None:
 def test_the_time_of_a_run_is_that_of_its_suites() -> None:
     root = read(fit(created="2026-03-01T12:00:00+00:00"))
     assert {suite.get("timestamp") for suite in root} == {"2026-03-01T12:00:00"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_text_makes_a_document(text: str) -> None:
+    finding = finding_of(code=text, title=text, message=text, nodes=(text,), remedy=text, env={text: text})
+    skipped = check(text, text, text, text)
+    read(unfit(findings=(finding,), sentence=text, notes=(text,), run_id=text, checks=(skipped,)))

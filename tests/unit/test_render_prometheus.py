@@ -5,6 +5,8 @@ import re
 
 import benches
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from reports import THREADS, finding_of, fit, rank_row, unfit, unknown
 
@@ -22,7 +24,7 @@ def read(report: Report) -> dict[str, list[tuple[dict[str, str], float]]]:
     found = {}
     for family in text_string_to_metric_families(text):
         assert family.type == "gauge"
-        assert re.fullmatch(r"ddpdiag_[a-z][a-z0-9_]*", family.name)
+        assert re.fullmatch(r"ddpdiag_[a-zA-Z0-9_]*", family.name)
         assert family.name not in found
         assert all(sample.timestamp is None for sample in family.samples)  # the collector refuses them
         keys = [tuple(sorted(sample.labels.items())) for sample in family.samples]
@@ -129,3 +131,14 @@ def test_numbers_that_are_none_stay_what_they_are() -> None:
 @pytest.mark.parametrize("created", ["", "yesterday", "9999-99-99"])
 def test_without_a_date_there_is_no_timestamp(created: str) -> None:
     assert "ddpdiag_run_timestamp_seconds" not in read(fit(created=created))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_text_makes_metrics_that_are_read_back(text: str) -> None:
+    row = rank_row(0) | {"node": text, "gpu_uuid": text, text: 1.0}
+    finding = finding_of(code=text, nodes=(text,))
+    report = unfit(findings=(finding,), ranks=(row,), run_id=text, measurements={text: 1}, created=text)
+    ((labels, count),) = read(report)["ddpdiag_findings"]
+    assert count == 1
+    assert labels["host"].isprintable()

@@ -330,3 +330,12 @@ def test_a_list_that_nobody_would_paste_is_a_file():
         "Without the bad hosts: run again with --exclude-file bad, then",
         "    srun --exclude=./bad ...",
     ]
+
+
+def test_within_a_job_of_slurm_the_line_asks_for_the_nodes_that_are_left() -> None:
+    step = {"slurm.tasks": 8, "slurm.hosts": 4}
+    bad = HostsLine(bad=("n1",), good=("n0", "n2", "n3"))
+    text = render(unfit(hosts=bad, measurements=step), color=False, width=80)
+    assert "    srun --nodes=3 --ntasks=6 --exclude=n1 ...\n" in text
+    uneven = render(unfit(hosts=bad, measurements=step | {"slurm.tasks": 7}), color=False, width=80)
+    assert "    srun --exclude=n1 ...\n" in uneven

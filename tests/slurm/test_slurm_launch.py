@@ -1,0 +1,146 @@
+"""Steps of a real Slurm, as they were meant and as they were not."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+TORCHRUN = f"{sys.executable} -m torch.distributed.run"
+FOUR = ("-N4", "--ntasks-per-node=2")
+
+
+def report_of(cluster, name="report.json"):
+    return json.loads((cluster.shared / name).read_text())
+
+
+def codes(report, *severities):
+    return {f["code"] for f in report["findings"] if f["severity"] in (severities or ("error", "warning"))}
+
+
+def message(report, code):
+    (finding,) = (finding for finding in report["findings"] if finding["code"] == code)
+    return finding["message"]
+
+
+def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
+    four = cluster(4)
+    check = "ddpdiag check --select LCH001,LCH004,RDZ002 --json report.json"
+    ended = four.wait(four.sbatch(f"srun -N2 -n4 -r2 {check}", *FOUR, "-t", "5"))
+    report = report_of(four)
+    assert (ended.exit_code, codes(report)) == (0, set()), ended.output
+    assert [(row["rank"], row["node"]) for row in report["ranks"]] == [(0, "h2"), (1, "h2"), (2, "h3"), (3, "h3")]
+    assert "coordinator.h2" in report["measurements"]
+    said = message(report, "LCH004.step")
+    assert "4 tasks on 2 of the job's 4 hosts (h[2-3]), numbered host by host, " in said
+    assert " a task, no GPU, the job ends in " in said
+    assert report["measurements"]["slurm.job_hosts"] == 4
+    # 22.05 has no SLURM_JOB_END_TIME: slurmctld was asked.
+    assert 200 < report["measurements"]["slurm.left_seconds"] <= 300
+
+
+def test_torchrun_inside_srun_is_one_world_of_the_step(cluster):
+    four = cluster(4)
+    rendezvous = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=h2:29555"
+    agents = f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 {rendezvous}"
+    check = "-m ddpdiag check --select LCH001,LCH004 --json report.json"
+    ended = four.wait(four.sbatch(f"srun -N2 -n2 -r2 {agents} {check}", *FOUR))
+    report = report_of(four)
+    assert (ended.exit_code, codes(report)) == (0, set()), ended.output
+    assert report["world"]["size"] == 4
+    assert sorted(report["world"]["nodes"]) == ["h2", "h3"]
+    assert "2 tasks on 2 of the job's 4 hosts" in message(report, "LCH004.step")
+
+
+def test_a_torchrun_in_every_task_is_named(cluster):
+    four = cluster(4)
+    check = "-m ddpdiag check --select LCH001,LCH004 --json report-$SLURM_PROCID.json"
+    script = f"srun -N1 -n2 bash -c '{TORCHRUN} --standalone --nproc-per-node=1 {check}'"
+    ended = four.wait(four.sbatch(script, *FOUR))
+    assert ended.exit_code == 1, ended.output
+    for rank in range(2):
+        report = report_of(four, f"report-{rank}.json")
+        assert codes(report) == {"LCH004.torchruns"}, ended.output
+        assert "2 tasks on 1 host, but this torchrun met 1 of them" in message(report, "LCH004.torchruns")
+
+
+def test_the_jobs_first_node_is_no_master_of_a_step_elsewhere(cluster):
+    four = cluster(4)
+    usual = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    ended = four.wait(four.sbatch(f"{usual}\nsrun -N2 -n2 -r2 ddpdiag check", *FOUR))
+    assert ended.exit_code == 2, ended.output
+    assert "MASTER_ADDR=h0 is a node of job" in ended.output
+    assert "expected h2" in ended.output
+
+
+def test_the_line_that_a_batch_script_is_told_tests_the_whole_job(cluster):
+    four = cluster(4)
+    told = four.wait(four.sbatch("ddpdiag check --select LCH004", *FOUR, "--cpus-per-task=2"))
+    line = re.search(r"srun .* ddpdiag check$", told.output, re.MULTILINE)
+    assert line, told.output
+    check = f"{line[0]} --select LCH001,LCH004 --json report.json"
+    ended = four.wait(four.sbatch(check, *FOUR, "--cpus-per-task=2"))
+    report = report_of(four)
+    assert (ended.exit_code, codes(report)) == (0, set()), ended.output
+    assert (report["world"]["size"], report["world"]["nodes"]) == (8, ["h0", "h1", "h2", "h3"])
+    assert report["measurements"]["slurm.cpus_per_task"] == 2
+
+
+def test_two_jobs_on_the_same_hosts_do_not_meet(cluster):
+    four = cluster(4)
+    check = "srun ddpdiag check --select LCH001,LCH004,RDZ003 --json report-$SLURM_JOB_ID.json"
+    jobs = [four.sbatch(check, "-N2", "-n4", "--ntasks-per-node=2", "-w", "h0,h1") for _ in range(2)]
+    for job in jobs:
+        ended = four.wait(job)
+        report = report_of(four, f"report-{job}.json")
+        assert (ended.exit_code, codes(report)) == (0, set()), ended.output
+        assert len(report["ranks"]) == 4
+
+
+def test_a_job_that_ends_before_the_budget_shortens_it(cluster):
+    four = cluster(4)
+    check = "srun -N1 -n2 ddpdiag check --select LCH001,LCH004 --budget 300 --json report.json"
+    ended = four.wait(four.sbatch(check, "-N1", "-n2", "-t", "1"))
+    report = report_of(four)
+    assert (ended.exit_code, codes(report)) == (0, {"LCH004.time-left"}), ended.output
+    assert 30 < report["budget_seconds"] <= 55
+    assert report["seconds"] < report["budget_seconds"]
+
+
+def test_a_cancelled_step_leaves_its_report_and_its_files(cluster, tmp_path):
+    four = cluster(4)
+    files = "--json report.json --record run.jsonl --prometheus run.prom --junit run.xml"
+    reached = four.shared / "reached"
+    # exec: else Slurm ends the script's shell, and srun with it, before srun has passed on what the ranks print.
+    srun = f"exec srun -N2 -n2 ddpdiag check --select LCH004,COL001 {files}"
+    tell = f"(until test -e {reached}; do sleep 0.1; done; echo under way) &"
+    # Rank 1 never enters a collective, so the run is in the middle of it for a while.
+    hangs = {"DDPDIAG_TEST_FAULT": "sleep 1", "DDPDIAG_TEST_REACHED": str(reached), "TMPDIR": str(tmp_path)}
+    job = four.sbatch(f"{tell}\n{srun}", "-N2", "-n2", **hangs)
+    four.wait_for_output(job, "under way")
+    four.call("scancel", job)  # as at the time limit: SIGTERM, and SIGKILL after KillWait, here 2 s
+    ended = four.wait(job)
+    assert ended.state == "CANCELLED"
+    report = report_of(four)
+    assert (report["verdict"], report["exit_code"]) == ("unknown", 143), four.told(job)
+    assert "RUN004.told" in codes(report)
+    assert '"type":"end"' in (four.shared / "run.jsonl").read_text()
+    assert "ddpdiag_run_exit_code 143.0" in (four.shared / "run.prom").read_text()
+    assert 'type="UNKNOWN"' in (four.shared / "run.xml").read_text()
+    assert "UNKNOWN:" in ended.output
+    assert not list(Path(tmp_path).glob("ddpdiag-*")), "no scratch folder stays"
+
+
+def test_the_node_of_a_task_that_never_came_is_named(cluster):
+    four = cluster(4)
+    check = "ddpdiag check --select LCH001,LCH004 --board-wait 3 --json report.json"
+    job = four.sbatch(f"echo ready; until test -e go; do sleep 0.1; done; srun {check}", "-N4", "-n4")
+    four.wait_for_output(job, "ready")
+    four.kill_slurmd("h3")
+    (four.shared / "go").touch()
+    four.wait_for_output(job, "rank 3 never came")  # the job itself ends once Slurm misses the node
+    (finding,) = (f for f in report_of(four)["findings"] if f["code"] == "RUN001.absent")
+    assert (finding["ranks"], finding["nodes"]) == ([3], ["h3"])

@@ -1,0 +1,202 @@
+"""LCH004: steps of Slurm, from the variables that it sets (as seen under 22.05, GPUs as srun(1) has them)."""
+
+import pytest
+from msgspec import structs
+from seen import seen_of, with_arrivals, with_events
+
+from ddpdiag.checks.lch004 import CHECK, Data
+from ddpdiag.checks.slurm_view import step_of
+from ddpdiag.model import Event, EventKind, Options, Severity
+from ddpdiag.probes.slurm import VARIABLES, job_and_step, slurm_variables
+
+STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_NODELIST": "h[0-3]",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "h[2-3]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_DISTRIBUTION": "block",
+}
+
+
+def seen(*, cpus=2, launcher="slurm", size=4, gpus=0, options=None, ranks_per_node=2, **variables):
+    rows = {rank: Data(variables={**STEP, **variables}, cpus=cpus) for rank in range(size)}
+    made = seen_of(CHECK, rows, gpus=gpus, options=options, ranks_per_node=ranks_per_node)
+    return _started_by(made, launcher)
+
+
+def _started_by(made, launcher):
+    world = structs.replace(made.world, launcher=launcher)
+    return type(made)(world, made.check, made.recording)
+
+
+def found(made, *severities):
+    wanted = severities or (Severity.ERROR, Severity.WARNING)
+    return [finding for finding in CHECK.judge(made) if finding.severity in wanted]
+
+
+def layout(made):
+    (finding,) = found(made, Severity.INFO)
+    assert finding.code == "LCH004.step"
+    return finding.message
+
+
+def test_a_step_is_told_in_one_sentence():
+    made = seen(cpus=3, SLURM_CPUS_PER_TASK="2", options=Options(job_left_seconds=1780.0))
+    assert found(made) == []
+    assert layout(made) == (
+        "4 tasks on 2 of the job's 4 hosts (h[2-3]), numbered host by host, 3 CPUs a task, no GPU, "
+        "the job ends in 30 min."
+    )
+
+
+def test_gpus_are_told_as_ranks_see_them_and_as_the_host_numbers_them():
+    made = seen(gpus=1, SLURM_GPUS_ON_NODE="4", SLURM_STEP_GPUS="2", CUDA_VISIBLE_DEVICES="0")
+    assert "each rank sees 1 GPU of 4 on its host, CUDA_VISIBLE_DEVICES=0 is GPU 2 of the host" in layout(made)
+
+
+def test_a_whole_job_names_no_part_and_a_job_without_a_limit_no_end():
+    made = seen(SLURM_JOB_NUM_NODES="2", options=Options(job_left_seconds=365 * 86_400.0))
+    assert layout(made) == "4 tasks on 2 hosts (h[2-3]), numbered host by host, 2 CPUs a task, no GPU."
+
+
+def test_a_long_list_of_hosts_is_left_out():
+    assert layout(seen(SLURM_STEP_NODELIST="h[" + "0-1," * 99 + "7]")).startswith("4 tasks on 2 of the job's 4 hosts, ")
+
+
+def test_facts_are_figures_without_what_slurm_did_not_tell():
+    made = seen(SLURM_TRES_PER_TASK="cpu:2,gres/gpu:1", options=Options(job_left_seconds=99.5))
+    assert CHECK.figures(made) == {
+        "slurm.step": "12.0",
+        "slurm.tasks": 4,
+        "slurm.hosts": 2,
+        "slurm.job_hosts": 4,
+        "slurm.distribution": "block",
+        "slurm.gpus_per_task": "1",
+        "slurm.left_seconds": 99.5,
+    }
+
+
+@pytest.mark.parametrize(("tres", "gpus"), [("gres/gpu:h100=2", "h100=2"), ("gres:gpu:2", "2"), ("cpu:2", None)])
+def test_gpus_of_a_task_are_read_from_its_resources(tres, gpus):
+    assert step_of({**STEP, "SLURM_TRES_PER_TASK": tres}).gpus_per_task == gpus
+
+
+def test_torchruns_that_met_are_silent():
+    assert found(seen(launcher="torchrun", SLURM_STEP_NUM_TASKS="2", GROUP_WORLD_SIZE="2")) == []
+
+
+def test_several_torchruns_on_a_host_that_do_not_meet_are_an_error():
+    (finding,) = found(seen(launcher="torchrun", GROUP_WORLD_SIZE="1"))
+    assert (finding.code, finding.severity) == ("LCH004.torchruns", Severity.ERROR)
+    assert "4 tasks on 2 hosts, but this torchrun met 1 of them" in finding.message
+    assert "srun --nodes=2 --ntasks=2 torchrun --nnodes=2" in finding.remedy
+
+
+def test_a_torchrun_for_each_host_alone_may_be_meant():
+    (finding,) = found(seen(launcher="torchrun", SLURM_STEP_NUM_TASKS="2", GROUP_WORLD_SIZE="1"))
+    assert finding.severity is Severity.WARNING
+
+
+def test_torchruns_with_gpus_of_their_own_may_be_meant():
+    (finding,) = found(seen(launcher="torchrun", GROUP_WORLD_SIZE="1", SLURM_GPUS_PER_TASK="1"))
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_group_size_that_no_torchrun_set_is_not_read():
+    assert found(seen(GROUP_WORLD_SIZE="1")) == []
+
+
+def test_fewer_processors_than_asked_for_is_a_warning_with_the_variable():
+    (finding,) = found(seen(cpus=1, SLURM_CPUS_PER_TASK="8"))
+    assert (finding.code, finding.severity) == ("LCH004.cpus", Severity.WARNING)
+    assert finding.ranks == ()  # that is how srun was started, and no host's fault
+    assert "SLURM_CPUS_PER_TASK=8, but rank 0 on n0 may use 1 processor" in finding.message
+    assert "SRUN_CPUS_PER_TASK" in finding.remedy
+
+
+@pytest.mark.parametrize("cpus", [8, 16])
+def test_as_many_processors_as_asked_for_are_silent(cpus):
+    assert found(seen(cpus=cpus, SLURM_CPUS_PER_TASK="8")) == []
+
+
+def test_ranks_in_turn_over_the_hosts_are_a_warning():
+    made = seen(SLURM_DISTRIBUTION="cyclic")
+    homes = {rank: made.world.arrivals[rank % 2 * 2] for rank in range(4)}  # n0 n1 n0 n1
+    arrivals = {
+        rank: structs.replace(home, place=structs.replace(home.place, rank=rank)) for rank, home in homes.items()
+    }
+    (finding,) = found(with_arrivals(made, arrivals))
+    assert (finding.code, finding.ranks) == ("LCH004.order", ())
+    assert "n0 has ranks 0, 2 (distribution cyclic)" in finding.message
+
+
+def test_a_world_that_is_larger_than_the_step_is_an_error():
+    made = seen(launcher="env", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1")
+    made = with_arrivals(made, {rank: made.world.arrivals[rank] for rank in (0, 1)})
+    absent = [Event(kind=EventKind.ABSENT, rank=rank, seconds=15.0) for rank in (2, 3)]
+    codes = [finding.code for finding in found(with_events(made, *absent))]
+    assert codes == ["LCH004.few-tasks"]
+    assert found(made) == []
+
+
+@pytest.mark.parametrize(("left", "severity"), [(40.0, Severity.WARNING), (9.0, Severity.ERROR)])
+def test_a_job_that_ends_early_is_told(left, severity):
+    options = Options(job_left_seconds=left, wanted_budget_seconds=120.0, budget_seconds=35.0)
+    (finding,) = found(seen(options=options))
+    assert (finding.code, finding.severity) == ("LCH004.time-left", severity)
+    assert f"left {left:.0f} s when this run began, and the budget was 120 s" in finding.message
+
+
+def test_enough_time_is_silent():
+    assert found(seen(options=Options(job_left_seconds=3600.0))) == []
+
+
+def test_outside_of_a_step_only_the_time_is_judged():
+    rows = {0: Data(variables={"SLURM_JOB_ID": "12"}, cpus=2)}
+    options = Options(job_left_seconds=40.0, wanted_budget_seconds=120.0)
+    assert [f.code for f in CHECK.judge(seen_of(CHECK, rows, options=options))] == ["LCH004.time-left"]
+
+
+def test_without_slurm_the_check_has_no_ground():
+    made = seen()
+    assert CHECK.ground(made.world) == "no rank runs in a job of Slurm"
+    arrivals = {0: structs.replace(made.world.arrivals[0], slurm="12.0")}
+    assert CHECK.ground(with_arrivals(made, arrivals).world) is None
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_STEP_NUM_TASKS": "many"},
+        {"SLURM_STEP_NUM_TASKS": "0"},
+        {"SLURM_STEP_ID": "4294967290"},
+        {"SLURM_JOB_ID": "\ud800"},
+        {"SLURM_STEP_NUM_NODES": "9" * 99},
+    ],
+)
+def test_variables_that_make_no_sense_make_no_step(variables):
+    assert list(CHECK.judge(seen(**variables))) == []
+
+
+def test_only_listed_variables_are_recorded():
+    env = {**STEP, "SLURM_JOB_USER": "ada", "SLURM_SUBMIT_DIR": "/home/ada", "AWS_SECRET_ACCESS_KEY": "x"}
+    assert slurm_variables(env) == dict(sorted(STEP.items()))
+    assert slurm_variables({"SLURM_JOB_NODELIST": "h" * 99_999})["SLURM_JOB_NODELIST"] == "h" * 4096
+    assert not any("USER" in name or "DIR" in name or "KEY" in name for name in VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "12"}, "12"),
+        ({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3"}, "12.3"),
+        ({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "4294967290"}, "12"),
+        ({"SLURM_JOB_ID": "x; rm", "SLURM_STEP_ID": "3"}, ""),
+    ],
+)
+def test_a_job_and_its_step_have_a_name(env, name):
+    assert job_and_step(env) == name
