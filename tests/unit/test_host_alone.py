@@ -1,5 +1,7 @@
 """A host that is asked alone: what its options take, how it is judged, and what its page says. No process."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 from seen import arrival_of, seen_of, world_of
