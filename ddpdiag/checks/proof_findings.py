@@ -105,7 +105,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
 
 def _gradient_text(seen: Seen[D], blamed: tuple[int, ...], handed: Set[int], denied: Sequence[tuple[int, int]]) -> str:
     """Who computed what, and against whom."""
-    if blamed and handed.issuperset(blamed):
+    if blamed and handed >= set(blamed):
         return (
             f"{_who(seen, blamed)}: two others computed another gradient from the same weights and images than what "
             "was handed to the all-reduce."
