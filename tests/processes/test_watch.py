@@ -250,3 +250,4 @@ def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):
     assert variables["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(tmp_path))
     assert variables["TORCH_FR_BUFFER_SIZE"] == "2000"
     assert list(Path(tmp_path).iterdir()) == []
+    assert watch("srun", "true", options=("--flight-recorder",)).wait(10) == 2, "its hosts lack the directory"
