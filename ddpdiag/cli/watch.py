@@ -15,7 +15,7 @@ import msgspec
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.judgement.watch import judged
+from ddpdiag.judgement.watch import FAR_LAUNCHERS, judged
 from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
@@ -43,8 +43,10 @@ def run(
     output: Sequence[str],
     bundle: str | None,
     flight_recorder: bool,
+    alone: bool,
 ) -> int:
     """Start the command, watch it, and leave as it does."""
+    refuse_far(command, flight_recorder=flight_recorder)
     if not math.isfinite(stall) or stall < _LEAST_STALL:
         raise UsageError(f"--stall {stall:g}: expected {_LEAST_STALL:g} s or more")
     keeper = None if bundle is None else Bundle(bundle)
@@ -60,7 +62,9 @@ def run(
         for relay in dict.fromkeys(outlets.relays.values()):
             relay.start()
         wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else ())
-        watching = Watch(wanted, wrapped, outlets, Fellows(job_name(os.environ)), lambda s, j: _tell(s, j, keeper))
+        watching = Watch(
+            wanted, wrapped, outlets, Fellows(None if alone else job_name(os.environ)), lambda s, j: _tell(s, j, keeper)
+        )
         watching.run()
     finally:
         if folder is not None:
@@ -95,6 +99,16 @@ def _kept(path: str) -> list[Stall]:
     if not looks:
         raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept")
     return looks
+
+
+def refuse_far(command: Sequence[str], *, flight_recorder: bool) -> None:
+    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in our directory."""
+    launcher = os.path.basename(command[0])
+    if flight_recorder and launcher in FAR_LAUNCHERS:
+        raise UsageError(
+            f"--flight-recorder: {launcher} starts ranks on other hosts, where its files are not: start us on each, "
+            f"as `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
+        )
 
 
 def recorder_variables(folder: str) -> dict[str, str]:

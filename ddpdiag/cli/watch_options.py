@@ -59,6 +59,13 @@ def watch(
             "environment stays as it is).",
         ),
     ] = False,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="Tell of this command only (default: the `ddpdiag watch` of one job on a host make one report).",
+        ),
+    ] = False,
 ) -> None:
     """Start a training unchanged, and when it goes silent say which rank holds it up.
 
@@ -73,7 +80,13 @@ def watch(
 
     def start() -> int:
         return own.run(
-            command, stall=stall, kill=kill, output=output or (), bundle=bundle, flight_recorder=flight_recorder
+            command,
+            stall=stall,
+            kill=kill,
+            output=output or (),
+            bundle=bundle,
+            flight_recorder=flight_recorder,
+            alone=alone,
         )
 
     leave(guarded((lambda: own.read(command)) if read else start))

@@ -85,7 +85,7 @@ def test_a_stopped_rank_and_one_that_spins_in_c_are_named_and_a_slow_job_is_left
     script.write_text(TRAINING)
     job = start(*WATCH, "--stall", str(STALL), "--bundle", ".", "--", sys.executable, *torchrun(2, str(script)))
     job.wait_until(lambda: trained(job), 45)
-    time.sleep(2 * STALL)
+    time.sleep(1.5 * STALL)
     assert reports(job) == [], f"a step takes a third of the stall\n{job.told()}"
 
     stopped = rank_process(job, 1)
@@ -250,3 +250,4 @@ def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):
     assert variables["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(tmp_path))
     assert variables["TORCH_FR_BUFFER_SIZE"] == "2000"
     assert list(Path(tmp_path).iterdir()) == []
+    assert watch("srun", "true", options=("--flight-recorder",)).wait(10) == 2, "its hosts lack the directory"

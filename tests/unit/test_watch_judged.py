@@ -185,6 +185,12 @@ def test_a_recorder_that_is_not_there_is_told_of_gpus_only():
     assert judged(stalled(seen(0, WAITS, **why))).notes == ()
 
 
+def test_a_launcher_of_other_hosts_is_no_culprit():
+    verdict = judged(stalled(seen(0), guessed=True, world_size=None, command="srun"))
+    assert verdict.named == ()
+    assert "srun ddpdiag watch -- COMMAND" in verdict.remedy
+
+
 def test_no_rank_at_all():
     assert judged(stalled()).title == "no rank was found"
 
