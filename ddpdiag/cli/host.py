@@ -91,7 +91,7 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
     arrival = own_arrival(place)
     stand("ask the host")
     chosen = tuple(check for check in checks if selected(check, options))
-    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), Signals(), scratch="")
+    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), Signals())
     stand("judge")
     report = judge(assemble(lines), checks)
     stand("write the report")

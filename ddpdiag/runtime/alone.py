@@ -49,17 +49,16 @@ from ddpdiag.runtime.worker import serve
 _IDENTITY = b"0"
 _ARRIVE_SECONDS = 1.0  # it is here already
 _REAP_SECONDS = 1.0
+# What can be asked of a host alone writes no files, and a Prolog may meet a disk that is full, or read-only.
+_NO_SCRATCH = os.devnull
 
 
 def run_alone(
-    arrival: Arrival, header: Header, checks: Sequence[Check[Any]], listener: Listener, signals: Signals, scratch: str
+    arrival: Arrival, header: Header, checks: Sequence[Check[Any]], listener: Listener, signals: Signals
 ) -> tuple[Line, ...]:
-    """All lines of a run with this one rank; ends within the budget of the header's options.
-
-    `scratch` names a folder that measurements may make; no check of one host's needs it.
-    """
+    """All lines of a run with this one rank; ends within the budget of the header's options."""
     with_torch = any(check.kind is Kind.TORCH and check.measure is not None for check in checks)
-    rank = OwnRank(arrival, scratch, with_torch=with_torch)
+    rank = OwnRank(arrival, with_torch=with_torch)
     coordinator = Coordinator(rank, header, checks, listener, lambda: signals.told)
     try:
         coordinator.conduct(_ARRIVE_SECONDS)
@@ -71,10 +70,9 @@ def run_alone(
 class OwnRank:
     """The only rank, as the coordinator's channel. `with_torch` starts the import of torch at once, in a worker."""
 
-    def __init__(self, arrival: Arrival, scratch: str, *, with_torch: bool) -> None:
+    def __init__(self, arrival: Arrival, *, with_torch: bool) -> None:
         self._place: Place = arrival.place
         self._options = Options()
-        self._scratch = scratch
         self._words: list[Upward] = [Hello(arrival)]
         self._log = Log()
         self._workers: dict[Kind, Worker] = {}
@@ -128,7 +126,7 @@ class OwnRank:
             self._drop(trial.kind)
         worker = self._worker_for(trial.kind)
         self._running = Running(trial, self._place.rank, worker, time.monotonic())
-        task = Task(self._place, trial, self._options, self._scratch, dict(trial.env), self._running.deadline)
+        task = Task(self._place, trial, self._options, _NO_SCRATCH, dict(trial.env), self._running.deadline)
         worker.send(task)
 
     def _attend(self, seconds: float) -> None:
