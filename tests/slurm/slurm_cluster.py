@@ -33,7 +33,7 @@ _START_SECONDS = 30.0
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # What a launcher around the tests would tell the jobs.
 _FOREIGN = re.compile(r"(RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC_.*|S?LURM_.*|OMPI_.*|DDPDIAG_.*|PYTHON.*)")
-# cred_expire is also how long a requeued job waits; CPUs are more than there are, so that jobs share the hosts.
+# cred_expire is also how long a requeued job waits.
 _CONF = """
 ClusterName=tests
 SlurmctldHost={login}({login_address})
@@ -124,11 +124,14 @@ class Cluster:
             folder=self.folder,
             slurmd_timeout=slurmd_timeout,
         )
+        # More CPUs than there are, so that jobs share the hosts.
         nodes = [f"NodeName={name} NodeAddr={host.address} CPUs=8 RealMemory=4000" for name, host in self.nodes.items()]
         partition = "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES:4"
         self.conf.write_text("\n".join([text, *nodes, partition, ""]))
         # A slurmd of version 22.05 stops at once without a plug-in that it can start; what it would mount is there.
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=yes\n")
+        unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        plugin = "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n" if unified else "CgroupPlugin=cgroup/v1\n"
+        (self.folder / "cgroup.conf").write_text(f"{plugin}CgroupAutomount=yes\n")
 
     def _start_daemons(self) -> None:
         files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
@@ -255,6 +258,10 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """The node is gone: no cable, and no process lives."""
         self.cut_off(node)
+        self.crash(node)
+
+    def crash(self, node: str) -> None:
+        """No process of the node lives; its kernel refuses connections."""
         # Of its own process table, and so of this host alone, -1 is all but the first and the one that asks.
         self.nodes[node].call("sh", "-c", "kill -KILL -1")
 

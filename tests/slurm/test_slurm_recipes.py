@@ -142,7 +142,7 @@ def test_with_spares_slurm_starts_the_job_again_when_the_host_of_its_script_is_l
     check = {"CHECK": "--stage launch,collective", "NEED": "3"}
     job = four.sbatch(SPARES, "-N3-4", arguments=[training], **check, **pause.variables)
     pause.wait()
-    four.power_off("h0")
+    four.crash("h0")
     four.miss("h0")
     ended = four.wait(job, 120)
     assert (ended.state, trained(ended.output)) == ("COMPLETED", ["h1", "h2", "h3"]), ended.output
