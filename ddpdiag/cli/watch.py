@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import ExitCode, UsageError
@@ -69,6 +70,8 @@ def run(
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+    if watching.bug is not None:
+        complain("a bug in ddpdiag ended the watching, not the command; please report what follows:\n" + watching.bug)
     if watching.killed is not None:
         return watching.killed
     return 0 if wrapped.status is None else leave_as(wrapped.status)
