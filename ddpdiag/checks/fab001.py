@@ -20,8 +20,8 @@ Findings:
 - node: a host is bad with every partner.
 - path: two hosts are bad together, and good with others: neither is blamed.
 - domain: so many hosts of one leaf or rack are bad that it is the domain.
-- systemic: half of all pairs (of up to 8 hosts: half of the hosts, with all others) are far below what is expected, or do
-  not end: configuration, not a host.
+- systemic: half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or
+  do not end: configuration, not a host.
 - undecided: two hosts alone, or suspects without anybody left to try them with.
 - transient: pairs that failed and then passed, or failed when no round was left to repeat them.
 - unproven: the hosts are good in pairs, and the all-reduce over all of them is not.

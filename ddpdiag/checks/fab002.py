@@ -12,7 +12,8 @@ be told which of them is at fault.
 Findings:
 - rank: a rank, with its GPU, is bad with every partner on its host.
 - path: two ranks are bad together, and good with others: the way between the two (NVLink, PCIe), and neither GPU.
-- systemic: half of all pairs are bad: it is the host, or a setting, and no single GPU.
+- systemic: half of all pairs are bad (of up to 8 ranks: half of the ranks, with all others): it is the host, or a
+  setting, and no single GPU.
 - undecided: suspects without anybody left to try them with.
 - clear: no rank is bad; the smallest slowdown that would have been found.
 - unmeasured: the run ended before the search did.

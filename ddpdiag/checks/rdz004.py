@@ -160,11 +160,9 @@ def _limits(seen: Seen[Data]) -> Limits:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
     mesh = mesh_of(seen, _cells)
-    limits = _limits(seen)
-    rates = Rates(mesh, _in_use(seen), limits)
     yield from severed(seen)
-    yield from slow(seen, mesh, rates, limits)
-    yield from lossy(seen, mesh, rates)
+    yield from slow_ways(seen)
+    yield from lossy(seen, mesh, Rates(mesh, _in_use(seen), _limits(seen)))
     yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
 
 
@@ -174,6 +172,12 @@ def severed(seen: Seen[Data]) -> Iterator[Finding]:
     around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, _in_use(seen))
     yield from failures(seen, mesh, around)
     yield from black_holes(seen, mesh, around)
+
+
+def slow_ways(seen: Seen[Data]) -> Iterator[Finding]:
+    """Findings about ways on which less passes than expected."""
+    mesh, limits = mesh_of(seen, _cells), _limits(seen)
+    yield from slow(seen, mesh, Rates(mesh, _in_use(seen), limits), limits)
 
 
 def _ports(seen: Seen[Data]) -> str:

@@ -4,7 +4,8 @@ A trial that raised, crashed or ran into its deadline on some rank. Blame goes f
 heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
 that most ranks had reached, or that posted fewer collectives: the others only wait for them. "Connection closed by
 peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the trial do
-not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named. A trial
+not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named; so it is
+where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or more. A trial
 that failed over gloo is a warning where the job takes another backend, which works.
 
 Findings and their causes:
@@ -35,7 +36,7 @@ from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished, without_bac
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import col001, p2p003
 from ddpdiag.checks.bundle import bundle, last_words, state_text, waits_text
-from ddpdiag.checks.causes import between, causes
+from ddpdiag.checks.causes import between, causes, slow_ways, too_slow
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.errors import UnknownBackend
@@ -126,6 +127,7 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
     known_causes = causes(seen) if trials else ()
+    known_slow = slow_ways(seen) if trials else ()
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
@@ -134,6 +136,10 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
                 continue  # RUN002 names the lost
+            if not own and not blame.ranks and blame.status is Status.HUNG:
+                nodes = frozenset(seen.world.nodes_of(group))
+                if slow := too_slow(between(known_slow, nodes), trial, outcomes):
+                    blame, own = structs.replace(blame, why=slow.why), (slow.cause,)
             yield Failure(trial, outcomes, blame, own, bool(way))
 
 

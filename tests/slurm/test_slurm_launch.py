@@ -134,10 +134,12 @@ def test_a_cancelled_step_leaves_its_report_and_its_files(cluster, tmp_path):
     assert not list(Path(tmp_path).glob("ddpdiag-*")), "no scratch folder stays"
 
 
-def test_the_node_of_a_task_that_never_came_is_named(cluster):
+def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     four = cluster(4)
     check = "ddpdiag check --select LCH001,LCH004 --board-wait 3 --json report.json"
-    job = four.sbatch(f"echo ready; until test -e go; do sleep 0.1; done; srun {check}", "-N4", "-n4")
+    job = four.sbatch(
+        f"echo ready; until test -e go; do sleep 0.1; done; srun {check}", "-N4", "-n4", TMPDIR=str(tmp_path)
+    )
     four.wait_for_output(job, "ready")
     four.kill_slurmd("h3")
     (four.shared / "go").touch()

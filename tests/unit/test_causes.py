@@ -1,5 +1,6 @@
 """What other checks know of why messages between hosts do not arrive."""
 
+from meshes import every, meshed, slow
 from msgspec import structs
 from seen import seen_of
 from test_run_checks import judge_as, only, outcome, run_of
@@ -8,7 +9,7 @@ from ddpdiag.check import Seen
 from ddpdiag.checks import rdz002, run003
 from ddpdiag.checks.causes import between, causes
 from ddpdiag.checks.rdz002 import Data
-from ddpdiag.model import Finding, ProcessState, Severity, Status
+from ddpdiag.model import Collective, Finding, ProcessState, Severity, Status
 
 NAMES = Data("n0", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
 GOOD = Data("n0", ("10.0.0.1",), 0.0, "n0", ("10.0.0.1",), None)
@@ -43,3 +44,28 @@ def test_a_cause_concerns_those_hosts_that_it_names() -> None:
     assert between((plain, link, host), {"n0", "n1"}) == (plain, link, host)
     assert between((plain, link, host), {"n1", "n2"}) == (plain, host)
     assert between((plain, link, host), {"n1"}) == (), "one host needs no network"
+
+
+def a_slow_hang(rate: float, *, short: int | None = None) -> Seen[run003.Nothing]:
+    """Three hosts, n2's network carries `rate` B/s; all wait in an all-reduce of 32 MiB, but the one `short` of it."""
+    mesh = meshed(3, every(3, slow(rate), sender=2, receiver=2))
+    posted = Collective(seq=3, name="gloo:all_reduce", elements=8 << 20, dtype="Float")
+    hung = [outcome(r, Status.HUNG, flight=(posted,), step=7 if r == short else 8) for r in range(3)]
+    trial = structs.replace(run_of(size=3).recording.trials[0], number=7, deadline_seconds=15.0)
+    trials = (*mesh.recording.trials, trial)
+    outcomes = (*mesh.recording.outcomes, *(structs.replace(o, trial=7) for o in hung))
+    return Seen(mesh.world, run003.CHECK, structs.replace(mesh.recording, trials=trials, outcomes=outcomes))
+
+
+def test_a_hang_is_put_down_to_a_network_that_could_not_carry_it_in_time() -> None:
+    finding = only(judge_as(run003.CHECK, a_slow_hang(2e6)))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (), ("n2",))
+    assert "as RDZ004.slow explains: its 33.6 MB need 16.8 s at 2 MB/s" in finding.message
+
+
+def test_a_slow_network_that_carries_it_in_time_explains_no_hang() -> None:
+    assert only(judge_as(run003.CHECK, a_slow_hang(12e6))).nodes == ()
+
+
+def test_a_slow_network_takes_no_blame_from_a_rank_that_the_others_wait_for() -> None:
+    assert only(judge_as(run003.CHECK, a_slow_hang(2e6, short=0))).ranks == (0,)
