@@ -166,6 +166,12 @@ def environment(own: dict, changes: Mapping[str, str]) -> dict[str, str]:
     return told | dict(changes)
 
 
+def quick(command: str) -> str:
+    """The same check, with fewer stages."""
+    assert "--board-wait" in command
+    return command.replace("--board-wait", f"{QUICK} --board-wait")
+
+
 def test_the_preflight_job_meets_by_what_kubernetes_gives_its_pods(network, running):
     for host in network:
         host.resolve("ddpdiag-preflight-0.ddpdiag-preflight", network[0].address)
@@ -173,7 +179,7 @@ def test_the_preflight_job_meets_by_what_kubernetes_gives_its_pods(network, runn
     for index in range(2):
         # An indexed Job sets this one.
         told = environment(own, {"NPROC_PER_NODE": "1"}) | {"JOB_COMPLETION_INDEX": str(index)}
-        shell(running, network, index, *own["command"][1:], **told)
+        shell(running, network, index, "-c", quick(own["command"][-1]), **told)
     assert "2 ranks on 2 hosts" in finished(running)
 
 
@@ -185,7 +191,7 @@ def test_its_init_container_looks_at_the_node_alone(network, running):
 
 def test_the_pytorchjob_checks_and_trains_by_what_the_operator_gives_its_pods(network, script, running):
     own = container("pytorchjob.yaml", "PyTorchJob")
-    command = own["command"][-1].replace("train.py", str(script))
+    command = quick(own["command"][-1]).replace("train.py", str(script))
     for host in network:
         host.resolve("train-master-0", network[0].address)
     for index in range(2):
