@@ -234,6 +234,7 @@ CHECK = Check(
     figures=figures,
     kind=Kind.TORCH,
     deadline=10,
+    optional=True,  # who names the stage may have hosts of one rank: FAB001 answers for them
     # As FAB001.
     settings={"floor_share": fab001.FLOOR, "transient_share": 0.01, "error_share": 0.5},
 )

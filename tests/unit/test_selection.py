@@ -3,7 +3,7 @@
 import pytest
 from seen import world_of
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks import all_checks, by_code
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.selection import asked_for, lacks_named_backend, selected, validate
 from ddpdiag.model import Options
@@ -83,3 +83,10 @@ def test_an_unknown_name_is_refused_with_what_there_is(options: Options, sentenc
     with pytest.raises(UsageError) as error:
         validate(options, all_checks())
     assert sentence in str(error.value)
+
+
+def test_who_names_the_stage_fabric_may_have_hosts_of_one_rank() -> None:
+    options = Options(stages=("fabric",))
+    assert asked_for(by_code("FAB001"), options)
+    assert not asked_for(by_code("FAB002"), options)
+    assert asked_for(by_code("FAB002"), Options(select=("FAB002",)))
