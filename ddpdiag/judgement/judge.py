@@ -8,13 +8,16 @@ from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
-from ddpdiag.judgement.hosts import fastest_first, sort_hosts
+from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
+from ddpdiag.judgement.settings import settings_of
+from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import Judged, Own, conclude, enough, who
 from ddpdiag.model import (
     CheckLine,
     EventKind,
+    Finding,
     Outcome,
     Recording,
     Report,
@@ -26,6 +29,7 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.setting import Setting
 from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
@@ -73,6 +77,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
             nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
             launcher=world.launcher,
             backend=world.backend,
+            leaves=leaves_of(world),
         ),
         ranks=rows,
         stages=_stages(recording, judged, by_code),
@@ -87,6 +92,10 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
         timings=timings_of(recording, checks),
+        timeline=timeline_of(recording, checks, _blamed(findings)),
+        settings=_settings(world, recording, judged),
+        created=recording.header.created,
+        version=recording.header.version,
     )
 
 
@@ -104,6 +113,16 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
         return None
     ran = any(own.check is trn002.CHECK and own.readable for own in judged)
     return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
+
+
+def _blamed(findings: Sequence[Finding]) -> frozenset[int]:
+    return frozenset(rank for f in findings if f.severity is not Severity.INFO for rank in f.ranks)
+
+
+def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> tuple[Setting, ...]:
+    """What ranks run with, as far as this version can read it."""
+    readable = frozenset(own.check.code for own in judged if own.readable)
+    return settings_of(Seen(world, lch003.CHECK, recording), readable)
 
 
 def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:
