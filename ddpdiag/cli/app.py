@@ -138,6 +138,7 @@ def check(
     env_file: options.EnvFile = None,
     need_nodes: options.NeedNodes = None,
     strict: options.Strict = False,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
@@ -187,6 +188,7 @@ def check(
         exclude_file=exclude_file,
         good_hosts=good_hosts,
         env_file=env_file,
+        html=html,
         details=details,
         timings=timings,
     )
@@ -212,6 +214,7 @@ def judge(
     env_file: options.EnvFile = None,
     need_nodes: options.NeedNodes = None,
     strict: options.Strict = False,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
@@ -225,6 +228,7 @@ def judge(
         exclude_file=exclude_file,
         good_hosts=good_hosts,
         env_file=env_file,
+        html=html,
         details=details,
         timings=timings,
     )
@@ -263,6 +267,7 @@ def simulate(
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
@@ -287,6 +292,7 @@ def simulate(
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
+        html=html,
         details=details,
         timings=timings,
     )

@@ -171,6 +171,7 @@ def allreduce_bench(
         ),
     ] = None,
     record: options.Record = None,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
     nproc_per_node: options.NprocPerNode = None,
@@ -245,6 +246,7 @@ def allreduce_bench(
         csv=csv,
         plot=plot,
         save_baseline=save_baseline,
+        html=html,
         details=details,
         timings=timings,
     )

@@ -21,6 +21,7 @@ class Outputs:
     exclude_file: str | None = None
     good_hosts: str | None = None
     env_file: str | None = None
+    html: str | None = None
     details: bool = False
     timings: bool = False
 
@@ -28,6 +29,10 @@ class Outputs:
         """UsageError now rather than after a minute of measuring, or over what is read."""
         from ddpdiag.render.files import check_writable
 
+        if self.html is not None:
+            from ddpdiag.render import html
+
+            html.check_available()
         options: dict[str, str] = {}
         for option, path in self._files.items():
             if path in options:
@@ -47,6 +52,7 @@ class Outputs:
             "--exclude-file": self.exclude_file,
             "--good-hosts": self.good_hosts,
             "--env-file": self.env_file,
+            "--html": self.html,
         }
         return {option: path for option, path in files.items() if path is not None}
 
@@ -61,7 +67,7 @@ class Outputs:
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""
-        from ddpdiag.render import exports, json
+        from ddpdiag.render import exports, html, json
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
@@ -69,6 +75,7 @@ class Outputs:
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),
             "--env-file": lambda: exports.render(report),
+            "--html": lambda: html.render(report),
         }
         for option, path in self._files.items():
             if option in makers:

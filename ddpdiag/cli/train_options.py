@@ -95,6 +95,7 @@ def train(
     json: options.Json = None,
     record: options.Record = None,
     strict: options.Strict = False,
+    html: options.Html = None,
     details: options.Details = False,
     nproc_per_node: options.NprocPerNode = None,
     nnodes: options.Nnodes = None,
@@ -170,5 +171,5 @@ def train(
         board_port=board_port,
         port_range=port_range,
     )
-    outputs = Outputs(json=json, record=record, details=details)
+    outputs = Outputs(json=json, record=record, html=html, details=details)
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

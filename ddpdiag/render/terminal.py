@@ -6,11 +6,10 @@ characters are ASCII and hold no escape codes, so that it can end in a log file.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from shlex import quote
 from typing import TypeGuard
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
-from ddpdiag.render.exports import shell_line
+from ddpdiag.render.exports import exclude_line, shell_line
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
@@ -27,8 +26,6 @@ _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold
 
 # One finding a rank, on a thousand ranks: the first few show what it looks like, the rest is a list of names.
 SAME_SHOWN = 3
-# A list of hosts that nobody would paste any more.
-_LONGEST_LIST = 1_000
 # Where several codes have many, one of each: beyond so many findings a page is no longer read.
 FINDINGS_SHOWN = 5
 # Names and values of one kind in one line.
@@ -284,16 +281,11 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
 
 def _without_bad(page: Page, report: Report) -> None:
     """A line to paste that leaves the bad hosts out, where that can mean something."""
-    bad = report.hosts.bad
-    if not bad or (len(report.world.nodes) < 2 and report.world.launcher != "slurm"):
+    if (told := exclude_line(report)) is None:
         return
-    listed = quote(fold_hosts(bad))
-    if len(listed) > _LONGEST_LIST:
-        page.write("Without the bad hosts: run again with --exclude-file bad, then")
-        listed = "./bad"
-    else:
-        page.write(f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:")
-    page.verbatim(f"srun --exclude={listed} ...", indent=4)
+    sentence, command = told
+    page.write(sentence)
+    page.verbatim(command, indent=4)
     page.blank()
 
 

@@ -1,0 +1,76 @@
+"""Rates of pairs as a heat map: from the row to the column.
+
+Colours are cividis, which is even for all eyes and in grey. Few cells also show their numbers; a cross is a way that
+failed, an empty cell one that was not measured.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddpdiag.render.plots.drawing import BAD, MUTED, WIDTH, inline, word
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Cells = Sequence[Sequence[float | None]]
+
+# So many numbers in a row can be read.
+NUMBERS_SHOWN = 9
+_NAMES_SHOWN = 24
+_SCALE_INCHES = 0.75
+# Noise is not stretched over the whole scale: it reaches down to half of the best at least.
+_LEAST_SPAN = 0.5
+
+
+def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, unit: str, name: str) -> str:
+    """The SVG element; `cells` are in `unit`, 0 is a way that failed. Within `page_style`."""
+    from matplotlib.figure import Figure
+
+    inches = min(WIDTH, 1.0 + 0.42 * len(columns))
+    height = inches * len(rows) / max(1, len(columns))
+    figure: Figure = Figure(figsize=(WIDTH, height + _SCALE_INCHES), layout="constrained")
+    top, bottom = figure.subplots(2, height_ratios=(height, 0.12))
+    found = [cell for row in cells for cell in row if cell]
+    high = max(found, default=1.0)
+    low = min(min(found, default=0.0), _LEAST_SPAN * high)
+    _map(top, cells, low, high)
+    _names(top, rows, columns)
+    _scale(bottom, low, high, unit)
+    return inline(figure, name)
+
+
+def _map(axes: "Axes", cells: Cells, low: float, high: float) -> None:
+    numbers = [[cell if cell else float("nan") for cell in row] for row in cells]
+    axes.imshow(numbers, cmap="cividis", vmin=low, vmax=high, interpolation="none", aspect="equal")
+    failed = [(x, y) for y, row in enumerate(cells) for x, cell in enumerate(row) if cell == 0]
+    if failed:
+        across, down = zip(*failed, strict=True)
+        axes.scatter(across, down, marker="x", color=BAD, s=max(4.0, 600 / len(cells[0]) ** 1.5))
+    if max(len(cells), len(cells[0])) > NUMBERS_SHOWN:
+        return
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            if cell:
+                # Cividis is dark at its low end: white on dark, black on light.
+                ink = "#ffffff" if cell < low + 0.5 * (high - low) else "#000000"
+                axes.text(x, y, f"{cell:.3g}", ha="center", va="center", fontsize=8, color=ink)
+
+
+def _names(axes: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Of many names every n-th."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    across, down = -(-len(columns) // _NAMES_SHOWN), -(-len(rows) // _NAMES_SHOWN)
+    axes.set_xticks(
+        range(0, len(columns), across), [word(name, 18) for name in columns[::across]], rotation=60, ha="left",
+        rotation_mode="anchor", fontsize=8,
+    )  # fmt: skip
+    axes.set_yticks(range(0, len(rows), down), [word(name, 18) for name in rows[::down]], fontsize=8)
+
+
+def _scale(axes: "Axes", low: float, high: float, unit: str) -> None:
+    # An image rather than matplotlib's own colour bar, which is 256 shapes.
+    axes.imshow([range(256)], cmap="cividis", aspect="auto", extent=(low, high, 0, 1), interpolation="none")
+    axes.set_yticks([])
+    axes.set_xlabel(unit)
+    axes.spines[:].set(visible=True, edgecolor=MUTED)

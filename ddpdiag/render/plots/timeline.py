@@ -1,0 +1,89 @@
+"""The course of a run: a row for each rank, its trials over the time, coloured by stage.
+
+What did not end well is hatched and says how; a triangle is the moment at which the rank came, a cross that at which it
+was gone.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddpdiag.model.timeline import Bar, Lane, Timeline
+from ddpdiag.render.plots.drawing import BAD, INK, MUTED, SERIES, WIDTH, inline, word
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ROW_INCHES, _AROUND_INCHES = 0.24, 0.95
+_HEIGHT = 0.7
+
+
+def draw_timeline(timeline: Timeline, name: str) -> str:
+    """The SVG element; within `page_style`."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    stages = list(dict.fromkeys(bar.stage for bar in timeline.trials))
+    colors = {stage: SERIES[number % len(SERIES)] for number, stage in enumerate(stages)}
+    legend = 0.2 * -(-len(stages) // 3)
+    height = _AROUND_INCHES + legend + _ROW_INCHES * max(2, len(timeline.lanes))
+    figure: Figure = Figure(figsize=(1.5 * WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    for row, lane in enumerate(timeline.lanes):
+        _lane(axes, row, lane, timeline, colors)
+    axes.set_yticks(range(len(timeline.lanes)), [word(_label(lane), 20) for lane in timeline.lanes])
+    axes.set_ylim(len(timeline.lanes) - 0.4, -0.6)
+    axes.set_xlim(0, 1.02 * max(timeline.seconds, 1e-3))
+    axes.set_xlabel("seconds since the start")
+    axes.grid(visible=True, axis="x")
+    axes.tick_params(axis="y", length=0)
+    handles = [Patch(color=colors[stage], label=word(stage)) for stage in stages]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.2, columnspacing=1.0)
+    return inline(figure, name)
+
+
+def _label(lane: Lane) -> str:
+    return f"{lane.rank}  {lane.node}"
+
+
+def _lane(axes: "Axes", row: int, lane: Lane, timeline: Timeline, colors: dict[str, str]) -> None:
+    ends = {own.number: own for own in lane.unfinished}
+    for bar, seconds in zip(timeline.trials, lane.seconds, strict=True):
+        if seconds is None or bar.number in ends:
+            continue
+        span = [(bar.begin_seconds, seconds)]
+        axes.broken_barh(span, (row - _HEIGHT / 2, _HEIGHT), facecolor=colors[bar.stage], edgecolor="none")
+    for bar, seconds in zip(timeline.trials, lane.seconds, strict=True):
+        if seconds is not None and bar.number in ends:
+            _bad(axes, row, bar, seconds, ends[bar.number].status, timeline.seconds)
+    if lane.arrived_seconds is None:
+        axes.text(0, row, " never came", va="center", fontsize=8, color=BAD)
+    else:
+        axes.plot([lane.arrived_seconds], [row], marker=">", markersize=4, color=INK, clip_on=False)
+    if lane.gone_seconds is not None:
+        axes.plot([lane.gone_seconds], [row], marker="X", markersize=6, color=BAD)
+
+
+def _bad(axes: "Axes", row: int, bar: Bar, seconds: float, status: str, whole: float) -> None:
+    span = [(bar.begin_seconds, seconds)]
+    axes.broken_barh(span, (row - _HEIGHT / 2, _HEIGHT), facecolor="none", edgecolor=BAD, hatch="xxxx")
+    right = bar.begin_seconds + seconds
+    room = right < 0.75 * whole
+    axes.text(
+        right if room else bar.begin_seconds, row, f" {status} " if room else f"{status} ", va="center", fontsize=8,
+        ha="left" if room else "right", color=INK if status == "hung" else MUTED,
+    )  # fmt: skip
+
+
+def said(timeline: Timeline) -> Sequence[str]:
+    """Who did not end well, in words: "rank 3 on h1 hung in COL001 (connect all ranks: post)"."""
+    codes = {bar.number: bar.code for bar in timeline.trials}
+    words = []
+    for lane in timeline.lanes:
+        who = f"rank {lane.rank} on {lane.node}"
+        if lane.arrived_seconds is None:
+            words.append(f"{who} never came")
+        words += [
+            f"{who} {own.status} in {codes[own.number]}{f' ({own.at})' if own.at else ''}" for own in lane.unfinished
+        ]
+    return words
