@@ -92,7 +92,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
         timings=timings_of(recording, checks),
-        timeline=timeline_of(recording, checks, _blamed(findings)),
+        timeline=timeline_of(recording, checks, _blamed(world, findings)),
         settings=_settings(world, recording, judged),
         created=recording.header.created,
         version=recording.header.version,
@@ -115,8 +115,12 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
     return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
 
 
-def _blamed(findings: Sequence[Finding]) -> frozenset[int]:
-    return frozenset(rank for f in findings if f.severity is not Severity.INFO for rank in f.ranks)
+def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
+    """Ranks that errors or warnings blame, and all of a host that is blamed as a whole."""
+    told = [finding for finding in findings if finding.severity is not Severity.INFO]
+    nodes = {node for finding in told if not finding.ranks for node in finding.nodes}
+    theirs = (rank for (name, _), ranks in world.hosts.items() if name in nodes for rank in ranks)
+    return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))
 
 
 def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> tuple[Setting, ...]:

@@ -40,7 +40,7 @@ _PLAIN = Unit(1.0, "")
 
 def _family(name: str) -> tuple[str, tuple[Unit, ...]]:
     """The suffix of `name` and its units; an empty suffix and no units if it has none."""
-    return next(((suffix, units) for suffix, units in _SUFFIXES if name.endswith(suffix)), ("", ()))
+    return next(((suffix, units) for suffix, units in _SUFFIXES if f"_{name}".endswith(suffix)), ("", ()))
 
 
 def label(name: str) -> str:

@@ -15,6 +15,8 @@ BARS_SHOWN, ROWS_SHOWN = 24, 128
 # In this order; others follow, as far as there is room.
 _FIRST = ("busbw_bytes_per_s", "host_busbw_bytes_per_s", "samples_per_second", "latency_seconds", "arrival_seconds")
 _MOST_FIGURES = 6
+# A longer table is folded: the bars say first what there is to see.
+_OPEN_ROWS = 16
 _TRAINING = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
 _STEP = ("work_seconds", "wait_seconds")
 _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
@@ -30,6 +32,15 @@ class Figures(NamedTuple):
     values: Sequence[float]
 
     @property
+    def noun(self) -> str:
+        """What each value is of."""
+        return "host" if self.name.startswith("host_") else "rank"
+
+    def who(self, place: int) -> str:
+        """Such as "3  n1", or a host alone."""
+        return str(self.rows[place].get("node")) if self.noun == "host" else _who(self.rows[place])
+
+    @property
     def higher_is_better(self) -> bool:
         """Rates; of times less is better."""
         return self.name.endswith(("_per_s", "_per_second"))
@@ -37,7 +48,7 @@ class Figures(NamedTuple):
 
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
-    marks = blamed(report.findings)
+    marks = _marks(report)
     ranks = Ranks(report.ranks, marks, all_shown=ROWS_SHOWN, worst_shown=ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
@@ -65,8 +76,24 @@ def steps_section(report: Report) -> Section:
     )
 
 
+def _marks(report: Report) -> dict[int, Severity]:
+    """The worst that each rank is blamed for, or its host as a whole."""
+    marks: dict[int, Severity] = {}
+    whole = [finding for finding in report.findings if not finding.ranks]
+    for severity in (Severity.WARNING, Severity.ERROR):
+        named = {node for finding in whole if finding.severity is severity for node in finding.nodes}
+        for row in report.ranks if named else ():
+            if row.get("node") in named and isinstance(rank := row.get("rank"), int):
+                marks[rank] = severity
+    own = blamed(report.findings)
+    return {**own, **marks, **{rank: severity for rank, severity in own.items() if severity is Severity.ERROR}}
+
+
 def _column(name: str, rows: Sequence[Row]) -> Figures:
     pairs = [(row, number) for row in rows if (number := _number(row.get(name))) is not None]
+    if name.startswith("host_"):
+        # The same for all ranks of a host.
+        pairs = list({row.get("node"): (row, number) for row, number in reversed(pairs)}.values())[::-1]
     values = [value for _, value in pairs]
     return Figures(name, column_unit(name, values), [row for row, _ in pairs], values)
 
@@ -88,14 +115,16 @@ def _bars(column: Figures, marks: Mapping[int, Severity]) -> Figure | None:
     pick = nsmallest if column.higher_is_better else nlargest
     shown = pick(BARS_SHOWN, range(len(values)), key=values.__getitem__) if many else range(len(values))
     size = column.unit.size
-    bars = [Bar(_who(column.rows[n]), values[n] / size, _mark(column.rows[n], marks, n in far)) for n in shown]
+    bars = [Bar(column.who(n), values[n] / size, _mark(column.rows[n], marks, n in far)) for n in shown]
     everybody = [value / size for value in values] if many else ()
     title = label(column.name)
     return Figure(
         title=words(title),
-        svg=draw_bars(Bars(column.unit.symbol, bars, median / size, everybody), f"bars-{_anchor(column.name)}"),
-        alt=words(_said(column, title, median, far, marks)),
-        sentence=f"All {len(values):,} ranks as a histogram; below, the {len(shown)} worst." if many else "",
+        svg=draw_bars(
+            Bars(column.unit.symbol, bars, median / size, everybody, f"{column.noun}s"), f"bars-{_anchor(column.name)}"
+        ),
+        alt=words(_said(column, title, median, far)),
+        sentence=f"All {len(values):,} {column.noun}s as a histogram; below, the {len(shown)} worst." if many else "",
     )
 
 
@@ -104,13 +133,13 @@ def _mark(row: Row, marks: Mapping[int, Severity], far: bool) -> str:
     return "blamed" if far and isinstance(rank, int) and rank in marks else "outlier" if far else ""
 
 
-def _said(column: Figures, title: str, median: float, far: set[int], marks: Mapping[int, Severity]) -> str:
+def _said(column: Figures, title: str, median: float, far: set[int]) -> str:
     """What the bars show: "busbw of 4 ranks in GB/s: 0.21 to 1.07, median 1.07; far from it: rank 3"."""
     size, unit = column.unit
     low, high = figure(min(column.values) / size), figure(max(column.values) / size)
-    named = ", ".join(_who(column.rows[n]) for n in sorted(far)[:8]) + (" and others" if len(far) > 8 else "")
+    named = ", ".join(column.who(n) for n in sorted(far)[:8]) + (" and others" if len(far) > 8 else "")
     rest = f"; far from it: {named}" if far else "; none is far from it"
-    head = f"{title} of {count(len(column.values), 'rank')}{f' in {unit}' if unit else ''}"
+    head = f"{title} of {count(len(column.values), column.noun)}{f' in {unit}' if unit else ''}"
     return f"{head}: {low} to {high}, median {figure(median / size)}{rest}."
 
 
@@ -155,14 +184,15 @@ def _table(ranks: Ranks) -> tuple[Table, ...]:
             rows=tuple(_row(row, ranks, units, has_gpus=has_gpus) for row in ranks.shown),
             remark=words(ranks.remark),
             sortable=True,
+            folded=len(ranks.shown) > _OPEN_ROWS,
         ),
     )
 
 
 def _row(row: Row, ranks: Ranks, units: Mapping[str, Unit], *, has_gpus: bool) -> tuple[Cell, ...]:
     rank = row.get("rank")
-    severity = ranks.marks.get(rank) if isinstance(rank, int) else None
-    word, mark = _WORDS[severity] if severity in _WORDS else ("not blamed", "")
+    severity = ranks.marks.get(rank, Severity.INFO) if isinstance(rank, int) else Severity.INFO
+    word, mark = _WORDS.get(severity, ("not blamed", ""))
     cells = [Cell(words(str(rank)), _sort(rank)), Cell(word, word, mark), _text(row.get("node"))]
     if has_gpus:
         cells.append(_text(row.get("gpu_uuid")))

@@ -30,6 +30,7 @@ class Bars(NamedTuple):
     bars: Sequence[Bar]
     median: float
     everybody: Sequence[float] = ()
+    noun: str = "ranks"
 
 
 def draw_bars(what: Bars, name: str) -> str:
@@ -73,7 +74,8 @@ def _histogram(axes: "Axes", what: Bars) -> None:
     axes.axvline(what.median, color=INK, linestyle="--", linewidth=1)
     # One of ten thousand shall be seen, too.
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylabel("ranks")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_ylabel(what.noun)
     axes.grid(visible=True, axis="y")
 
 

@@ -26,9 +26,9 @@ _OF_PAGE = {
 } | {color: f"var(--s{number})" for number, color in enumerate(SERIES, 1)}
 _COLOR = re.compile("|".join(_OF_PAGE))
 # So that parts are told apart without colour, too.
-HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\", "++++", "oo")
+HATCHES = ("", "//", "\\\\", "xx", "--", "||", "++", "/")
 # A figure is as wide as a phone: its letters keep their size there, and several stand side by side elsewhere.
-WIDTH = 4.8
+WIDTH = 4.2
 
 _FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*")
 _ID = re.compile(r'( id="|url\(#|href="#)')

@@ -7,14 +7,16 @@ was gone.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpdiag.model.timeline import Bar, Lane, Timeline
-from ddpdiag.render.plots.drawing import BAD, INK, MUTED, SERIES, WIDTH, inline, word
+from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
+from ddpdiag.render.plots.drawing import BAD, INK, PAPER, SERIES, WIDTH, inline, word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ROW_INCHES, _AROUND_INCHES = 0.24, 0.95
 _HEIGHT = 0.7
+# A span of so much of the run has room for so many letters.
+_ROOM_SHARE, _LETTERS = 0.35, 34
 
 
 def draw_timeline(timeline: Timeline, name: str) -> str:
@@ -55,7 +57,7 @@ def _lane(axes: "Axes", row: int, lane: Lane, timeline: Timeline, colors: dict[s
         axes.broken_barh(span, (row - _HEIGHT / 2, _HEIGHT), facecolor=colors[bar.stage], edgecolor="none")
     for bar, seconds in zip(timeline.trials, lane.seconds, strict=True):
         if seconds is not None and bar.number in ends:
-            _bad(axes, row, bar, seconds, ends[bar.number].status, timeline.seconds)
+            _bad(axes, row, bar, seconds, ends[bar.number], timeline.seconds)
     if lane.arrived_seconds is None:
         axes.text(0, row, " never came", va="center", fontsize=8, color=BAD)
     else:
@@ -64,15 +66,19 @@ def _lane(axes: "Axes", row: int, lane: Lane, timeline: Timeline, colors: dict[s
         axes.plot([lane.gone_seconds], [row], marker="X", markersize=6, color=BAD)
 
 
-def _bad(axes: "Axes", row: int, bar: Bar, seconds: float, status: str, whole: float) -> None:
+def _bad(axes: "Axes", row: int, bar: Bar, seconds: float, ended: Unfinished, whole: float) -> None:
+    """How it ended is written into the span, or beside one that is too short for it."""
     span = [(bar.begin_seconds, seconds)]
-    axes.broken_barh(span, (row - _HEIGHT / 2, _HEIGHT), facecolor="none", edgecolor=BAD, hatch="xxxx")
-    right = bar.begin_seconds + seconds
-    room = right < 0.75 * whole
-    axes.text(
-        right if room else bar.begin_seconds, row, f" {status} " if room else f"{status} ", va="center", fontsize=8,
-        ha="left" if room else "right", color=INK if status == "hung" else MUTED,
-    )  # fmt: skip
+    axes.broken_barh(span, (row - _HEIGHT / 2, _HEIGHT), facecolor="none", edgecolor=BAD, hatch="xxx")
+    if inside := seconds > _ROOM_SHARE * whole:
+        at, side = bar.begin_seconds + seconds / 2, "center"
+    elif bar.begin_seconds + seconds < 0.75 * whole:
+        at, side = bar.begin_seconds + seconds, "left"
+    else:
+        at, side = bar.begin_seconds, "right"
+    text = f"{ended.status}: {ended.at}" if inside and ended.at else f" {ended.status} "
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
+    axes.text(at, row, word(text, _LETTERS), va="center", ha=side, fontsize=8, color=INK, bbox=box)
 
 
 def said(timeline: Timeline) -> Sequence[str]:
