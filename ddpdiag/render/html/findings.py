@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
-from ddpdiag.render.html.page import Fact, FindingBox, Listed, paragraphs, words
-from ddpdiag.render.page import one_line, printable
+from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, paragraphs, words
+from ddpdiag.render.page import printable
 from ddpdiag.render.units import count, label, quantity
 
-# Boxes of one code, and in all; the others are named in one line.
-SAME_SHOWN, ALL_SHOWN = 12, 120
-# Names of one kind, items of one list.
-_NAMES_SHOWN, _ITEMS_SHOWN = 24, 48
+# Boxes of one code, and in all; the others are rows of a table, as far as those are read.
+SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
+# Names of one kind, items of one list; a list of so few letters is a value like others.
+_NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # As the terminal: how the run was asked for or ended, where there is nobody to look for.
 _OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
@@ -20,28 +20,47 @@ _OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
 _YARDSTICKS = frozenset({"expected", "usual", "source", "least", "limit", "deadline", "possible", "baseline", "of"})
 
 
-def boxes(findings: Sequence[Finding]) -> tuple[tuple[FindingBox, ...], tuple[str, ...]]:
-    """The findings, errors first, and a sentence for each code of which some are left out."""
+def boxes(findings: Sequence[Finding]) -> tuple[tuple[FindingBox, ...], tuple[Table, ...]]:
+    """The findings, errors first, and a table for each code of which some have no box."""
     groups: dict[tuple[Severity, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
         groups.setdefault((finding.severity, finding.code), []).append(finding)
     shown: list[FindingBox] = []
-    more: list[str] = []
+    more: list[Table] = []
     for group in groups.values():
         most = min(SAME_SHOWN, max(1, ALL_SHOWN - len(shown)))
         shown += map(_box, group[:most])
         if rest := group[most:]:
-            names = "; ".join(f"{fact.name} {fact.value}" for fact in _who(rest)) or "nobody can be blamed"
-            head = f"{len(rest):,} more {one_line(group[0].code)} ({group[0].severity.value})"
-            more.append(words(f"{head}: {names}. The JSON report has all of them."))
+            more.append(_rest(rest, len(more)))
     return tuple(shown), tuple(more)
+
+
+def _rest(findings: Sequence[Finding], number: int) -> Table:
+    """One line for each finding that looks like those above it."""
+    first, left = findings[0], len(findings) - ROWS_SHOWN
+    names = "; ".join(f"{fact.name} {fact.value}" for fact in _who(findings)) or "nobody can be blamed"
+    return Table(
+        name=f"more-{number}",
+        caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",
+        columns=(Column("who"), Column("what"), Column("more")),
+        rows=tuple(map(_row, findings[:ROWS_SHOWN])),
+        remark=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
+        sortable=True,
+        folded=True,
+    )
+
+
+def _row(finding: Finding) -> tuple[Cell, ...]:
+    who = words("; ".join(f"{fact.name} {fact.value}" for fact in _who((finding,)))) or "nobody"
+    return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
 
 
 def _box(finding: Finding) -> FindingBox:
     info = finding.severity is Severity.INFO
     who = _who((finding,))
     silent = bool(who) or info or finding.code.endswith(_OF_THE_RUN)
-    plain = {name: value for name, value in finding.evidence.items() if not _is_list(value)}
+    lists = {name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(value)}
+    plain = {name: value for name, value in finding.evidence.items() if name not in lists}
     return FindingBox(
         severity=finding.severity.value,
         code=words(finding.code),
@@ -52,14 +71,16 @@ def _box(finding: Finding) -> FindingBox:
         nobody="" if silent else "nobody: the evidence points at no single rank, host, GPU or link",
         expected=_facts(plain, yardstick=True),
         facts=_facts(plain, yardstick=False),
-        lists=tuple(_listed(name, value) for name, value in finding.evidence.items() if isinstance(value, list)),
+        lists=tuple(_listed(name, value) for name, value in lists.items()),
         remedy=paragraphs(finding.remedy),
         commands="\n".join(printable(shell_line(name, value)) for name, value in finding.env.items()),
     )
 
 
-def _is_list(value: Scalar | list[Scalar]) -> bool:
-    return isinstance(value, list)
+def _is_long(value: list[Scalar]) -> bool:
+    """Are these lines rather than words? "rank 3: hung" is a line."""
+    texts = [item for item in value if isinstance(item, str)]
+    return len(value) > _SHORT or sum(map(len, texts)) > _SHORT or any(": " in text for text in texts)
 
 
 def _facts(evidence: dict[str, Scalar | list[Scalar]], *, yardstick: bool) -> tuple[Fact, ...]:

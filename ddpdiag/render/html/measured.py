@@ -1,13 +1,13 @@
 """A benchmark and a training by strategies: curves over size, and the tables."""
 
 from ddpdiag.model import Report
-from ddpdiag.model.bench import BenchReport, BenchRow, Measured, Series
+from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
 from ddpdiag.model.train import StrategyRow, TrainReport
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.bench import draw_panels
 from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, per_second, percent, seconds
 
-_ROWS_SHOWN = 400
+_ROWS_SHOWN, _RANKS_SHOWN, _OPEN_RANKS = 400, 128, 16
 
 
 def bench_section(report: Report) -> Section:
@@ -18,9 +18,8 @@ def bench_section(report: Report) -> Section:
     return Section(
         name="benchmark",
         title="Benchmark",
-        sentence=words(bench.sentence),
         figures=_curves(bench),
-        tables=(_series(bench), _rows(bench)),
+        tables=(_series(bench), _ranks(bench), _rows(bench)),
     )
 
 
@@ -68,6 +67,36 @@ def _series(bench: BenchReport) -> Table:
     )
 
 
+def _ranks(bench: BenchReport) -> Table:
+    """The ranks at the size at which they are compared, those that are called slow first."""
+    heads = ("rank", "host", "device", "collective", "median", "busbw", "later by", "deviation", "slow")
+    ordered = sorted(bench.ranks, key=lambda own: (not own.slow, own.rank))
+    left = len(ordered) - _RANKS_SHOWN
+    return Table(
+        name="bench-ranks",
+        caption="Ranks",
+        columns=tuple(Column(head, right=number in (0, 4, 5, 6, 7)) for number, head in enumerate(heads)),
+        rows=tuple(map(_rank, ordered[:_RANKS_SHOWN])),
+        remark=f"{left:,} more are in the JSON report." if left > 0 else "",
+        sortable=True,
+        folded=len(ordered) > _OPEN_RANKS,
+    )
+
+
+def _rank(own: BenchRank) -> tuple[Cell, ...]:
+    return (
+        Cell(str(own.rank), own.rank),
+        Cell(words(own.node), words(own.node)),
+        Cell(words(own.device), words(own.device)),
+        Cell(words(f"{own.collective} over {own.backend}")),
+        Cell(seconds(own.seconds), own.seconds or 0.0),
+        Cell(bytes_per_s(own.busbw_bytes_per_s), own.busbw_bytes_per_s or 0.0),
+        Cell(seconds(own.lag_seconds), own.lag_seconds or 0.0),
+        Cell(percent(own.spread_share), own.spread_share or 0.0),
+        Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
+    )
+
+
 def _rows(bench: BenchReport) -> Table:
     heads = ("collective", "backend", "size", "time", "algbw", "busbw", "wrong")
     left = len(bench.rows) - _ROWS_SHOWN
@@ -102,7 +131,6 @@ def train_section(report: Report) -> Section:
     return Section(
         name="strategies",
         title="Strategies",
-        sentence=words(train.sentence),
         tables=(_strategies(train), *_scaling(train)),
     )
 

@@ -119,7 +119,7 @@ class Page(Struct, frozen=True, kw_only=True):
     facts: tuple[Fact, ...]
     commands: str
     findings: tuple[FindingBox, ...]
-    more: tuple[str, ...]
+    more: tuple[Table, ...]
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
     foot: str

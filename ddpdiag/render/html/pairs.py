@@ -19,7 +19,11 @@ _NAMES_SHOWN = 12
 def pairs_section(report: Report) -> Section:
     """Heat maps of what pairs reached, and their numbers."""
     found = [own for own in alike(report.matrices) if own.matrix.unit]
-    drawable = [own for own in found if _is_drawable(own.matrix)]
+    blamed = {node for finding in report.findings for node in finding.nodes}
+    drawable = sorted(
+        (own for own in found if _is_drawable(own.matrix)),
+        key=lambda own: bool(own.hosts) and blamed.isdisjoint(own.hosts),
+    )
     shown = drawable[:FIGURES_SHOWN]
     hidden = len(found) - len(shown)
     return Section(
@@ -67,9 +71,7 @@ def _title(own: Alike) -> str:
 
 def _heat(own: Alike, number: int) -> Figure:
     matrix, rates = own.matrix, sorted(_rates(own.matrix))
-    unit = column_unit("bytes_per_s" if matrix.unit == "bytes_per_s" else matrix.unit, rates[-1:])
-    if matrix.unit == "bytes_per_s":
-        unit = column_unit("rate_bytes_per_s", rates[-1:])
+    unit = column_unit(matrix.unit, rates[-1:])
     cells = [[None if (rate := _number(cell)) is None else rate / unit.size for cell in row] for row in matrix.cells]
     return Figure(
         title=_title(own),

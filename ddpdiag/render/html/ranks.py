@@ -57,8 +57,8 @@ def ranks_section(report: Report) -> Section:
     return Section(
         name="ranks",
         title="Ranks",
-        sentence="Hatched bars lie far from the median, for what the others scatter, or belong to a rank that a "
-        "finding blames.",
+        sentence="Hatched bars lie far from the median, for what the others scatter, on the slow side; those that a "
+        "finding blames say so.",
         figures=tuple(figure for figure in drawn if figure is not None),
         tables=_table(ranks),
     )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _ROW_INCHES, _AROUND_INCHES = 0.24, 0.95
 _HEIGHT = 0.7
-# A span of so much of the run has room for so many letters.
-_ROOM_SHARE, _LETTERS = 0.35, 34
+# A span of so much of the run has room for a word, and for the step's name, cut to so many letters.
+_WORD_SHARE, _STEP_SHARE, _LETTERS = 0.12, 0.35, 34
 
 
 def draw_timeline(timeline: Timeline, name: str) -> str:
@@ -70,13 +70,13 @@ def _bad(axes: "Axes", row: int, bar: Bar, seconds: float, ended: Unfinished, wh
     """How it ended is written into the span, or beside one that is too short for it."""
     span = [(bar.begin_seconds, seconds)]
     axes.broken_barh(span, (row - _HEIGHT / 2, _HEIGHT), facecolor="none", edgecolor=BAD, hatch="xxx")
-    if inside := seconds > _ROOM_SHARE * whole:
+    if seconds > _WORD_SHARE * whole:
         at, side = bar.begin_seconds + seconds / 2, "center"
     elif bar.begin_seconds + seconds < 0.75 * whole:
         at, side = bar.begin_seconds + seconds, "left"
     else:
         at, side = bar.begin_seconds, "right"
-    text = f"{ended.status}: {ended.at}" if inside and ended.at else f" {ended.status} "
+    text = f"{ended.status}: {ended.at}" if ended.at and seconds > _STEP_SHARE * whole else f" {ended.status} "
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
     axes.text(at, row, word(text, _LETTERS), va="center", ha=side, fontsize=8, color=INK, bbox=box)
 
