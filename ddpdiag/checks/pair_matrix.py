@@ -29,4 +29,4 @@ def pair_matrix(name: str, title: str, hosts: Sequence[str], rates: Mapping[Way,
 
 
 def _label(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}"

@@ -33,7 +33,7 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
     ranks = f"{len(timeline.lanes)} of {count(timeline.ranks_in_all, 'rank')}"
     left = []
     if len(timeline.lanes) < timeline.ranks_in_all:
-        left.append(f"{ranks}, those worth a look first.")
+        left.append("Those worth a look were chosen.")
     if len(timeline.trials) < timeline.trials_in_all:
         left.append(f"The {len(timeline.trials)} longest of {timeline.trials_in_all:,} trials.")
     return (

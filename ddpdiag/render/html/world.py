@@ -11,7 +11,7 @@ from ddpdiag.render.tables import Row
 from ddpdiag.render.units import ABSENT, bytes_per_s, count, label, quantity
 
 HOSTS_SHOWN, LEAVES_SHOWN, SETTINGS_SHOWN, FIGURES_SHOWN = 64, 64, 200, 200
-_NAMES_SHOWN = 16
+_NAMES_SHOWN, _OPEN_ROWS = 16, 16
 
 
 def topology_section(report: Report) -> Section:
@@ -52,6 +52,7 @@ def _hosts(report: Report) -> tuple[Table, ...]:
             ),
             remark=f"Blamed hosts come first; {left:,} more are in the JSON report." if left else "",
             sortable=True,
+            folded=len(shown) > _OPEN_ROWS,
         ),
     )
 

@@ -16,7 +16,8 @@ Cells = Sequence[Sequence[float | None]]
 
 # So many numbers in a row can be read.
 NUMBERS_SHOWN = 9
-_NAMES_SHOWN = 24
+# Beside a row for each, and across, where they are turned.
+_NAMES_DOWN, _NAMES_ACROSS = 24, 12
 _SCALE_INCHES = 0.75
 # Noise is not stretched over the whole scale: it reaches down to half of the best at least.
 _LEAST_SPAN = 0.5
@@ -60,7 +61,7 @@ def _names(axes: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
     """Of many names every n-th."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    across, down = -(-len(columns) // _NAMES_SHOWN), -(-len(rows) // _NAMES_SHOWN)
+    across, down = -(-len(columns) // _NAMES_ACROSS), -(-len(rows) // _NAMES_DOWN)
     axes.set_xticks(
         range(0, len(columns), across), [word(name, 18) for name in columns[::across]], rotation=60, ha="left",
         rotation_mode="anchor", fontsize=8,
