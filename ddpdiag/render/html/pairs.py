@@ -6,7 +6,7 @@ from ddpdiag.model import Matrix, Report, Scalar
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.matrices import Alike, alike
-from ddpdiag.render.plots.heat import draw_heat
+from ddpdiag.render.plots.heat import draw_heat, scale_of
 from ddpdiag.render.units import ABSENT, bytes_per_s, column_unit, count, figure
 
 # Different pictures, and different tables: of a thousand hosts most are alike, and alike is shown once.
@@ -31,7 +31,7 @@ def pairs_section(report: Report) -> Section:
         title="Bandwidth of pairs",
         sentence="From the row to the column. A cross is a way that failed; an empty cell was not measured."
         + (f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""),
-        figures=tuple(_heat(own, number) for number, own in enumerate(shown)),
+        figures=tuple(_heat(own, number, shown) for number, own in enumerate(shown)),
         tables=tuple(
             _numbers(own, number) for number, own in enumerate(shown) if len(own.matrix.columns) <= _MOST_COLUMNS
         ),
@@ -69,15 +69,22 @@ def _title(own: Alike) -> str:
     return words(f"{own.matrix.title}{hosts}")
 
 
-def _heat(own: Alike, number: int) -> Figure:
+def _heat(own: Alike, number: int, shown: Sequence[Alike]) -> Figure:
     matrix, rates = own.matrix, sorted(_rates(own.matrix))
-    unit = column_unit(matrix.unit, rates[-1:])
+    # Direct copies and those through the host share their colours: what P2P brings is seen at once.
+    beside = [rate for other in shown if _subject(other) == _subject(own) for rate in _rates(other.matrix)]
+    unit = column_unit(matrix.unit, [max(beside)])
+    scale = scale_of([rate / unit.size for rate in beside], unit.symbol)
     cells = [[None if (rate := _number(cell)) is None else rate / unit.size for cell in row] for row in matrix.cells]
     return Figure(
         title=_title(own),
-        svg=draw_heat(matrix.rows, matrix.columns, cells, unit.symbol, f"heat-{number}"),
+        svg=draw_heat(matrix.rows, matrix.columns, cells, scale, f"heat-{number}"),
         alt=words(_said(matrix, rates)),
     )
+
+
+def _subject(own: Alike) -> object:
+    return own.hosts if own.what in ("p2p.copy", "p2p.staged") else own
 
 
 def _said(matrix: Matrix, rates: Sequence[float]) -> str:

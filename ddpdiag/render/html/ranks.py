@@ -53,13 +53,15 @@ def ranks_section(report: Report) -> Section:
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
     names = [*names, *(name for name in others if column_unit(name, (1.0,)).symbol)][:_MOST_FIGURES]
-    drawn = (_bars(_column(name, report.ranks), marks) for name in names)
+    drawn = tuple(figure for name in names if (figure := _bars(_column(name, report.ranks), marks)) is not None)
     return Section(
         name="ranks",
         title="Ranks",
-        sentence="Hatched bars lie far from the median, for what the others scatter, on the slow side; those that a "
+        sentence=""
+        if not drawn
+        else "Hatched bars lie far from the median, for what the others scatter, on the slow side; those that a "
         "finding blames say so.",
-        figures=tuple(figure for figure in drawn if figure is not None),
+        figures=drawn,
         tables=_table(ranks),
     )
 

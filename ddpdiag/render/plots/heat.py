@@ -5,7 +5,7 @@ failed, an empty cell one that was not measured.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdiag.render.plots.drawing import BAD, MUTED, WIDTH, inline, word
 
@@ -19,24 +19,36 @@ NUMBERS_SHOWN = 9
 # Beside a row for each, and across, where they are turned.
 _NAMES_DOWN, _NAMES_ACROSS = 24, 12
 _SCALE_INCHES = 0.75
-# Noise is not stretched over the whole scale: it reaches down to half of the best at least.
+# Colours reach down to half of the best at least.
 _LEAST_SPAN = 0.5
 
 
-def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, unit: str, name: str) -> str:
-    """The SVG element; `cells` are in `unit`, 0 is a way that failed. Within `page_style`."""
+class Scale(NamedTuple):
+    """The values at both ends of the colours, and their unit."""
+
+    low: float
+    high: float
+    unit: str
+
+
+def scale_of(rates: Sequence[float], unit: str) -> Scale:
+    """For these rates (0 is none); noise is not stretched over all colours."""
+    found = [rate for rate in rates if rate]
+    high = max(found, default=1.0)
+    return Scale(min(min(found, default=0.0), _LEAST_SPAN * high), high, unit)
+
+
+def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, scale: Scale, name: str) -> str:
+    """The SVG element; `cells` are in the scale's unit, 0 is a way that failed. Within `page_style`."""
     from matplotlib.figure import Figure
 
     inches = min(WIDTH, 1.0 + 0.42 * len(columns))
     height = inches * len(rows) / max(1, len(columns))
     figure: Figure = Figure(figsize=(WIDTH, height + _SCALE_INCHES), layout="constrained")
     top, bottom = figure.subplots(2, height_ratios=(height, 0.12))
-    found = [cell for row in cells for cell in row if cell]
-    high = max(found, default=1.0)
-    low = min(min(found, default=0.0), _LEAST_SPAN * high)
-    _map(top, cells, low, high)
+    _map(top, cells, scale.low, scale.high)
     _names(top, rows, columns)
-    _scale(bottom, low, high, unit)
+    _legend(bottom, scale)
     return inline(figure, name)
 
 
@@ -69,9 +81,9 @@ def _names(axes: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
     axes.set_yticks(range(0, len(rows), down), [word(name, 18) for name in rows[::down]], fontsize=8)
 
 
-def _scale(axes: "Axes", low: float, high: float, unit: str) -> None:
+def _legend(axes: "Axes", scale: Scale) -> None:
     # An image rather than matplotlib's own colour bar, which is 256 shapes.
-    axes.imshow([range(256)], cmap="cividis", aspect="auto", extent=(low, high, 0, 1), interpolation="none")
+    axes.imshow([range(256)], cmap="cividis", aspect="auto", extent=(scale.low, scale.high, 0, 1), interpolation="none")
     axes.set_yticks([])
-    axes.set_xlabel(unit)
+    axes.set_xlabel(scale.unit)
     axes.spines[:].set(visible=True, edgecolor=MUTED)
