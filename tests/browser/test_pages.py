@@ -81,6 +81,13 @@ def test_axe_finds_nothing_serious(chromium, files, name, scheme, width):
         assert grave == []
 
 
+def test_axe_would_find_what_is_hard_to_read(chromium, files):
+    with Opened(chromium, files["hang-4-ranks"], bypass_csp=True) as opened:
+        opened.page.add_style_tag(content=".lead { color: #bbb !important }")
+        found = {own["id"]: own["impact"] for own in Axe().run(opened.page).response["violations"]}
+        assert found["color-contrast"] in GRAVE
+
+
 def test_16384_hosts_open_in_two_seconds(chromium, files):
     with Opened(chromium, files[LARGE]) as opened:
         assert opened.seconds < 2.0
