@@ -12,9 +12,11 @@ from msgspec import structs
 from pages import CLOSE, IMAGE, RECORDED, SCRIPT, fleet, hostile, recorded, timeline
 from reports import fit, rank_row, unfit, unknown
 
+from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Matrix
+from ddpdiag.model import Matrix, WorldLine
 from ddpdiag.model.setting import Setting, Value
+from ddpdiag.model.timeline import Lane, Timeline
 from ddpdiag.render import html
 
 ALONE = {"meta", "link", "img", "input", "br", "hr"}
@@ -170,6 +172,44 @@ def test_odd_values_are_no_reason_to_fail(value):
     )
 
 
+ODD_MATRICES = (
+    Matrix(name="fab.pairs", title="no cells", rows=(), columns=(), cells=(), unit="bytes_per_s"),
+    Matrix(name="fab.pairs", title="nothing known", rows=("a",), columns=("b",), cells=((None,),), unit="bytes_per_s"),
+    Matrix(
+        name="p2p.host.n0", title="wide", rows=("a",), columns=("b",) * 64, cells=((1.0,) * 64,), unit="bytes_per_s"
+    ),
+    Matrix(
+        name="p2p.host.n1", title="all failed", rows=("a",), columns=("b", "c"), cells=((0, 0),), unit="bytes_per_s"
+    ),
+    Matrix(name="p2p.x", title="one word", rows=("a",), columns=("b",), cells=(("PIX",),)),
+)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"matrices": ODD_MATRICES},
+        {"ranks": ({}, {"rank": 1, "busbw_bytes_per_s": 1.0}, {"rank": "x", "busbw_bytes_per_s": 2.0})},
+        {"timeline": Timeline(seconds=0.0, trials=(), lanes=(), trials_in_all=0, ranks_in_all=0)},
+        {
+            "timeline": structs.replace(
+                timeline(), seconds=0.0, trials=(), lanes=(Lane(rank=0, node="", arrived_seconds=0),)
+            )
+        },
+        {
+            "stages": (),
+            "checks": (),
+            "measurements": {},
+            "created": "",
+            "world": WorldLine(size=0, nodes=(), launcher="", backend=""),
+        },
+    ],
+    ids=["matrices", "rows", "no-lanes", "no-trials", "empty"],
+)
+def test_an_odd_report_is_a_page(fields):
+    assert fit().sentence in read(fit(**fields)).text
+
+
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +296,12 @@ def test_what_is_missing_is_one_sentence(monkeypatch, module, name):
     monkeypatch.setattr(html, "find_spec", lambda wanted: None if wanted == module else there(wanted))
     with pytest.raises(UsageError, match=rf"^--html needs {name}: pip install 'ddpdiag\[html\]'$"):
         html.check_available()
+
+
+def test_nothing_is_measured_before_that_is_said(monkeypatch):
+    monkeypatch.setattr(html, "find_spec", lambda wanted: None)
+    with pytest.raises(UsageError, match="--html needs"):
+        Outputs(html="page.html").check()
 
 
 def test_the_json_report_has_what_the_page_shows():

@@ -53,7 +53,8 @@ def ranks_section(report: Report) -> Section:
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
     names = [*names, *(name for name in others if column_unit(name, (1.0,)).symbol)][:_MOST_FIGURES]
-    drawn = tuple(figure for name in names if (figure := _bars(_column(name, report.ranks), marks)) is not None)
+    found = (_bars(_column(name, report.ranks), marks, number) for number, name in enumerate(names))
+    drawn = tuple(figure for figure in found if figure is not None)
     return Section(
         name="ranks",
         title="Ranks",
@@ -106,7 +107,7 @@ def _number(value: Scalar) -> float | None:
     return float(value) if abs(value) < 1e300 else None
 
 
-def _bars(column: Figures, marks: Mapping[int, Severity]) -> Figure | None:
+def _bars(column: Figures, marks: Mapping[int, Severity], number: int) -> Figure | None:
     values = column.values
     if len(values) < 2 or max(values) <= 0:
         return None
@@ -122,9 +123,7 @@ def _bars(column: Figures, marks: Mapping[int, Severity]) -> Figure | None:
     title = label(column.name)
     return Figure(
         title=words(title),
-        svg=draw_bars(
-            Bars(column.unit.symbol, bars, median / size, everybody, f"{column.noun}s"), f"bars-{_anchor(column.name)}"
-        ),
+        svg=draw_bars(Bars(column.unit.symbol, bars, median / size, everybody, f"{column.noun}s"), f"bars-{number}"),
         alt=words(_said(column, title, median, far)),
         sentence=f"All {len(values):,} {column.noun}s as a histogram; below, the {len(shown)} worst." if many else "",
     )
@@ -215,8 +214,3 @@ def _sort(value: Scalar) -> float | str:
 
 def _who(row: Row) -> str:
     return f"{row.get('rank')}  {row.get('node')}"
-
-
-def _anchor(name: str) -> str:
-    """A name as an id: letters, digits and dashes."""
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)

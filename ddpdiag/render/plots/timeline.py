@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
+from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.plots.drawing import BAD, INK, PAPER, SERIES, WIDTH, inline, word
 
 if TYPE_CHECKING:
@@ -82,14 +83,18 @@ def _bad(axes: "Axes", row: int, bar: Bar, seconds: float, ended: Unfinished, wh
 
 
 def said(timeline: Timeline) -> Sequence[str]:
-    """Who did not end well, in words: "rank 3 on h1 hung in COL001 (connect all ranks: post)"."""
+    """What did not end well, in words: "ranks 0-2 on h[0-1] hung in COL001 (connect all ranks: wait)"."""
     codes = {bar.number: bar.code for bar in timeline.trials}
-    words = []
+    what: dict[str, list[Lane]] = {}
     for lane in timeline.lanes:
-        who = f"rank {lane.rank} on {lane.node}"
         if lane.arrived_seconds is None:
-            words.append(f"{who} never came")
-        words += [
-            f"{who} {own.status} in {codes[own.number]}{f' ({own.at})' if own.at else ''}" for own in lane.unfinished
-        ]
-    return words
+            what.setdefault("never came", []).append(lane)
+        for own in lane.unfinished:
+            at = f" ({own.at})" if own.at else ""
+            what.setdefault(f"{own.status} in {codes[own.number]}{at}", []).append(lane)
+    return [f"{_who(lanes)} {told}" for told, lanes in what.items()]
+
+
+def _who(lanes: Sequence[Lane]) -> str:
+    noun = "rank" if len(lanes) == 1 else "ranks"
+    return f"{noun} {fold_ranks(lane.rank for lane in lanes)} on {fold_hosts(lane.node for lane in lanes)}"
