@@ -72,13 +72,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         seconds=recording.end.seconds if recording.end else _last_second(recording),
         budget_seconds=recording.header.options.budget_seconds,
         run_id=recording.header.run_id,
-        world=WorldLine(
-            size=world.size,
-            nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
-            launcher=world.launcher,
-            backend=world.backend,
-            leaves=leaves_of(world),
-        ),
+        world=_world_line(world),
         ranks=rows,
         stages=_stages(recording, judged, by_code),
         checks=tuple(_check_line(j, by_code.get(j.check.code, ())) for j in judged),
@@ -113,6 +107,12 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
         return None
     ran = any(own.check is trn002.CHECK and own.readable for own in judged)
     return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
+
+
+def _world_line(world: World) -> WorldLine:
+    nodes = tuple(dict.fromkeys(node for node, _ in world.hosts))
+    leaves = leaves_of(world)
+    return WorldLine(size=world.size, nodes=nodes, launcher=world.launcher, backend=world.backend, leaves=leaves)
 
 
 def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:

@@ -159,10 +159,13 @@ def test_an_endless_text_is_cut():
     assert "960 more notes are in the JSON report" in page
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, -1.0, 1e308, 0.0, True, "text"])
-def test_odd_values_are_no_reason_to_fail(value):
-    ranks = tuple(rank_row(rank, busbw_bytes_per_s=value, data_seconds=value) for rank in range(4))
-    cells = ((value, 1e9), (value, value))
+ODD_VALUES = (math.nan, -math.inf, -1.0, 1e308, 0.0, True, "text", None)
+
+
+@pytest.mark.parametrize("values", [ODD_VALUES, (math.nan,) * 4, (1e308,) * 4], ids=["all", "nan", "huge"])
+def test_odd_values_are_no_reason_to_fail(values):
+    ranks = tuple(rank_row(n, busbw_bytes_per_s=value, data_seconds=value) for n, value in enumerate(values))
+    value, cells = values[0], (values[:2], values[2:4])
     matrix = Matrix(
         name="fab.pairs", title="pairs", rows=("a", "b"), columns=("a", "b"), cells=cells, unit="bytes_per_s"
     )
