@@ -3,9 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Error, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -17,8 +21,13 @@ def _missing(reason: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+def chromium() -> "Iterator[Browser]":
     """The browser; skips where there is none, or fails where there must be one."""
+    for module in ("playwright", "axe_playwright_python"):
+        if find_spec(module) is None:
+            _missing(f"{module} is not installed: pip install -e '.[test]'")
+    from playwright.sync_api import Error, sync_playwright
+
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         _missing(f"there is no {' or '.join(NAMES)}")
