@@ -5,6 +5,7 @@ import math
 import re
 from functools import lru_cache
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 from benches import bench, healthy
@@ -136,6 +137,14 @@ def test_hostile_strings_come_out_escaped():
     assert len(reader.of("script")) == 1
     assert reader.of("img") == reader.of("iframe") == []
     assert not [name for _, attributes in reader.elements for name in attributes if name.startswith("on")]
+
+
+def test_pictures_stay_whole_whatever_their_labels_say():
+    pictures = re.findall(r"<svg.*?</svg>", page_of("hostile"), re.DOTALL)
+    shown = " ".join(text for picture in pictures for text in ElementTree.fromstring(picture).itertext())
+    assert len(pictures) >= 3
+    assert "<script>" in shown
+    assert "font: 10px" in shown
 
 
 @pytest.mark.parametrize("name", [*RECORDED, "hostile"])

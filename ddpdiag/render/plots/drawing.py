@@ -30,7 +30,8 @@ HATCHES = ("", "//", "\\\\", "xx", "--", "||", "++", "/")
 # A figure is as wide as a phone: its letters keep their size there, and several stand side by side elsewhere.
 WIDTH = 4.2
 
-_FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*")
+# No further than its own attribute, whatever a label says.
+_FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"<>]*")
 _ID = re.compile(r'( id="|url\(#|href="#)')
 _NOT_OURS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 _SIZE = re.compile(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"|(<svg[^>]*?) height="[\d.]+pt" width="[\d.]+pt"')
