@@ -30,8 +30,9 @@ HATCHES = ("", "//", "\\\\", "xx", "--", "||", "++", "/")
 # A figure is as wide as a phone: its letters keep their size there, and several stand side by side elsewhere.
 WIDTH = 4.2
 
-# No further than its own attribute, whatever a label says.
-_FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"<>]*")
+# Only within tags: a label says what it says.
+_TAG = re.compile(r"<[^>]*>")
+_FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*")
 _ID = re.compile(r'( id="|url\(#|href="#)')
 _NOT_OURS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 _SIZE = re.compile(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"|(<svg[^>]*?) height="[\d.]+pt" width="[\d.]+pt"')
@@ -129,10 +130,14 @@ def inline(figure: "Figure", name: str) -> str:
     target = BytesIO()
     figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
     text = _NOT_OURS.sub("", target.getvalue().decode())
-    text = _COLOR.sub(lambda match: _OF_PAGE[match[0]], text)
-    text = _FONT.sub(lambda match: f"font: {match[1] or 400} {match[2]}px var(--font)", text)
-    text = _SIZE.sub(lambda match: match[1] or match[2], text)
-    return _ID.sub(lambda match: f"{match[1]}{name}-", text).strip()
+    return _TAG.sub(lambda tag: _of_page(tag[0], name), text).strip()
+
+
+def _of_page(tag: str, name: str) -> str:
+    tag = _COLOR.sub(lambda match: _OF_PAGE[match[0]], tag)
+    tag = _FONT.sub(lambda match: f"font: {match[1] or 400} {match[2]}px var(--font)", tag)
+    tag = _SIZE.sub(lambda match: match[1] or match[2], tag)
+    return _ID.sub(lambda match: f"{match[1]}{name}-", tag)
 
 
 def plain(text: str) -> str:
