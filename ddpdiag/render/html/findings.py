@@ -13,6 +13,7 @@ from ddpdiag.render.units import count, label, quantity
 SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
 # Names of one kind, items of one list; a list of so few letters is a value like others.
 _NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
+_STACK, _OPEN_ITEMS = "stack", 6
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # As the terminal: how the run was asked for or ended, where there is nobody to look for.
 _OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
@@ -59,7 +60,9 @@ def _box(finding: Finding) -> FindingBox:
     info = finding.severity is Severity.INFO
     who = _who((finding,))
     silent = bool(who) or info or finding.code.endswith(_OF_THE_RUN)
-    lists = {name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(value)}
+    lists = {
+        name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
+    }
     plain = {name: value for name, value in finding.evidence.items() if name not in lists}
     return FindingBox(
         severity=finding.severity.value,
@@ -77,8 +80,10 @@ def _box(finding: Finding) -> FindingBox:
     )
 
 
-def _is_long(value: list[Scalar]) -> bool:
-    """Are these lines rather than words? "rank 3: hung" is a line."""
+def _is_long(name: str, value: list[Scalar]) -> bool:
+    """Are these lines rather than words? "rank 3: hung" is a line, and so is each frame of a stack."""
+    if name.startswith(_STACK):
+        return True
     texts = [item for item in value if isinstance(item, str)]
     return len(value) > _SHORT or sum(map(len, texts)) > _SHORT or any(": " in text for text in texts)
 
@@ -99,7 +104,7 @@ def _listed(name: str, value: list[Scalar]) -> Listed:
     items = [words(_value(name, item)) for item in value[:_ITEMS_SHOWN]]
     if left := len(value) - len(items):
         items.append(f"+{left:,} more, in the JSON report")
-    return Listed(words(label(name)), tuple(items))
+    return Listed(words(label(name)), tuple(items), name.startswith(_STACK) or len(items) > _OPEN_ITEMS)
 
 
 def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:

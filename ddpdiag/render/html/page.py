@@ -72,10 +72,11 @@ class Fact(Struct, frozen=True):
 
 
 class Listed(Struct, frozen=True):
-    """Items under a name."""
+    """Items under a name; long ones, and stacks, are folded."""
 
     name: str
     items: tuple[str, ...]
+    folded: bool
 
 
 class FindingBox(Struct, frozen=True, kw_only=True):
