@@ -44,10 +44,11 @@ from ddpdiag.checks import col001, p2p003, rdz004
 from ddpdiag.checks.col001 import affordable
 from ddpdiag.checks.fab_findings import findings
 from ddpdiag.checks.fab_view import Data, FabricView
+from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.fabric.localise import Phase, Round
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.fabric.search import Located
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.stats import samples
 from ddpdiag.world import World, without_gpu
 
@@ -208,6 +209,15 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     }
 
 
+def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+    """What pairs of hosts reached."""
+    if not seen.trials:
+        return ()
+    view = _view(seen)
+    matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", view.fleet.names, view.pair_rates)
+    return () if matrix is None else (matrix,)
+
+
 CHECK = Check(
     "FAB001",
     "hosts",
@@ -222,6 +232,7 @@ CHECK = Check(
     moot=_why_not,
     columns=columns,
     figures=figures,
+    matrices=matrices,
     kind=Kind.TORCH,
     deadline=10,
     # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see

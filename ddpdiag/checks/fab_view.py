@@ -156,6 +156,18 @@ class FabricView:
                     best[host] = max(best.get(host, 0.0), tested.rate or 0.0)
         return best
 
+    @property
+    def pair_rates(self) -> dict[tuple[int, int], float]:
+        """What each pair of hosts reached at best, both ways; 0 where it never ended well."""
+        rates: dict[tuple[int, int], float] = {}
+        for results in self.answers:
+            for group, tested in results.items():
+                if len(group) == 2:
+                    one, other = group
+                    best = max(rates.get((one, other), 0.0), tested.rate or 0.0)
+                    rates[one, other] = rates[other, one] = best
+        return rates
+
     @cached_property
     def state(self) -> Round | Located:
         """The next round of which something can be tried, or the end."""

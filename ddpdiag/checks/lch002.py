@@ -46,12 +46,13 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _differences(seen, {rank: data.variables for rank, data in seen.by_rank.items()}, "variable")
-    yield from _differences(seen, {rank: _settings(data) for rank, data in seen.by_rank.items()}, "file")
+    yield from _differences(seen, {rank: settings(data) for rank, data in seen.by_rank.items()}, "file")
     yield from _host_ids(seen)
     yield from _debug_levels(seen)
 
 
-def _settings(data: Data) -> dict[str, str]:
+def settings(data: Data) -> dict[str, str]:
+    """Lines of configuration files, by path and name."""
     return {f"{path}: {name}": value for path, rows in data.files.items() for name, value in rows.items()}
 
 

@@ -27,7 +27,7 @@ Findings and their causes:
 Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
@@ -38,7 +38,7 @@ from ddpdiag.checks.copies_host import host_slow, host_wrong
 from ddpdiag.checks.copies_view import View, host_ways, views_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
-from ddpdiag.model.copies import Copies
+from ddpdiag.model.copies import Copies, PairCopies
 from ddpdiag.world import World
 
 # How often what lies behind a copy that did not end is tried in a new process.
@@ -175,21 +175,25 @@ def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
     found = []
     for view in views:
         if len(view.gpus) > 1:
-            found.append(_between(view))
+            found.append(_between(view, "copy", "", lambda pair: pair.bytes_per_s))
+            if any(pair.through_host_bytes_per_s is not None for pair in view.pairs.values()):
+                found.append(
+                    _between(
+                        view, "staged", " through its memory (P2P off)", lambda pair: pair.through_host_bytes_per_s
+                    )
+                )
     for host in dict.fromkeys(view.host for view in views):
         found.append(_with_host(host, [view for view in views if view.host == host]))
     return found
 
 
-def _between(view: View) -> Matrix:
+def _between(view: View, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:
     labels = tuple(map(view.label, view.gpus))
     own = "" if view.alone else f".rank{view.rank}"
-    cells = tuple(
-        tuple(view.pairs[a, b].bytes_per_s if (a, b) in view.pairs else None for b in view.gpus) for a in view.gpus
-    )
+    cells = tuple(tuple(rate(view.pairs[a, b]) if (a, b) in view.pairs else None for b in view.gpus) for a in view.gpus)
     return Matrix(
-        name=f"p2p.copy.{view.host.name}{own}",
-        title=f"Copies between GPUs of {view.host.name}",
+        name=f"p2p.{what}.{view.host.name}{own}",
+        title=f"Copies between GPUs of {view.host.name}{how}",
         rows=labels,
         columns=labels,
         cells=cells,

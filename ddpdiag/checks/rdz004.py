@@ -41,7 +41,8 @@ from ddpdiag.check import Check, Context, Opening, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.mesh import failure, mesh_of
 from ddpdiag.checks.mesh_rates import Limits, Rates, lossy, slow
 from ddpdiag.checks.mesh_reach import Surroundings, black_holes, dropped_everywhere, failures, transients
-from ddpdiag.model import Finding, Scalar, Trial
+from ddpdiag.checks.pair_matrix import pair_matrix
+from ddpdiag.model import Finding, Matrix, Scalar, Trial
 from ddpdiag.probes.doors import ephemeral_ports
 from ddpdiag.probes.interfaces import Interface, bindable, interface_of, interfaces, library_of, offered_address, wanted
 from ddpdiag.probes.line import Cell, Peer
@@ -205,6 +206,16 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
+def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+    """The rate of each way between hosts; 0 where nothing, or nothing large, passed."""
+    mesh = mesh_of(seen, _cells)
+    number = {rank: host for host, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
+    names = tuple(name for name, _ in seen.world.hosts)
+    rates = {(number[a], number[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
+    matrix = pair_matrix("rdz.mesh", "One TCP connection between two hosts", names, rates)
+    return () if matrix is None else (matrix,)
+
+
 CHECK = Check(
     "RDZ004",
     "mesh",
@@ -218,6 +229,7 @@ CHECK = Check(
     ground=ground,
     optional=True,
     figures=figures,
+    matrices=matrices,
     deadline=15,
     settings={
         "slow_ratio": 3.0,

@@ -141,6 +141,7 @@ def check(
     junit: options.Junit = None,
     nagios: options.Nagios = False,
     strict: options.Strict = False,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
@@ -194,6 +195,7 @@ def check(
         prometheus=prometheus,
         junit=junit,
         nagios=nagios,
+        html=html,
         details=details,
         timings=timings,
     )
@@ -224,6 +226,7 @@ def judge(
     junit: options.Junit = None,
     nagios: options.Nagios = False,
     strict: options.Strict = False,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
@@ -242,6 +245,7 @@ def judge(
         prometheus=prometheus,
         junit=junit,
         nagios=nagios,
+        html=html,
         details=details,
         timings=timings,
     )
@@ -283,6 +287,7 @@ def simulate(
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
 ) -> None:
@@ -307,6 +312,7 @@ def simulate(
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
+        html=html,
         details=details,
         timings=timings,
     )

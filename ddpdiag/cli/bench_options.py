@@ -173,6 +173,7 @@ def allreduce_bench(
     record: options.Record = None,
     prometheus: options.Prometheus = None,
     junit: options.Junit = None,
+    html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
     nproc_per_node: options.NprocPerNode = None,
@@ -249,6 +250,7 @@ def allreduce_bench(
         save_baseline=save_baseline,
         prometheus=prometheus,
         junit=junit,
+        html=html,
         details=details,
         timings=timings,
     )

@@ -24,6 +24,7 @@ class Outputs:
     prometheus: str | None = None
     junit: str | None = None
     nagios: bool = False
+    html: str | None = None
     details: bool = False
     timings: bool = False
 
@@ -31,6 +32,10 @@ class Outputs:
         """UsageError now rather than after a minute of measuring, or over what is read."""
         from ddpdiag.render.files import check_writable
 
+        if self.html is not None:
+            from ddpdiag.render import html
+
+            html.check_available()
         options: dict[str, str] = {}
         for option, path in self._files.items():
             if path in options:
@@ -52,6 +57,7 @@ class Outputs:
             "--env-file": self.env_file,
             "--prometheus": self.prometheus,
             "--junit": self.junit,
+            "--html": self.html,
         }
         return {option: path for option, path in files.items() if path is not None}
 
@@ -88,6 +94,7 @@ class Outputs:
             "--env-file": lambda: exports.render(report),
             "--prometheus": lambda: _metrics(report),
             "--junit": lambda: _cases(report),
+            "--html": lambda: _web_page(report),
         }
         for option, path in self._files.items():
             if option in makers:
@@ -117,6 +124,12 @@ def _cases(report: Report) -> bytes:
     from ddpdiag.render import junit
 
     return junit.render(report)
+
+
+def _web_page(report: Report) -> str | bytes:
+    from ddpdiag.render import html
+
+    return html.render(report)
 
 
 def _lines(words: Iterable[str]) -> str:

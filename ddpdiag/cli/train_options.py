@@ -97,6 +97,7 @@ def train(
     prometheus: options.Prometheus = None,
     junit: options.Junit = None,
     strict: options.Strict = False,
+    html: options.Html = None,
     details: options.Details = False,
     nproc_per_node: options.NprocPerNode = None,
     nnodes: options.Nnodes = None,
@@ -172,5 +173,5 @@ def train(
         board_port=board_port,
         port_range=port_range,
     )
-    outputs = Outputs(json=json, record=record, prometheus=prometheus, junit=junit, details=details)
+    outputs = Outputs(json=json, record=record, prometheus=prometheus, junit=junit, html=html, details=details)
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

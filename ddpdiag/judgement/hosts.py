@@ -46,6 +46,17 @@ def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> Hos
     return structs.replace(hosts, good=tuple(sorted(hosts.good, key=lambda name: -best.get(name, 0.0))))
 
 
+def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
+    """The hosts under each leaf switch: from the user's file, which may hold short names, else as the ranks tell."""
+    known = world.options.topology
+    given = {name: leaf for name, _ in world.hosts if (leaf := known.get(name) or known.get(name.partition(".")[0]))}
+    told = {arrival.place.node: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
+    leaves: dict[str, list[str]] = {}
+    for host, leaf in (given or told).items():
+        leaves.setdefault(leaf, []).append(host)
+    return {leaf: tuple(hosts) for leaf, hosts in leaves.items()}
+
+
 def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
     """The hosts that a finding names."""
     return tuple(filter(_HOST_NAME.fullmatch, (*finding.nodes, *world.nodes_of(finding.ranks))))

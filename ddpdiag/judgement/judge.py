@@ -8,13 +8,16 @@ from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
-from ddpdiag.judgement.hosts import fastest_first, sort_hosts
+from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
+from ddpdiag.judgement.settings import settings_of
+from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import Judged, Own, conclude, enough, who
 from ddpdiag.model import (
     CheckLine,
     EventKind,
+    Finding,
     Outcome,
     Recording,
     Report,
@@ -26,6 +29,7 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.setting import Setting
 from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
@@ -68,13 +72,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         seconds=recording.end.seconds if recording.end else _last_second(recording),
         budget_seconds=recording.header.options.budget_seconds,
         run_id=recording.header.run_id,
-        created=recording.header.created,
-        world=WorldLine(
-            size=world.size,
-            nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
-            launcher=world.launcher,
-            backend=world.backend,
-        ),
+        world=_world_line(world),
         ranks=rows,
         stages=_stages(recording, judged, by_code),
         checks=tuple(_check_line(j, by_code.get(j.check.code, ())) for j in judged),
@@ -88,6 +86,10 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
         timings=timings_of(recording, checks),
+        timeline=timeline_of(recording, checks, _blamed(world, findings)),
+        settings=_settings(world, recording, judged),
+        created=recording.header.created,
+        version=recording.header.version,
     )
 
 
@@ -105,6 +107,26 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
         return None
     ran = any(own.check is trn002.CHECK and own.readable for own in judged)
     return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
+
+
+def _world_line(world: World) -> WorldLine:
+    nodes = tuple(dict.fromkeys(node for node, _ in world.hosts))
+    leaves = leaves_of(world)
+    return WorldLine(size=world.size, nodes=nodes, launcher=world.launcher, backend=world.backend, leaves=leaves)
+
+
+def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
+    """Ranks that errors or warnings blame, and all of a host that is blamed as a whole."""
+    told = [finding for finding in findings if finding.severity is not Severity.INFO]
+    nodes = {node for finding in told if not finding.ranks for node in finding.nodes}
+    theirs = (rank for (name, _), ranks in world.hosts.items() if name in nodes for rank in ranks)
+    return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))
+
+
+def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> tuple[Setting, ...]:
+    """What ranks run with, as far as this version can read it."""
+    readable = frozenset(own.check.code for own in judged if own.readable)
+    return settings_of(Seen(world, lch003.CHECK, recording), readable)
 
 
 def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:

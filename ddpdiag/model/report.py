@@ -5,6 +5,8 @@ from enum import Enum
 from msgspec import Struct, field
 
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.setting import Setting
+from ddpdiag.model.timeline import Timeline
 from ddpdiag.model.timings import Timings
 from ddpdiag.model.train import TrainReport
 
@@ -65,12 +67,13 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
 
 class WorldLine(Struct, frozen=True, kw_only=True):
-    """The world in the report."""
+    """The world in the report. `leaves` are the hosts under each leaf switch, as far as they are known."""
 
     size: int
     nodes: tuple[str, ...]
     launcher: str
     backend: str
+    leaves: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class StageLine(Struct, frozen=True, kw_only=True):
@@ -110,8 +113,9 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `exports` are the variables
-    that the job needs, as they were tried (None: unset). `timings` says where the seconds went. `created` is when the
-    run began, UTC in ISO 8601, by the clock of rank 0's host.
+    that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline` what
+    happened when, and `settings` what ranks run with. `created` is when the run began, UTC in ISO 8601, by the clock of
+    rank 0's host; `version` that of the recording ddpdiag.
     """
 
     schema: str = SCHEMA
@@ -134,4 +138,7 @@ class Report(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     exports: dict[str, str | None] = field(default_factory=dict)
     timings: Timings | None = None
+    timeline: Timeline | None = None
+    settings: tuple[Setting, ...] = ()
     created: str = ""
+    version: str = ""

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from shlex import quote
 
 from ddpdiag.model import Report
+from ddpdiag.render.hosts import fold_hosts
 
+# A list of hosts that nobody would paste any more.
+_LONGEST_LIST = 1_000
 # Why what could be set is not known.
 _WITHOUT = {
     "P2P003.unfinished": "nothing, since the search for variables was not finished",
@@ -50,3 +53,27 @@ def _unasked(report: Report) -> str:
         return "no variable was found to be needed, or to help"
     why = f" ({' '.join(ladder.skipped_because.split())})" if ladder and ladder.skipped_because else ""
     return f"nothing, since no variable was looked for{why}"
+
+
+def exclude_line(report: Report) -> tuple[str, str] | None:
+    """A sentence, and the line to paste that leaves the bad hosts out, where that can mean something."""
+    bad = report.hosts.bad
+    if not bad or (len(report.world.nodes) < 2 and report.world.launcher != "slurm"):
+        return None
+    listed = quote(fold_hosts(bad))
+    if len(listed) > _LONGEST_LIST:
+        return (
+            "Without the bad hosts: run again with --exclude-file bad, then",
+            f"srun {_rest(report)}--exclude=./bad ...",
+        )
+    return f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:", f"srun {_rest(report)}--exclude={listed} ..."
+
+
+def _rest(report: Report) -> str:
+    """In a step of Slurm, the nodes and tasks that are left: within its job srun asks for all of them otherwise, and
+    fails."""
+    tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
+    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(report.hosts.bad) >= hosts or tasks % hosts:
+        return ""
+    left = hosts - len(report.hosts.bad)
+    return f"--nodes={left} --ntasks={tasks // hosts * left} "

@@ -18,6 +18,8 @@ from ddpdiag.render.units import ABSENT, count, figure
 FEW = 2
 # Names in one line.
 LIST_SHOWN = 8
+# In the terminal only where something is wrong with them: what every run among hosts has, and the second way of copies.
+_QUIET = ("fab.pairs", "rdz.mesh", "p2p.staged")
 _GB = 1e9
 
 
@@ -41,7 +43,8 @@ def write_matrices(
 ) -> None:
     """The tables that are worth their room: with `details` all, else those of warned hosts, or all if they are few."""
     tables = alike(matrices)
-    wanted = [own for own in tables if details or len(tables) <= FEW or _is_concerned(own, findings)]
+    few = sum(own.what not in _QUIET for own in tables) <= FEW
+    wanted = [own for own in tables if details or (few and own.what not in _QUIET) or _is_concerned(own, findings)]
     # A few of a thousand hosts show what it looks like, and a matrix of a thousand hosts is for scripts.
     small = [own for own in wanted if max(len(own.matrix.rows), len(own.matrix.columns)) <= ALL_SHOWN]
     shown = wanted if details else small[: 2 * FEW]

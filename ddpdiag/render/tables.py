@@ -54,6 +54,8 @@ class Ranks:
     rows: Sequence[Row]
     marks: Mapping[int, Severity]
     details: bool = False
+    all_shown: int = ALL_SHOWN
+    worst_shown: int = WORST_SHOWN
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +71,7 @@ class Ranks:
     @cached_property
     def shown(self) -> Sequence[Row]:
         """All rows of a small world; of a large one those to look at, the worst first."""
-        if self.details or len(self.rows) <= ALL_SHOWN:
+        if self.details or len(self.rows) <= self.all_shown:
             return self.rows
         medians = {name: quantile(numbers, 0.5) for name, numbers in self.numbers.items() if numbers}
         order = (Severity.ERROR, Severity.WARNING, None)
@@ -79,7 +81,7 @@ class Ranks:
             slowness = max((_slowness(name, row.get(name), median) for name, median in medians.items()), default=0.0)
             return order.index(_mark_of(row, self.marks)), -silent, -slowness
 
-        return nsmallest(WORST_SHOWN, self.rows, key=worth)
+        return nsmallest(self.worst_shown, self.rows, key=worth)
 
     @property
     def remark(self) -> str:

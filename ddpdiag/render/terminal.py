@@ -7,10 +7,10 @@ characters are ASCII and hold no escape codes, so that it can end in a log file.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from shlex import quote
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
 from ddpdiag.model.options import ALONE
+from ddpdiag.render.exports import exclude_line
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, listed, value_text, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
@@ -24,8 +24,6 @@ _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold
 
 # What a terminal shows at once.
 SCREEN_LINES = 24
-# A list of hosts that nobody would paste any more.
-_LONGEST_LIST = 1_000
 
 
 def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
@@ -178,27 +176,12 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
 
 def _without_bad(page: Page, report: Report) -> None:
     """A line to paste that leaves the bad hosts out, where that can mean something."""
-    bad = report.hosts.bad
-    if not bad or (len(report.world.nodes) < 2 and report.world.launcher != "slurm"):
+    if (told := exclude_line(report)) is None:
         return
-    listed = quote(fold_hosts(bad))
-    if len(listed) > _LONGEST_LIST:
-        page.write("Without the bad hosts: run again with --exclude-file bad, then")
-        listed = "./bad"
-    else:
-        page.write(f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:")
-    page.verbatim(f"srun {_rest(report)}--exclude={listed} ...", indent=4)
+    sentence, command = told
+    page.write(sentence)
+    page.verbatim(command, indent=4)
     page.blank()
-
-
-def _rest(report: Report) -> str:
-    """In a step of Slurm, the nodes and tasks that are left: within its job srun asks for all of them otherwise, and
-    fails."""
-    tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
-    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(report.hosts.bad) >= hosts or tasks % hosts:
-        return ""
-    left = hosts - len(report.hosts.bad)
-    return f"--nodes={left} --ntasks={tasks // hosts * left} "
 
 
 def write_verdict(page: Page, report: Report) -> None:

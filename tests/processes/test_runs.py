@@ -133,11 +133,15 @@ def test_a_recording_is_judged_again_the_same(start, tmp_path):
         "{json}",
         "--record",
         str(record),
+        "--html",
+        str(tmp_path / "check.html"),
         "--timings",
     )
     check_fit(job, 2, "standalone")
-    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", "--timings")
+    page = ("--html", str(tmp_path / "judge.html"))
+    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", "--timings", *page)
     assert again.wait() == 0
+    assert (tmp_path / "judge.html").read_text() == (tmp_path / "check.html").read_text()
     assert again.report == job.report
     assert again.stdout == job.stdout
     check_timings(job)

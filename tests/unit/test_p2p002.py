@@ -459,7 +459,8 @@ def test_no_gpu_is_no_ground():
 
 
 def test_the_matrix_has_every_pair_and_no_diagonal():
-    copy, host = CHECK.matrices(world(2, {0: host_of(2, rates={(0, 1): 30 * GB})}))
+    copy, staged, host = CHECK.matrices(world(2, {0: host_of(2, rates={(0, 1): 30 * GB})}))
+    assert (staged.name, staged.cells) == ("p2p.staged.n0", ((None, 15 * GB), (15 * GB, None)))
     assert (copy.name, copy.unit) == ("p2p.copy.n0", "bytes_per_s")
     assert copy.rows == copy.columns == ("GPU 0", "GPU 1")
     assert copy.cells == ((None, 30 * GB), (USUAL, None))

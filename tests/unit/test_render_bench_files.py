@@ -231,6 +231,6 @@ def test_a_matplotlib_that_does_not_work_is_a_sentence(monkeypatch):
     def broken(*_args, **_options):
         raise RuntimeError("font cache")
 
-    monkeypatch.setattr(plots, "_figure", broken)
+    monkeypatch.setattr("ddpdiag.render.plots.bench._figure", broken)
     with pytest.raises(UsageError, match="cannot draw here: font cache"):
         plots.render(bench(), "svg")

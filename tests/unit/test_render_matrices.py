@@ -132,3 +132,12 @@ def test_any_matrix_can_be_shown(rows, columns, value, unit, width):
         unit=unit,
     )
     assert "any" in shown(own, details=True, width=width)
+
+
+def test_what_every_run_has_is_shown_where_something_is_wrong_with_it():
+    own = rates("", size=4)
+    quiet = fit(matrices=(structs.replace(own, name="fab.pairs", title="pairs of hosts"),))
+    assert "1 more table of pairs" in render(quiet, color=False, width=80)
+    assert "pairs of hosts" not in render(quiet, color=False, width=80)
+    concerned = structs.replace(quiet, findings=(finding_of(Severity.WARNING, code="FAB001.node", nodes=("n0",)),))
+    assert "pairs of hosts (GB/s" in render(concerned, color=False, width=80)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.stats import odd_ones_out, quantile, samples
+from ddpdiag.stats import odd_ones_out, outliers, quantile, samples
 
 values = st.dictionaries(st.integers(0, 50), st.sampled_from(["a", "b", "c", None]), max_size=20)
 numbers = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50)
@@ -66,3 +66,22 @@ def test_quantiles_are_interpolated():
 def test_no_values_are_no_summary():
     with pytest.raises(ValueError, match="no values"):
         samples([])
+
+
+def test_outliers_are_far_for_what_the_others_scatter():
+    quiet = [100.0, 101.0, 99.0, 100.0, 80.0]
+    assert outliers(quiet) == {4}
+    assert outliers([100.0, 60.0, 140.0, 120.0, 80.0]) == frozenset()
+
+
+def test_less_than_a_tenth_is_no_matter_and_two_decide_nothing():
+    assert outliers([100.0, 100.0, 100.0, 95.0]) == frozenset()
+    assert outliers([100.0, 1.0]) == frozenset()
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=3, max_size=30), st.floats(0.01, 100))
+def test_outliers_do_not_hang_on_the_unit(values, unit):
+    far, scaled = outliers(values), outliers([unit * value for value in values])
+    assert 2 * len(far) <= len(values)
+    # Rounding may move one that stands at the limit.
+    assert len(far ^ scaled) <= 1

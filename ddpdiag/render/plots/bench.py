@@ -1,21 +1,17 @@
 """A benchmark as a picture: bus bandwidth and latency over the size of the message.
 
-matplotlib is loaded only here and only when a picture is asked for, and used without pyplot, whose state is global.
-The same report gives the same bytes, whatever a matplotlibrc says.
+As a file of its own (`--plot`), and in narrow panels for the HTML page.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
-from io import BytesIO
 from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
 from ddpdiag.render.bench_rows import traits
-from ddpdiag.render.page import one_line
+from ddpdiag.render.plots.drawing import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
 from ddpdiag.render.units import byte_count, bytes_per_s, count, seconds
 
 if TYPE_CHECKING:
@@ -27,11 +23,13 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 # So that lines are told apart without colour, too.
 _MARKERS = "osD^vPX"
 _LEGEND_WIDTH = 44
-_MISSING = "--plot needs matplotlib: pip install 'ddpdiag[plot]'"
 _MOST_TICKS = 9
 # Each turn of the colours takes other markers.
 _MOST_CURVES = 21
 _LEGEND_INCHES = 0.3
+_BUSBW, _LATENCY = "Bus bandwidth (GB/s)", "Latency"
+# In a narrow panel.
+_MOST_PANEL_CURVES = 8
 
 _Key = tuple[str, str, str, str, int]
 
@@ -46,39 +44,16 @@ class Curve(NamedTuple):
     levels: dict[str, float]
 
 
-def check_available() -> None:
-    """UsageError if there is no matplotlib; it is not imported, which takes a second."""
-    if find_spec("matplotlib") is None:
-        raise UsageError(_MISSING)
-
-
 def render(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
     """The picture; UsageError if there is no matplotlib, or one that does not work."""
-    try:
-        return _drawn(report, kind)
-    except ModuleNotFoundError as error:
-        raise UsageError(_MISSING) from error
-    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"--plot: matplotlib cannot draw here: {error}") from error
-
-
-def _drawn(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
-    from matplotlib import rc_context
-    from matplotlib.style import context
-
-    target = BytesIO()
-    # A date, a version or a random id in the file would make each one different.
-    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with context("default"), rc_context({"svg.hashsalt": "ddpdiag"}):
-        _figure(report).savefig(target, format=kind, metadata=metadata, dpi=144)
-    return target.getvalue()
+    with drawing("--plot"), file_style():
+        return saved(_figure(report), kind)
 
 
 def _figure(report: BenchReport) -> "Figure":
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
 
-    every = _curves(report)
+    every = curves_of(report)
     curves = every[:_MOST_CURVES]
     entries = len(curves) + len({label for curve in curves for label in curve.levels})
     figure = Figure(figsize=(12, 4.8 + _LEGEND_INCHES * entries), layout="constrained")
@@ -99,16 +74,49 @@ def _figure(report: BenchReport) -> "Figure":
             again = label in drawn
             drawn.add(label)
             left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=None if again else label)
-    _finish(left, curves, title="Bus bandwidth (GB/s)")
-    left.set_ylim(bottom=0)
-    right.set_yscale("log")
-    # Not every picture spans a decade, and each should show some numbers.
-    right.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    right.yaxis.set_major_formatter(lambda value, _: seconds(value))
-    right.yaxis.set_minor_formatter(NullFormatter())
-    _finish(right, curves, title="Latency")
+    _finish(left, curves, title=_BUSBW)
+    _bandwidths(left)
+    _latencies(right)
+    _finish(right, curves, title=_LATENCY)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
     return figure
+
+
+def draw_panels(report: BenchReport) -> tuple[str, str] | None:
+    """Bus bandwidth and latency as two SVG elements for a page; None if nothing was measured. Within `page_style`."""
+    from matplotlib.figure import Figure
+
+    if not (curves := curves_of(report)[:_MOST_PANEL_CURVES]):
+        return None
+    elements = []
+    for title in (_BUSBW, _LATENCY):
+        figure = Figure(figsize=(WIDTH, 3.2 + 0.2 * len(curves)), layout="constrained")
+        axes = figure.subplots()
+        for number, curve in enumerate(curves):
+            color, marker = SERIES[number % len(SERIES)], _MARKERS[number % len(_MARKERS)]
+            values = [busbw / 1e9 for busbw in curve.busbws] if title is _BUSBW else curve.seconds
+            axes.plot(curve.sizes, values, color=color, marker=marker, markersize=4, label=word(curve.label, 60))
+            for level in curve.levels.values() if title is _BUSBW else ():
+                axes.axhline(level / 1e9, color=color, linestyle="--", linewidth=1.2, label="expected")
+        _finish(axes, curves, title=title)
+        _bandwidths(axes) if title is _BUSBW else _latencies(axes)
+        figure.legend(loc="outside lower left", ncols=1, handlelength=2)
+        elements.append(inline(figure, "busbw" if title is _BUSBW else "latency"))
+    return elements[0], elements[1]
+
+
+def _bandwidths(axes: "Axes") -> None:
+    axes.set_ylim(bottom=0)
+
+
+def _latencies(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    # Not every picture spans a decade, and each should show some numbers.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(lambda value, _: seconds(value))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _finish(axes: "Axes", curves: Sequence[Curve], title: str) -> None:
@@ -116,14 +124,14 @@ def _finish(axes: "Axes", curves: Sequence[Curve], title: str) -> None:
     axes.set_title(title, loc="left", fontsize="medium")
     axes.set_xlabel("Size")
     axes.set_xscale("log", base=2)
-    ticks = _ticks(sorted({size for curve in curves for size in curve.sizes}))
+    ticks = size_ticks(sorted({size for curve in curves for size in curve.sizes}))
     axes.set_xticks(ticks, [byte_count(size) for size in ticks], rotation=30, ha="right")
     axes.set_xticks([], minor=True)
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.grid(visible=True, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _ticks(sizes: Sequence[int]) -> list[int]:
+def size_ticks(sizes: Sequence[int]) -> list[int]:
     """Of sizes in rising order a few that are evenly spaced on a logarithmic axis."""
     # A little less, so that rounding drops none of a geometric series.
     apart = (sizes[-1] / sizes[0]) ** (1 / (_MOST_TICKS - 1)) * 0.99
@@ -137,12 +145,12 @@ def _ticks(sizes: Sequence[int]) -> list[int]:
 def _title(report: BenchReport, curves: Sequence[Curve]) -> str:
     ranks = {line.rank for line in report.ranks}
     hosts = {line.node for line in report.ranks}
-    collectives = dict.fromkeys(_plain(row.collective) for row in report.rows)
+    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
     what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
     return f"{what}: {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else what
 
 
-def _curves(report: BenchReport) -> list[Curve]:
+def curves_of(report: BenchReport) -> list[Curve]:
     """One for each series; what several cycles measured is their mean."""
     found: dict[_Key, dict[int, list[Measured]]] = {}
     for row in report.rows:
@@ -162,7 +170,7 @@ def _key(of: BenchRow | Series) -> _Key:
 def _name(key: _Key, *, whole: bool) -> str:
     """ "all_reduce over gloo"; `whole` adds what tells it from others of that name: ", float, sum"."""
     collective, backend, dtype, op, root = key
-    return _plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
+    return plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
 
 
 def _curve(name: str, sizes: dict[int, list[Measured]], series: Sequence[Series]) -> Curve:
@@ -178,10 +186,5 @@ def _curve(name: str, sizes: dict[int, list[Measured]], series: Sequence[Series]
 
 
 def _label(level: Expectation) -> str:
-    text = f"expected {bytes_per_s(level.busbw_bytes_per_s)}: {_plain(level.source)}"
+    text = f"expected {bytes_per_s(level.busbw_bytes_per_s)}: {plain(level.source)}"
     return fill(text, _LEGEND_WIDTH)
-
-
-def _plain(text: str) -> str:
-    """`text` as it is: no formula between dollar signs, and no letter that the built-in font lacks."""
-    return one_line(text).encode("ascii", "backslashreplace").decode().replace("$", r"\$")

@@ -1,0 +1,128 @@
+"""Findings as boxes: who, what was seen, what was expected, and what to do."""
+
+from collections.abc import Iterable, Sequence
+
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.render.exports import shell_line
+from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, paragraphs, words
+from ddpdiag.render.page import printable
+from ddpdiag.render.units import count, label, quantity
+
+# Boxes of one code, and in all; the others are rows of a table, as far as those are read.
+SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
+# Names of one kind, items of one list; a list of so few letters is a value like others.
+_NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
+_STACK, _OPEN_ITEMS = "stack", 6
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+# As the terminal: how the run was asked for or ended, where there is nobody to look for.
+_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
+# Evidence that is the yardstick, not what was seen.
+_YARDSTICKS = frozenset({"expected", "usual", "source", "least", "limit", "deadline", "possible", "baseline", "of"})
+
+
+def boxes(findings: Sequence[Finding]) -> tuple[tuple[FindingBox, ...], tuple[Table, ...]]:
+    """The findings, errors first, and a table for each code of which some have no box."""
+    groups: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
+        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    shown: list[FindingBox] = []
+    more: list[Table] = []
+    for group in groups.values():
+        most = min(SAME_SHOWN, max(1, ALL_SHOWN - len(shown)))
+        shown += map(_box, group[:most])
+        if rest := group[most:]:
+            more.append(_rest(rest, len(more)))
+    return tuple(shown), tuple(more)
+
+
+def _rest(findings: Sequence[Finding], number: int) -> Table:
+    """One line for each finding that looks like those above it."""
+    first, left = findings[0], len(findings) - ROWS_SHOWN
+    names = "; ".join(f"{fact.name} {fact.value}" for fact in _who(findings)) or "nobody can be blamed"
+    return Table(
+        name=f"more-{number}",
+        caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",
+        columns=(Column("who"), Column("what"), Column("more")),
+        rows=tuple(map(_row, findings[:ROWS_SHOWN])),
+        remark=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
+        sortable=True,
+        folded=True,
+    )
+
+
+def _row(finding: Finding) -> tuple[Cell, ...]:
+    who = words("; ".join(f"{fact.name} {fact.value}" for fact in _who((finding,)))) or "nobody"
+    return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
+
+
+def _box(finding: Finding) -> FindingBox:
+    info = finding.severity is Severity.INFO
+    who = _who((finding,))
+    silent = bool(who) or info or finding.code.endswith(_OF_THE_RUN)
+    lists = {
+        name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
+    }
+    plain = {name: value for name, value in finding.evidence.items() if name not in lists}
+    return FindingBox(
+        severity=finding.severity.value,
+        code=words(finding.code),
+        title=words(finding.title),
+        message=paragraphs(finding.message),
+        who=who,
+        about="About" if info else "Blamed",
+        nobody="" if silent else "nobody: the evidence points at no single rank, host, GPU or link",
+        expected=_facts(plain, yardstick=True),
+        facts=_facts(plain, yardstick=False),
+        lists=tuple(_listed(name, value) for name, value in lists.items()),
+        remedy=paragraphs(finding.remedy),
+        commands="\n".join(printable(shell_line(name, value)) for name, value in finding.env.items()),
+    )
+
+
+def _is_long(name: str, value: list[Scalar]) -> bool:
+    """Are these lines rather than words? "rank 3: hung" is a line, and so is each frame of a stack."""
+    if name.startswith(_STACK):
+        return True
+    texts = [item for item in value if isinstance(item, str)]
+    return len(value) > _SHORT or sum(map(len, texts)) > _SHORT or any(": " in text for text in texts)
+
+
+def _facts(evidence: dict[str, Scalar | list[Scalar]], *, yardstick: bool) -> tuple[Fact, ...]:
+    return tuple(
+        Fact(words(label(name)), words(_value(name, value)))
+        for name, value in evidence.items()
+        if (name.partition("_")[0] in _YARDSTICKS) is yardstick
+    )
+
+
+def _value(name: str, value: Scalar | list[Scalar]) -> str:
+    return "not known" if value is None else quantity(name, value)
+
+
+def _listed(name: str, value: list[Scalar]) -> Listed:
+    items = [words(_value(name, item)) for item in value[:_ITEMS_SHOWN]]
+    if left := len(value) - len(items):
+        items.append(f"+{left:,} more, in the JSON report")
+    return Listed(words(label(name)), tuple(items), name.startswith(_STACK) or len(items) > _OPEN_ITEMS)
+
+
+def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:
+    """Ranks, hosts, GPUs and links of some findings, each kind folded."""
+    kept = list(findings)
+    ranks = {rank for finding in kept for rank in finding.ranks}
+    nodes = dict.fromkeys(node for finding in kept for node in finding.nodes)
+    gpus = tuple(dict.fromkeys(gpu for finding in kept for gpu in finding.gpus))
+    links = tuple(dict.fromkeys(link for finding in kept for link in finding.links))
+    kinds = (
+        ("rank", len(ranks), fold_ranks(ranks, limit=_NAMES_SHOWN)),
+        ("host", len(nodes), fold_hosts(nodes, limit=_NAMES_SHOWN)),
+        ("GPU", len(gpus), _names(gpus)),
+        ("link", len(links), _names(links)),
+    )
+    return tuple(Fact(count(number, noun).split()[-1], words(names)) for noun, number, names in kinds if number)
+
+
+def _names(names: Sequence[str]) -> str:
+    left = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" +{left:,} more" if left > 0 else "")

@@ -1,0 +1,91 @@
+"""Pages for tests: from recordings, from a simulated fleet, and from a report full of hostile strings."""
+
+from pathlib import Path
+
+from msgspec import structs
+from reports import SLOW, rank_row, unfit
+
+from ddpdiag.checks import all_checks
+from ddpdiag.codec import read_recording
+from ddpdiag.judgement import judge
+from ddpdiag.model import Matrix, Report, WorldLine
+from ddpdiag.model.setting import Setting, Value
+from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
+from ddpdiag.simulate import Fault, Faults, Fleet, simulate
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+RECORDED = tuple(sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
+
+SCRIPT = "<script>document.title='owned'</script>"
+IMAGE = "\"'><img src=x onerror=\"document.title='owned'\">"
+CLOSE = "</code></pre></style></svg></title>{{ 7 * 7 }}{% raw %}" + SCRIPT
+ODD = 'style="font: 10px x id="y url(#z #010201 a\x00b\x1b[31mred\u202egnp.exe $x_1$ \U0001f4a5 \\n'
+
+
+def recorded(name: str) -> Report:
+    """The report of a recording in tests/recordings."""
+    return judge(read_recording([RECORDINGS / f"{name}.jsonl"]), all_checks())
+
+
+def fleet(hosts: int, *, ranks_per_host: int = 8) -> Report:
+    """A simulated fleet, of which one host in a hundred is slow."""
+    faults = Faults(((Fault.SLOW_HOST, max(1, hosts // 100)),))
+    return judge(simulate(Fleet(hosts, faults, seed=7), ranks_per_host=ranks_per_host), all_checks())
+
+
+def timeline(node: str = "n1", at: str = "all_reduce: wait") -> Timeline:
+    """Four ranks: one hung, one that never came, one that was lost."""
+    bars = tuple(
+        Bar(number=n, code=code, stage=stage, begin_seconds=begin, seconds=took, deadline_seconds=30.0, statuses={})
+        for n, (code, stage, begin, took) in enumerate(
+            [("LCH001", "launch", 0.5, 0.1), ("COL001", "collective", 1.0, 30.0)]
+        )
+    )
+    hung = (Unfinished(number=1, status="hung", at=at),)
+    lanes = (
+        Lane(rank=0, node="n0", arrived_seconds=0.0, seconds=(0.1, 30.0)),
+        Lane(rank=1, node="n0", arrived_seconds=0.2, seconds=(0.1, None), gone_seconds=0.9),
+        Lane(rank=2, node="n1", arrived_seconds=None, seconds=(None, None)),
+        Lane(rank=3, node=node, arrived_seconds=0.3, seconds=(0.1, 30.0), unfinished=hung),
+    )
+    return Timeline(seconds=31.0, trials=bars, lanes=lanes, trials_in_all=2, ranks_in_all=4)
+
+
+def hostile() -> Report:
+    """Whatever a stranger can write into a report: markup, templates, quotes, what is not seen."""
+    words = (SCRIPT, IMAGE, CLOSE, ODD)
+    finding = structs.replace(
+        SLOW,
+        code=f"COL001.{SCRIPT}",
+        title=IMAGE,
+        message=CLOSE,
+        nodes=words,
+        gpus=words,
+        links=words,
+        evidence={SCRIPT: CLOSE, "source": IMAGE, "stack": [f"{word}: {word}" for word in words]},
+        remedy=CLOSE,
+        env={IMAGE: CLOSE, "NAME": None},
+    )
+    value = Value(value=CLOSE, count=1, ranks=(1,))
+    cells = ((None, 1e9, 0.0, 2e9),) * 4
+    report = unfit(
+        sentence=CLOSE,
+        ranks=tuple(
+            rank_row(rank, **{SCRIPT: IMAGE, "gpu_uuid": word, "node": word}) for rank, word in enumerate(words)
+        ),
+        findings=(finding,),
+        notes=words,
+        world=WorldLine(size=4, nodes=words, launcher=SCRIPT, backend=IMAGE, leaves={CLOSE: words}),
+        measurements={SCRIPT: IMAGE, IMAGE: 1.0},
+        matrices=(
+            Matrix(name=f"p2p.copy.{CLOSE}", title=CLOSE, rows=words, columns=words, cells=cells, unit="bytes_per_s"),
+            Matrix(name=f"p2p.topology.{IMAGE}", title=IMAGE, rows=words, columns=words, cells=(words,) * 4),
+        ),
+        timeline=timeline(CLOSE, IMAGE),
+        settings=(Setting(kind="variable", name=SCRIPT, values=(value, Value(value=None, count=3, ranks=(0, 2, 3)))),),
+        created=SCRIPT,
+        version=IMAGE,
+    )
+    stages = tuple(structs.replace(stage, status=SCRIPT) for stage in report.stages)
+    checks = tuple(structs.replace(check, name=IMAGE, skipped_because=CLOSE) for check in report.checks)
+    return structs.replace(report, stages=stages, checks=checks, run_id=CLOSE, exports={"A": CLOSE, IMAGE: None})

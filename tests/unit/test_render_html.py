@@ -1,0 +1,322 @@
+"""The report as a page: what it says, what it escapes, how large it is."""
+
+import json
+import math
+import re
+from functools import lru_cache
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from benches import bench, healthy
+from msgspec import structs
+from pages import CLOSE, IMAGE, RECORDED, SCRIPT, fleet, hostile, recorded, timeline
+from reports import fit, rank_row, unfit, unknown
+
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.errors import UsageError
+from ddpdiag.model import Matrix, WorldLine
+from ddpdiag.model.setting import Setting, Value
+from ddpdiag.model.timeline import Lane, Timeline
+from ddpdiag.render import html
+
+ALONE = {"meta", "link", "img", "input", "br", "hr"}
+
+
+class Reader(HTMLParser):
+    """Elements, their attributes and texts; fails where one is not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ALONE:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def read(report) -> Reader:
+    return Reader(html.render(report))
+
+
+@lru_cache(maxsize=16)
+def page_of(name: str) -> str:
+    """The page of a recording, or of the report full of hostile strings."""
+    return html.render(hostile() if name == "hostile" else recorded(name))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recording_is_a_whole_page(name):
+    report = recorded(name)
+    page = Reader(page_of(name))
+    assert report.sentence in page.text
+    assert all(finding.title in page.text for finding in report.findings)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    wanted = {attributes["href"][1:] for attributes in page.of("a")}
+    assert wanted <= set(ids)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [fit(), unfit(), unknown(), healthy(), healthy(bench("gloo", "nccl")), fit(ranks=()), fit(timeline=timeline())],
+    ids=["fit", "unfit", "unknown", "bench", "two-backends", "nobody", "timeline"],
+)
+def test_any_report_is_a_page(report):
+    assert report.sentence in read(report).text
+
+
+def test_the_verdict_comes_first_then_the_findings():
+    text = read(unfit()).text
+    places = [text.index(word) for word in ("UNFIT", "Rank 3 on n1 slows", "Findings", "Rank 3 slows every all-reduce")]
+    assert places == sorted(places)
+    assert text.index("Rank 3 slows") < text.index("More threads than cores") < text.index("Where a step goes")
+
+
+def test_a_finding_has_who_evidence_expectation_and_remedy():
+    text = read(unfit()).text
+    for words in (
+        "Blamed rank 3",
+        "Blamed host n1",
+        "Blamed link n0 -> n1",
+        "busbw 210 MB/s",
+        "expected 1.07 GB/s",
+        "source median of ranks 0-2",
+        "Compare `ethtool eth0` on n0 and n1",
+        "export NCCL_SOCKET_IFNAME=eth1,ib0",
+    ):
+        assert words in text
+
+
+def test_nobody_is_blamed_in_words():
+    assert "nobody: the evidence points at no single rank" in read(unknown()).text
+
+
+def test_what_a_job_has_to_set_stands_at_the_top():
+    page = html.render(unfit(exports={"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": None}))
+    assert page.index("export NCCL_P2P_DISABLE=1") < page.index('id="findings"')
+    assert "unset NCCL_ALGO" in page
+
+
+def test_the_same_report_gives_the_same_page():
+    assert html.render(recorded("hang-4-ranks")) == page_of("hang-4-ranks")
+
+
+# Strangers' strings ---------------------------------------------------------------------------------------------------
+
+
+def test_hostile_strings_come_out_escaped():
+    page = page_of("hostile")
+    for words in (SCRIPT, IMAGE, CLOSE, "<img", "\x00", "\x1b", "\u202e"):
+        assert words not in page
+    assert "&lt;script&gt;document.title" in page
+    reader = Reader(page)
+    assert SCRIPT in reader.text
+    assert "{{ 7 * 7 }}{% raw %}" in reader.text
+    assert len(reader.of("script")) == 1
+    assert reader.of("img") == reader.of("iframe") == []
+    assert not [name for _, attributes in reader.elements for name in attributes if name.startswith("on")]
+
+
+def test_pictures_stay_whole_whatever_their_labels_say():
+    pictures = re.findall(r"<svg.*?</svg>", page_of("hostile"), re.DOTALL)
+    shown = " ".join(text for picture in pictures for text in ElementTree.fromstring(picture).itertext())
+    assert len(pictures) >= 3
+    assert "<script>" in shown
+    assert "font: 10px" in shown
+
+
+@pytest.mark.parametrize("name", [*RECORDED, "hostile"])
+def test_nothing_is_fetched_and_no_other_script_runs(name):
+    page = page_of(name)
+    reader = Reader(page)
+    assert {attributes.get("src") for attributes in reader.of("script")} == {None}
+    links = [value for _, attributes in reader.elements for key, value in attributes.items() if key.endswith("href")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert not re.search(r"url\((?!#)|@import", page)
+    (policy,) = [own["content"] for own in reader.of("meta") if own.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "script-src 'sha256-" in policy
+
+
+def test_an_endless_text_is_cut():
+    report = unfit(sentence="x" * 100_000, notes=tuple(f"note {number}" for number in range(1000)))
+    page = html.render(report)
+    assert len(page) < 300_000
+    assert "96,000 more letters are in the JSON report" in page
+    assert "960 more notes are in the JSON report" in page
+
+
+ODD_VALUES = (math.nan, -math.inf, -1.0, 1e308, 0.0, True, "text", None)
+
+
+@pytest.mark.parametrize("values", [ODD_VALUES, (math.nan,) * 4, (1e308,) * 4], ids=["all", "nan", "huge"])
+def test_odd_values_are_no_reason_to_fail(values):
+    ranks = tuple(rank_row(n, busbw_bytes_per_s=value, data_seconds=value) for n, value in enumerate(values))
+    value, cells = values[0], (values[:2], values[2:4])
+    matrix = Matrix(
+        name="fab.pairs", title="pairs", rows=("a", "b"), columns=("a", "b"), cells=cells, unit="bytes_per_s"
+    )
+    assert (
+        "4 ranks"
+        in read(fit(ranks=ranks, matrices=(matrix,), measurements={"training.samples_per_second": value})).text
+    )
+
+
+ODD_MATRICES = (
+    Matrix(name="fab.pairs", title="no cells", rows=(), columns=(), cells=(), unit="bytes_per_s"),
+    Matrix(name="fab.pairs", title="nothing known", rows=("a",), columns=("b",), cells=((None,),), unit="bytes_per_s"),
+    Matrix(
+        name="p2p.host.n0", title="wide", rows=("a",), columns=("b",) * 64, cells=((1.0,) * 64,), unit="bytes_per_s"
+    ),
+    Matrix(
+        name="p2p.host.n1", title="all failed", rows=("a",), columns=("b", "c"), cells=((0, 0),), unit="bytes_per_s"
+    ),
+    Matrix(name="p2p.x", title="one word", rows=("a",), columns=("b",), cells=(("PIX",),)),
+)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"matrices": ODD_MATRICES},
+        {"ranks": ({}, {"rank": 1, "busbw_bytes_per_s": 1.0}, {"rank": "x", "busbw_bytes_per_s": 2.0})},
+        {"timeline": Timeline(seconds=0.0, trials=(), lanes=(), trials_in_all=0, ranks_in_all=0)},
+        {
+            "timeline": structs.replace(
+                timeline(), seconds=0.0, trials=(), lanes=(Lane(rank=0, node="", arrived_seconds=0),)
+            )
+        },
+        {
+            "stages": (),
+            "checks": (),
+            "measurements": {},
+            "created": "",
+            "world": WorldLine(size=0, nodes=(), launcher="", backend=""),
+        },
+    ],
+    ids=["matrices", "rows", "no-lanes", "no-trials", "empty"],
+)
+def test_an_odd_report_is_a_page(fields):
+    assert fit().sentence in read(fit(**fields)).text
+
+
+# What it shows --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_have_words_and_follow_the_page():
+    page = page_of("eight-gpus")
+    reader = Reader(page)
+    pictures = [own for tag, own in reader.elements if own.get("class") == "picture"]
+    assert len(pictures) == len(reader.of("svg")) >= 4
+    assert all(own["role"] == "img" and len(own["aria-label"]) > 20 for own in pictures)
+    assert "currentColor" in page
+    assert "var(--s1)" in page
+    assert "#0102" not in page  # the colours that stand for the page's
+
+
+def test_p2p_on_and_off_stand_side_by_side():
+    text = Reader(page_of("eight-gpus")).text
+    assert "Copies between GPUs of n0: 56 ways, usually 100 MB/s" in text
+    assert "Copies between GPUs of n0 through its memory (P2P off): 56 ways, usually 40 MB/s" in text
+    assert "ways between GPUs" in text
+    assert "NV18" in text
+
+
+def test_the_slowest_pair_of_hosts_is_named():
+    text = Reader(page_of("slow-host-3-ranks")).text
+    assert "All-reduce between two hosts, busbw: 6 ways" in text
+    assert re.search(r"slowest h\d to h\d at 2\.\d+ MB/s", text)
+
+
+def test_an_outlier_is_marked_in_words_and_by_the_finding():
+    page = html.render(unfit())
+    assert "far from it: 3 n1" in Reader(page).text
+    assert ">blamed<" in page
+
+
+def test_the_timeline_says_who_hung_where():
+    text = Reader(page_of("hang-4-ranks")).text
+    assert "rank 3 on h1 hung in COL001 (connect all ranks: post)" in text
+    text = read(fit(timeline=timeline())).text
+    assert "rank 2 on n1 never came" in text
+
+
+def test_differences_in_the_environment_name_value_and_ranks():
+    values = (Value(value="eth0", count=3, ranks=(0, 1, 2)), Value(value=None, count=1, ranks=(3,)))
+    alike = Setting(kind="version", name="torch", values=(Value(value="2.13", count=4, ranks=(0, 1, 2, 3)),))
+    text = read(fit(settings=(alike, Setting(kind="variable", name="NCCL_SOCKET_IFNAME", values=values)))).text
+    assert "1 setting of 2 differ between ranks" in text
+    assert "variable NCCL_SOCKET_IFNAME eth0 0-2 variable NCCL_SOCKET_IFNAME not set 3" in text
+
+
+def test_a_benchmark_shows_curves_expectation_and_ranks():
+    text = read(healthy(bench("gloo", "nccl"))).text
+    assert "Bus bandwidth over size" in text
+    assert "Latency over size" in text
+    assert "Every size" in text
+
+
+# Many -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large() -> str:
+    return html.render(fleet(16_384, ranks_per_host=1))
+
+
+def test_16384_hosts_are_a_small_page(large):
+    assert len(large.encode()) < 2_000_000
+
+
+def test_what_is_left_out_is_said(large):
+    text = Reader(large).text
+    assert "All 16,384 hosts as a histogram; below, the 24 worst." in text
+    assert "the lowest between groups of 342" in text
+    assert "16 of 16,384 ranks" in text
+    assert re.search(r"\d+ more FAB001.node \(warning\)", text)
+    assert "64 hosts of 16,384" in text
+
+
+# Without the extra ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("module", "name"), [("jinja2", "Jinja2"), ("matplotlib", "matplotlib")])
+def test_what_is_missing_is_one_sentence(monkeypatch, module, name):
+    there = html.find_spec
+    monkeypatch.setattr(html, "find_spec", lambda wanted: None if wanted == module else there(wanted))
+    with pytest.raises(UsageError, match=rf"^--html needs {name}: pip install 'ddpdiag\[html\]'$"):
+        html.check_available()
+
+
+def test_nothing_is_measured_before_that_is_said(monkeypatch):
+    monkeypatch.setattr(html, "find_spec", lambda wanted: None)
+    with pytest.raises(UsageError, match="--html needs"):
+        Outputs(html="page.html").check()
+
+
+def test_the_json_report_has_what_the_page_shows():
+    report = json.loads(json.dumps(structs.asdict(recorded("hang-4-ranks").timeline), default=structs.asdict))
+    assert [lane["rank"] for lane in report["lanes"]] == [0, 1, 2, 3]
+    assert report["lanes"][3]["unfinished"][0]["at"] == "connect all ranks: post"
