@@ -317,15 +317,31 @@ def lint(
 
 
 @app.command(
-    epilog=options.examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged", "ddpdiag explain LNT010")
+    epilog=options.examples(
+        "ddpdiag explain COL001",
+        "ddpdiag explain TRN001.diverged",
+        'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
+        "ddpdiag explain slurm-123.out",
+        "cat rank*.log | ddpdiag explain -",
+    )
 )
-def explain(code: Annotated[str, typer.Argument(help="A check's code, a finding's, or a lint rule's.")]) -> None:
-    """Print the manual page of a check, or of a rule of `ddpdiag lint`."""
-    from ddpdiag.cli.manual import manual_page
-    from ddpdiag.cli.outputs import show, terminal
+def explain(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CODE|NAME|TEXT|FILE|-",
+            help="A check's, finding's or lint rule's code, a check's name, an error text, or a log ('-': standard "
+            "input).",
+        ),
+    ],
+) -> None:
+    """Print a manual page; or say what an error text means; or find the first cause in a job's log.
 
-    width, color = terminal(sys.stdout)
-    show(manual_page(code, width=width, color=color), sys.stdout)
+    Exit code: 0 explained, 2 no such code, 3 nothing in the text or log that is known.
+    """
+    from ddpdiag.cli import explain as command
+
+    raise typer.Exit(command.run(what))
 
 
 @app.command()

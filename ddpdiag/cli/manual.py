@@ -1,5 +1,7 @@
 """Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side."""
 
+from ddpdiag import manual
+from ddpdiag.errors import UsageError
 from ddpdiag.render.manual import CheckRow, explain
 
 # In the place of a stage: no stage of a run has this name.
@@ -12,13 +14,23 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
         from ddpdiag.lint import rule_of
 
         rule = rule_of(code)
-        manual = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]\n"
-        return explain(CheckRow(rule.code, rule.name, _LINT, rule.title), manual, {}, width=width, color=color)
+        page = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]\n"
+        return explain(CheckRow(rule.code, rule.name, _LINT, rule.title), page, {}, width=width, color=color)
     from ddpdiag.checks import by_code
 
     check = by_code(code)
+    _, _, word = code.partition(".")
     row = CheckRow(check.code, check.name, check.stage.value, check.title)
-    return explain(row, check.manual, check.thresholds, width=width, color=color)
+    asked = f"{word}: {_finding(check.code, check.manual, word.lower())}" if word else ""
+    return explain(row, check.manual, check.thresholds, asked=asked, width=width, color=color)
+
+
+def _finding(code: str, page: str, word: str) -> str:
+    """What the page says of one finding; UsageError if there is none of that name."""
+    if (text := manual.finding_text(page, word)) is None:
+        known = ", ".join(manual.findings_of(page))
+        raise UsageError(f"{code} has no finding {word!r}; it has {known}")
+    return text
 
 
 def rows() -> list[CheckRow]:
@@ -30,3 +42,8 @@ def rows() -> list[CheckRow]:
         *(CheckRow(check.code, check.name, check.stage.value, check.title) for check in all_checks()),
         *(CheckRow(rule.code, rule.name, _LINT, rule.title) for rule in all_rules()),
     ]
+
+
+def code_of(name: str) -> str | None:
+    """The code of the check or rule of that name ("pcie-link"), or None."""
+    return next((row.code for row in rows() if row.name == name.lower()), None)

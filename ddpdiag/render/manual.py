@@ -17,10 +17,12 @@ class CheckRow(NamedTuple):
     title: str
 
 
-def explain(check: CheckRow, manual: str, settings: Mapping[str, float], *, width: int, color: bool) -> str:
+def explain(
+    check: CheckRow, manual: str, settings: Mapping[str, float], *, asked: str = "", width: int, color: bool
+) -> str:
     """The manual page of a check, from its docstring: title, then paragraphs. Examples and tables stay as they are.
 
-    `settings` are what --set can change, with their usual values.
+    `settings` are what --set can change, with their usual values; `asked` is what stands first, on one finding.
     """
     first, _, rest = cleandoc(manual).partition("\n")
     head = f"{check.code} {check.name} (stage: {check.stage})"
@@ -28,6 +30,8 @@ def explain(check: CheckRow, manual: str, settings: Mapping[str, float], *, widt
         rest += f"\n\nSettings (--set {check.code}.NAME=VALUE): {', '.join(f'{k}={v:g}' for k, v in settings.items())}."
     body = "\n".join(_filled(rest, max(width, _LEAST_WIDTH)))
     lines = [_bold(head, color=color), "", _bold(first, color=color)]
+    if asked:
+        lines += ["", _fill(asked, max(width, _LEAST_WIDTH))]
     return "\n".join([*lines, "", body] if body else lines) + "\n"
 
 

@@ -65,6 +65,20 @@ SYMPTOMS = (
         source="torch 2.13 (elastic/multiprocessing/api.py)",
     ),
     Symptom(
+        name="forced-end",
+        role=Role.FAILURE,
+        anchor="forcefully exiting via",
+        pattern=r"Unable to shutdown process \d+",
+        code="RUN003.hung",
+        says="A worker did not end when torchrun told it to: it is stopped (SIGSTOP, a debugger), or stuck in the "
+        "kernel, a driver or C code. The others waited for it.",
+        confirm="grep State /proc/PID/status and cat /proc/PID/stack while it hangs (T: stopped, D: in the kernel)",
+        todo="Find out who stopped it, or on which device or file server it waits.",
+        example="W torch/distributed/elastic/multiprocessing/api.py:1047] Unable to shutdown process 17 via 15, "
+        "forcefully exiting via 9",
+        source="torch 2.13 (elastic/multiprocessing/api.py), observed",
+    ),
+    Symptom(
         name="worker-terminated",
         role=Role.ECHO,
         anchor="exitcode  : -15 ",

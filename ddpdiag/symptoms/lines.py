@@ -71,6 +71,4 @@ def read_line(text: str) -> Line:
 def table_speaker(before: str, speaker: Speaker) -> Speaker:
     """The worker of which a line of torchrun's table of failures tells, from the lines before it."""
     ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
-    return speaker._replace(
-        rank=int(ranks[-1]) if ranks else speaker.rank, host=hosts[-1] if hosts else speaker.host
-    )
+    return speaker._replace(rank=int(ranks[-1]) if ranks else speaker.rank, host=hosts[-1] if hosts else speaker.host)

@@ -77,7 +77,9 @@ def explain_log(pieces: Iterable[bytes], source: str, symptoms: Sequence[Symptom
     reader = _Reader(all_symptoms() if symptoms is None else symptoms)
     for block in _blocks(pieces):
         reader.read(block)
-    return Explanation(sightings=in_order(one.sighting() for one in reader.met.values()), lines=reader.lines, source=source)
+    return Explanation(
+        sightings=in_order(one.sighting() for one in reader.met.values()), lines=reader.lines, source=source
+    )
 
 
 def in_order(met: Iterable[Sighting]) -> tuple[Sighting, ...]:
