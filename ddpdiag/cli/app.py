@@ -353,3 +353,15 @@ def checks() -> None:
 
     width, color = terminal(sys.stdout)
     show(checks_table(rows(), width=width, color=color), sys.stdout)
+
+
+@app.command(epilog=options.examples("ddpdiag manual --markdown manual.md"))
+def manual(
+    markdown: Annotated[
+        str, typer.Option(metavar="FILE", help="Write it as one Markdown document ('-': standard output).")
+    ] = "-",
+) -> None:
+    """All manual pages in one document: checks, then the rules of `ddpdiag lint`."""
+    from ddpdiag.cli.manual import write_manual
+
+    raise typer.Exit(write_manual(markdown))

@@ -1,8 +1,10 @@
 """Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side."""
 
+from collections.abc import Iterator
+
 from ddpdiag import manual
 from ddpdiag.errors import UsageError
-from ddpdiag.render.manual import CheckRow, explain
+from ddpdiag.render.manual import CheckRow, ManualPage, explain
 
 # In the place of a stage: no stage of a run has this name.
 _LINT = "lint"
@@ -47,3 +49,25 @@ def rows() -> list[CheckRow]:
 def code_of(name: str) -> str | None:
     """The code of the check or rule of that name ("pcie-link"), or None."""
     return next((row.code for row in rows() if row.name == name.lower()), None)
+
+
+def write_manual(path: str) -> int:
+    """Write all pages into one Markdown document."""
+    from ddpdiag import __version__
+    from ddpdiag.render import files
+    from ddpdiag.render.manual import as_markdown
+
+    files.write(path, as_markdown(_pages(), __version__))
+    return 0
+
+
+def _pages() -> Iterator[ManualPage]:
+    from ddpdiag.checks import all_checks
+    from ddpdiag.lint import all_rules
+
+    for check in all_checks():
+        yield ManualPage(
+            CheckRow(check.code, check.name, check.stage.value, check.title), check.manual, check.thresholds
+        )
+    for rule in all_rules():
+        yield ManualPage(CheckRow(rule.code, rule.name, _LINT, rule.title), rule.manual, {})

@@ -219,7 +219,7 @@ SYMPTOMS = (
         says="NCCL cannot connect to the address that another rank offers: a firewall, or an interface that leads "
         "nowhere.",
         confirm="From the host that prints it: nc -vz ADDRESS PORT; ip -br addr on both",
-        todo="export NCCL_SOCKET_IFNAME=INTERFACE with the one that leads to the other hosts; open the ephemeral ports.",
+        todo="export NCCL_SOCKET_IFNAME=INTERFACE that leads to the other hosts; open the ephemeral ports.",
         example="n0:71:90 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<34567> failed : "
         "Software caused connection abort",
         source="NCCL (misc/socket.cc)",

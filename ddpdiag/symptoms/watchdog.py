@@ -103,8 +103,8 @@ SYMPTOMS = (
         says="torch guesses which GPU this rank uses. If the guess is wrong, the job hangs or all ranks take GPU 0.",
         confirm="nvidia-smi: is a process on more than one GPU?",
         todo="torch.cuda.set_device(LOCAL_RANK) before init_process_group, and init_process_group(device_id=...).",
-        example="[rank0]:[W225 15:57:58.192362886 ProcessGroupNCCL.cpp:4561] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to "
-        "perform barrier as devices used by this process are currently unknown.",
+        example="[rank0]:[W225 15:57:58.192362886 ProcessGroupNCCL.cpp:4561] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 "
+        "to perform barrier as devices used by this process are currently unknown.",
         source="torch (ProcessGroupNCCL.cpp); pytorch#60752",
     ),
     Symptom(
@@ -115,7 +115,8 @@ SYMPTOMS = (
         says="A system call of NCCL failed: sockets, shared memory, InfiniBand. The line says not which.",
         confirm=_FIRST_WARN,
         todo="Search the log for NCCL WARN; `ddpdiag check` tries the ways one by one (P2P003).",
-        example="RuntimeError: NCCL error in: ../ProcessGroupNCCL.cpp:1191, unhandled system error, NCCL version 2.21.5",
+        example="RuntimeError: NCCL error in: ../ProcessGroupNCCL.cpp:1191, unhandled system error, "
+        "NCCL version 2.21.5",
         source="NCCL (init.cc)",
     ),
     Symptom(

@@ -24,12 +24,12 @@ from pathlib import Path
 for _room in ("benchmarks", "faults", "hosts", "processes"):
     sys.path.insert(0, str(Path(__file__).parent.parent / _room))
 
-from elsewhere import SCRIPT, _is_about_files
-from fault import Fault
-from jobs import Job
-from launch import Launched, Launcher
-from network import Network
-from runs import faults, play, start
+from elsewhere import SCRIPT, _is_about_files  # noqa: E402
+from fault import Fault  # noqa: E402
+from jobs import Job  # noqa: E402
+from launch import Launched, Launcher  # noqa: E402
+from network import Network  # noqa: E402
+from runs import faults, play, start  # noqa: E402
 
 TIMEOUT_SECONDS = 10
 # gloo waits five times as long as it was told to; then torchrun has to find out.
