@@ -132,6 +132,7 @@ def check(
         ),
     ] = None,
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
@@ -183,6 +184,7 @@ def check(
     )
     outputs = command.Outputs(
         json=json,
+        markdown=markdown,
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
@@ -203,6 +205,7 @@ def judge(
         list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
     ],
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the parts as one recording.", rich_help_panel=options.OUT),
@@ -221,6 +224,7 @@ def judge(
 
     outputs = Outputs(
         json=json,
+        markdown=markdown,
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
@@ -260,6 +264,7 @@ def simulate(
         int | None, typer.Option(min=1, metavar="N", help="So many runs, and how often who was blamed.")
     ] = None,
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
@@ -284,6 +289,7 @@ def simulate(
     )
     outputs = Outputs(
         json=json,
+        markdown=markdown,
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,

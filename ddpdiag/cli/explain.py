@@ -70,7 +70,7 @@ def _standard_input() -> Iterator[bytes]:
     if sys.stdin.isatty():
         complain("reading the log from the terminal; end it with Ctrl-D")
     try:
-        while piece := sys.stdin.buffer.read1(_PIECE_BYTES):
+        while piece := sys.stdin.buffer.read(_PIECE_BYTES):
             yield piece
     except OSError as error:
         raise UsageError(f"cannot read standard input: {error.strerror or error}") from error

@@ -63,6 +63,10 @@ Json = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=OUT),
 ]
+Markdown = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write it as Markdown, for tickets and chat.", rich_help_panel=OUT),
+]
 Record = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=OUT)
 ]

@@ -17,6 +17,7 @@ class Outputs:
     """Files to write ('-' is standard output), and how much the terminal shows."""
 
     json: str | None = None
+    markdown: str | None = None
     record: str | None = None
     exclude_file: str | None = None
     good_hosts: str | None = None
@@ -43,6 +44,7 @@ class Outputs:
         """The file of each option that was given."""
         files = {
             "--json": self.json,
+            "--markdown": self.markdown,
             "--record": self.record,
             "--exclude-file": self.exclude_file,
             "--good-hosts": self.good_hosts,
@@ -61,10 +63,11 @@ class Outputs:
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""
-        from ddpdiag.render import exports, json
+        from ddpdiag.render import exports, json, markdown
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
+            "--markdown": lambda: markdown.render(report),
             "--record": lambda: b"".join(map(encode_line, lines)),
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),

@@ -93,6 +93,7 @@ def train(
         ),
     ] = None,
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: options.Record = None,
     strict: options.Strict = False,
     details: options.Details = False,
@@ -170,5 +171,5 @@ def train(
         board_port=board_port,
         port_range=port_range,
     )
-    outputs = Outputs(json=json, record=record, details=details)
+    outputs = Outputs(json=json, markdown=markdown, record=record, details=details)
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))
