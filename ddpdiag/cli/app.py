@@ -122,6 +122,14 @@ def check(
             rich_help_panel=options.WHAT,
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A recording or JSON report of an earlier run to compare with (CMP001). Read on rank 0's host.",
+            rich_help_panel=options.WHAT,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -174,6 +182,7 @@ def check(
         data_dir=data_dir,
         shared_dir=shared_dir,
         topology=topology,
+        baseline=baseline,
         need_nodes=need_nodes,
         settings=tuple(set_ or ()),
         strict=strict,
@@ -233,6 +242,32 @@ def judge(
         timings=timings,
     )
     raise typer.Exit(command.run(files, outputs, strict=strict, need_nodes=need_nodes))
+
+
+@app.command(
+    epilog=options.examples(
+        "ddpdiag compare before.jsonl after.jsonl",
+        "ddpdiag compare report-monday.json run.jsonl --markdown changes.md",
+    )
+)
+def compare(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Another one, of a later run.")],
+    json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write the changes as JSON ('-': standard output).", rich_help_panel=options.OUT
+        ),
+    ] = None,
+    markdown: options.Markdown = None,
+) -> None:
+    """Say what changed between two runs: regressions first, beyond the noise that their repeats show.
+
+    Exit code: 0 no regression, 1 regression, 2 a file that is no run.
+    """
+    from ddpdiag.cli import compare as command
+
+    raise typer.Exit(command.run(old, new, command.Files(json=json, markdown=markdown)))
 
 
 @app.command(

@@ -7,6 +7,7 @@ from typing import Any
 from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
+from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
@@ -26,6 +27,7 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
@@ -87,7 +89,16 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
         timings=timings_of(recording, checks),
+        snapshot=_snapshot(world, recording, bench),
     )
+
+
+def _snapshot(world: World, recording: Recording, bench: BenchReport | None) -> Snapshot | None:
+    """What another run can be held against; None of a recording that this version cannot read."""
+    try:
+        return snapshot_of(Seen(world, col002.CHECK, recording), bench.saved if bench is not None else ())
+    except (ValueError, ArithmeticError, LookupError):
+        return None  # `_judge_check` has said so
 
 
 def _bench(world: World, recording: Recording, judged: Sequence[Judged]) -> BenchReport | None:

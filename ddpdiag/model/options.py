@@ -5,6 +5,7 @@ from enum import Enum
 from msgspec import Struct, field, structs
 
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
 
 
@@ -24,7 +25,7 @@ class Options(Struct, frozen=True, kw_only=True):
     `port_range` is LOW-HIGH, the ports on which stores may listen. `exports` says that the job will take the variables
     that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `need_nodes` is
     how many hosts the job needs, where it could leave some out. `bench` is what a benchmark measures, `train` what
-    is trained by which strategies.
+    is trained by which strategies, `baseline` an earlier run to hold this one against.
     """
 
     depth: Depth = Depth.QUICK
@@ -45,6 +46,7 @@ class Options(Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
     train: Train | None = None
+    baseline: Snapshot | None = None
 
     @property
     def for_ranks(self) -> "Options":
@@ -52,4 +54,4 @@ class Options(Struct, frozen=True, kw_only=True):
         bench = self.bench
         if bench is not None and bench.baseline is not None:
             bench = structs.replace(bench, baseline=None)
-        return structs.replace(self, bench=bench, topology={})
+        return structs.replace(self, bench=bench, topology={}, baseline=None)

@@ -5,6 +5,7 @@ from enum import Enum
 from msgspec import Struct, field
 
 from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.timings import Timings
 from ddpdiag.model.train import TrainReport
 
@@ -110,7 +111,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `exports` are the variables
-    that the job needs, as they were tried (None: unset). `timings` says where the seconds went.
+    that the job needs, as they were tried (None: unset). `timings` says where the seconds went. `snapshot` is what
+    another run can be compared with.
     """
 
     schema: str = SCHEMA
@@ -133,3 +135,4 @@ class Report(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     exports: dict[str, str | None] = field(default_factory=dict)
     timings: Timings | None = None
+    snapshot: Snapshot | None = None
