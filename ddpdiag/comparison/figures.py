@@ -5,13 +5,12 @@ from itertools import chain
 
 from ddpdiag.bandwidth.baseline import find, slower, worse
 from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text
-from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, moved, quicker_half, shift, standings
+from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift, standings
 from ddpdiag.model.comparison import Change, Direction
-from ddpdiag.model.snapshot import Figure, Snapshot
+from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 
 # A fact that one run does not have is told so.
 ABSENT = "unset"
-_KEPT = 0.05
 
 
 def comparable(old: Snapshot, new: Snapshot) -> str | None:
@@ -24,14 +23,24 @@ def comparable(old: Snapshot, new: Snapshot) -> str | None:
 
 
 def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, ...]]:
-    """How many figures could be held against each other, and what changed."""
+    """How many figures were held against each other, and what changed."""
     if (why := comparable(old, new)) is not None:
         return 0, (_note("shape", f"figures were not compared, {why}"),)
     changes = [*chain(_within(old, new), _across(old, new), _series(old, new)), *_refused(old, new)]
-    both = {(f.name, f.rank) for f in old.figures} & {(f.name, f.rank) for f in new.figures}
-    if not both and not (old.series and new.series):
+    if not _common(old, new) and not (old.series and new.series):
         changes.append(_note("figures", "the runs have no figure in common"))
-    return len(both) + sum(not isinstance(find(old.series, series), str) for series in new.series), tuple(changes)
+    held = sum(not isinstance(find(old.series, series), str) for series in new.series)
+    return sum(_is_judged(figure, old, new) for figure in _common(old, new)) + held, tuple(changes)
+
+
+def _common(old: Snapshot, new: Snapshot) -> list[Figure]:
+    """Figures of the new run that the old one has, too."""
+    known = {(figure.name, figure.rank) for figure in old.figures}
+    return [figure for figure in new.figures if (figure.name, figure.rank) in known]
+
+
+def _is_judged(figure: Figure, old: Snapshot, new: Snapshot) -> bool:
+    return _busy(old, new) >= (LEAST_BUSY_WITHIN if figure.within else LEAST_BUSY_ACROSS)
 
 
 def changed_facts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
@@ -53,7 +62,7 @@ def _busy(old: Snapshot, new: Snapshot) -> float:
 
 def _refused(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     busy = _busy(old, new)
-    if busy < LEAST_BUSY_ACROSS and any(f.values for f in new.figures):
+    if busy < LEAST_BUSY_ACROSS and _common(old, new):
         what = "no times" if busy < LEAST_BUSY_WITHIN else "no times of the whole machine"
         yield _note(
             "busy", f"{what} were judged: in one of the runs a rank had {share_text(busy)} of its core, others the rest"
@@ -79,9 +88,9 @@ def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     for name in before.keys() & now.keys():
         was, is_ = _ranks(before[name]), _ranks(now[name])
         then, here = standings(was), standings(is_)
-        for rank in sorted(then.keys() & here.keys()):
+        for rank in _told(then, here):
             change = moved(then[rank], here[rank])
-            if change.is_beyond and (len(is_) > 2 or _is_own(rank, change, was, is_)):
+            if change.is_beyond:
                 yield _of_rank(is_[rank], rank, change, len(is_))
 
 
@@ -89,13 +98,14 @@ def _ranks(figures: Mapping[int | None, Figure]) -> dict[int, Figure]:
     return {rank: figure for rank, figure in figures.items() if rank is not None}
 
 
-def _is_own(rank: int, change: Shift, was: Mapping[int, Figure], now: Mapping[int, Figure]) -> bool:
-    """Of two ranks, one that falls behind looks like the other one that gets ahead: whose own figure changed more?"""
-    (other,) = now.keys() - {rank}
-    behind = rank if change.ratio > 1 else other
-    kept = abs(quicker_half(now[behind].values) / quicker_half(was[behind].values) - 1) < _KEPT
-    # If the one behind is as quick as ever, the other one got ahead; else it is the loss of the one that is behind.
-    return kept is (change.ratio < 1)
+def _told(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[int]:
+    """The ranks that are spoken of. Of two, one that falls behind looks like the other one that gets ahead: it is the
+    one that is behind where they are further apart than they were, else the one that was behind."""
+    both = sorted(then.keys() & here.keys())
+    if len(both) != 2:
+        return both
+    was, now = (max(both, key=lambda rank: each[rank].ratio) for each in (then, here))
+    return [now if here[now].ratio >= then[was].ratio else was]
 
 
 def _of_rank(figure: Figure, rank: int, change: Shift, size: int) -> Change:
@@ -133,13 +143,21 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
                 yield _of_world(figure, shifted)
 
 
+def _direction(figure: Figure, shifted: Shift) -> Direction:
+    """Of a single value no noise is known, so that it is told and not judged."""
+    if figure.sampling is Sampling.SINGLE:
+        return Direction.NEUTRAL
+    return Direction.REGRESSION if shifted.ratio > 1 else Direction.IMPROVEMENT
+
+
 def _of_world(figure: Figure, shifted: Shift) -> Change:
     show = (lambda value: f"{value:,.0f} /s") if figure.is_rate else time_text
     spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
     return Change(
-        direction=Direction.REGRESSION if shifted.ratio > 1 else Direction.IMPROVEMENT,
+        direction=_direction(figure, shifted),
         name=figure.name,
-        text=f"{figure.title}: {show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})",
+        text=f"{figure.title}: {show(shifted.old)} -> {show(shifted.new)} "
+        f"({_percent(shifted.new / shifted.old)}; {spread})",
         ranks=() if figure.rank is None else (figure.rank,),
         old=shifted.old,
         new=shifted.new,

@@ -1,8 +1,8 @@
 """Is a difference between two runs more than the noise that their own repeats show? Pure.
 
 Times of two runs differ for reasons that neither run shows within itself: where the processes came to lie, who else
-used the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what the whole
-machine disturbs than for what is held against other ranks at the same moments.
+used the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what
+the whole machine disturbs than for what is held against other ranks at the same moments.
 """
 
 import math
@@ -23,8 +23,8 @@ ACROSS_RATIO = 1.4
 # Between the quickest call now and the 95th percentile then, and by SLOW_RATIO of bandwidth/slow.py: a summary does
 # not show its quartiles.
 SUMMARY_RATIO = 1.5
-# Of a single value no noise is known.
-SINGLE_RATIO = 2.0
+# Of a single value no noise is known: a difference is worth a word, and is not judged.
+SINGLE_RATIO = 1.5
 # Ranks that had less of their cores were disturbed too much to be compared; for figures of the whole machine they must
 # have been all but alone.
 LEAST_BUSY_WITHIN, LEAST_BUSY_ACROSS = 0.6, 0.9

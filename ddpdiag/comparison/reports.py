@@ -43,10 +43,8 @@ def _sentence(changes: list[Change], count: int) -> str:
         if number := sum(change.direction is direction for change in changes):
             word = "other change" if direction is Direction.NEUTRAL else direction.value
             parts.append(f"{number} {word}{'' if number == 1 else 's'}")
-    if not any(change.direction is Direction.REGRESSION for change in changes):
-        parts.insert(0, "no regression")
-    of = f"{count} figure{'' if count == 1 else 's'} compared" if count else "no figure could be compared"
-    return f"{', '.join(parts)}; {of}."
+    of = f"{count} figure{'' if count == 1 else 's'} compared" if count else "no figure was compared"
+    return f"{', '.join(parts) or 'nothing changed'}; {of}."
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:

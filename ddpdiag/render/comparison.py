@@ -32,13 +32,15 @@ def render(comparison: Comparison, *, width: int, color: bool) -> str:
         lines += [painted + first[7:], *rest]
     if comparison.changes:
         lines.append("")
-    worse = comparison.exit_code != 0
-    lines += _filled("WORSE: " if worse else "NO REGRESSION: ", _without_lead(comparison.sentence), width)
+    lines += _filled(f"{_word(comparison)}: ", comparison.sentence, width)
     return "\n".join(lines) + "\n"
 
 
-def _without_lead(sentence: str) -> str:
-    return sentence.removeprefix("no regression, ").removeprefix("no regression; ")
+def _word(comparison: Comparison) -> str:
+    """That nothing was held against each other is no good news."""
+    if comparison.exit_code:
+        return "WORSE"
+    return "NO REGRESSION" if comparison.compared else "NOT COMPARED"
 
 
 def _name(side: Side) -> str:
@@ -57,8 +59,7 @@ def _filled(lead: str, text: str, width: int) -> list[str]:
 
 def as_markdown(comparison: Comparison) -> str:
     """For tickets and chat: the sentence first; changes that are neither worse nor better are folded away."""
-    word = "WORSE" if comparison.exit_code else "NO REGRESSION"
-    lines = [f"**{word}**: {words(_without_lead(comparison.sentence))}", ""]
+    lines = [f"**{_word(comparison)}**: {words(comparison.sentence)}", ""]
     for lead, side in (("old", comparison.old), ("new", comparison.new)):
         name = f"{code(side.source)}, run {code(side.run_id)} {words(side.created)}".rstrip()
         lines.append(f"- **{lead}:** {name}: **{words(side.verdict.upper())}**: {words(side.sentence)}")
