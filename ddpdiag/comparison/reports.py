@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ddpdiag.comparison.figures import changed_facts, compared_figures
+from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Verdict
 from ddpdiag.model.comparison import Change, Comparison, Direction, Side
@@ -17,7 +18,14 @@ _ORDER = tuple(Direction)
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
     """What changed from the old run to the new one."""
     count, figures = _figures(old, new)
-    changes = [*_verdict(old, new), *_findings(old, new), *figures, *_world(old, new), *_facts(old, new)]
+    changes = [
+        *_verdict(old, new),
+        *_findings(old, new),
+        *figures,
+        *changed_matrices(old.matrices, new.matrices),
+        *_world(old, new),
+        *_facts(old, new),
+    ]
     changes.sort(key=lambda change: _ORDER.index(change.direction))
     regressions = sum(change.direction is Direction.REGRESSION for change in changes)
     return Comparison(

@@ -1,6 +1,7 @@
 """Two runs held against each other: what counts, who is named, what is no regression."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from ddpdiag.checks import all_checks, cmp001
 from ddpdiag.cli.compare import Files, read_baseline, read_report, run
 from ddpdiag.codec import read_recording
 from ddpdiag.comparison.figures import compared_figures
+from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
 from ddpdiag.comparison.reports import compare
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.judge import world_of
-from ddpdiag.model import Finding, Report, Severity, Verdict
+from ddpdiag.model import Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.comparison import Change, Comparison, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
@@ -193,6 +195,42 @@ def test_another_world_is_not_compared() -> None:
     other = snapshot(steps(0), shape={"ranks": "4 ranks"})
     count, (change,) = compared_figures(snapshot(steps(0)), other)
     assert (count, change.text) == (0, "figures were not compared, ranks: 2 ranks then, 4 ranks now")
+
+
+# Ways between hosts
+
+
+def ways(**slow: float) -> tuple[Matrix, ...]:
+    """Four hosts, 1 GB/s on every way; a keyword such as `n0n1=0.5` changes one."""
+    hosts = ("n0", "n1", "n2", "n3")
+    cells = tuple(
+        tuple(None if a == b else 1e9 * slow.get(f"{a}{b}", slow.get("all", 1.0)) for b in hosts) for a in hosts
+    )
+    return (Matrix(name="mesh.rate", title="TCP", rows=hosts, columns=hosts, cells=cells, unit="bytes_per_s"),)
+
+
+def test_a_way_that_became_slow_is_named() -> None:
+    (change,) = changed_matrices(ways(), ways(n0n1=0.5))
+    assert (change.direction, change.text) == (Direction.REGRESSION, "TCP: n0 -> n1: 1 GB/s -> 500 MB/s")
+    (back,) = changed_matrices(ways(n0n1=0.5), ways())
+    assert back.direction is Direction.IMPROVEMENT
+
+
+def test_a_way_that_varies_is_not() -> None:
+    assert list(changed_matrices(ways(), ways(n0n1=0.75))) == []
+
+
+def test_all_ways_together_are_one_change() -> None:
+    (change,) = changed_matrices(ways(), ways(all=0.4))
+    assert change.direction is Direction.REGRESSION
+    assert change.text.endswith("and 4 more: 1 GB/s -> 400 MB/s")
+
+
+@given(st.lists(st.floats(0.6, 1.6), min_size=12, max_size=12))
+def test_a_matrix_does_not_differ_from_itself(cells: list[float]) -> None:
+    hosts = ("n0", "n1", "n2", "n3")
+    made = ways(**{f"{a}{b}": cell for (a, b), cell in zip(permutations(hosts, 2), cells, strict=True)})
+    assert list(changed_matrices(made, made)) == []
 
 
 # Whole reports
