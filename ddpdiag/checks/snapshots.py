@@ -12,6 +12,9 @@ from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
 from ddpdiag.stats import Samples
 
+# Another one in every run, whatever it runs on.
+_OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
+
 
 def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = ()) -> Snapshot:
     """What this run can be held against another one by."""
@@ -20,7 +23,7 @@ def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = ()) -> Snaps
     return Snapshot(
         created=seen.recording.header.created,
         shape={**shape_of({str(host): ranks for host, ranks in world.hosts.items()}), "backend": world.backend},
-        facts={**_versions(seen), **_variables(seen)},
+        facts=_facts(seen),
         figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_all_reduce(seen)),
         series=tuple(series),
         busy_share=None if world.gpus else _busy_share(steps),
@@ -84,6 +87,15 @@ def _summary(name: str, title: str, own: Samples) -> Figure:
     return Figure(name=f"{name}.seconds", title=title, values=values, sampling=Sampling.SUMMARY)
 
 
+def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
+    """As far as the checks that look at them were run."""
+    versions, variables = seen.of(lch003.CHECK).by_rank, seen.of(lch002.CHECK).by_rank
+    return {
+        **({"versions": _versions(seen)} if versions else {}),
+        **({"variables": _variables(seen)} if variables else {}),
+    }
+
+
 def _versions(seen: Seen[Any]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for data in seen.of(lch003.CHECK).by_rank.values():
@@ -98,6 +110,6 @@ def _variables(seen: Seen[Any]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
         for name, value in data.variables.items():
-            if name not in lch002.OWN:
+            if name not in lch002.OWN | _OF_THE_RUN:
                 found.setdefault(name, set()).add(value)
     return {name: " and ".join(sorted(values)) for name, values in found.items()}

@@ -9,8 +9,7 @@ from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift
 from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 
-# A fact that one run does not have is told so.
-ABSENT = "unset"
+ABSENT = "none"
 
 
 def comparable(old: Snapshot, new: Snapshot) -> str | None:
@@ -43,12 +42,13 @@ def _is_judged(figure: Figure, old: Snapshot, new: Snapshot) -> bool:
     return _busy(old, new) >= (LEAST_BUSY_WITHIN if figure.within else LEAST_BUSY_ACROSS)
 
 
-def changed_facts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    """Versions and variables that differ."""
-    for name in sorted({*old, *new}):
-        was, now = old.get(name, ABSENT), new.get(name, ABSENT)
-        if was != now:
-            yield _note(name, f"{name}: {was} -> {now}")
+def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
+    """Versions and variables that differ, where both runs looked at them."""
+    for kind in old.keys() & new.keys():
+        for name in sorted({*old[kind], *new[kind]}):
+            was, now = old[kind].get(name, ABSENT), new[kind].get(name, ABSENT)
+            if was != now:
+                yield _note(name, f"{name}: {was} -> {now}")
 
 
 def _note(name: str, text: str) -> Change:

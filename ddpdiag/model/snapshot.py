@@ -35,13 +35,14 @@ class Figure(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     """A run's figures, and what they depend on.
 
-    `shape` are ranks, hosts, backend; `facts` versions and variables, by name. `busy_share` is the share of their cores
-    that the ranks had when they computed, in the median of the rank that had least; None where nobody looked.
+    `shape` are ranks, hosts, backend; `facts` are "versions" and "variables", each by name, as far as they were looked
+    at. `busy_share` is the share of their cores that the ranks had when they computed, in the median of the rank that
+    had least; None where nobody looked.
     """
 
     created: str
     shape: dict[str, str]
-    facts: dict[str, str]
+    facts: dict[str, dict[str, str]]
     figures: tuple[Figure, ...]
     series: tuple[BaselineSeries, ...] = ()
     busy_share: float | None = None
