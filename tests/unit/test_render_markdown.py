@@ -1,10 +1,11 @@
 """The report as Markdown: the verdict first, and nothing that a stranger wrote is obeyed."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec import structs
@@ -16,6 +17,7 @@ from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.render import markdown
 from ddpdiag.render.markup import block, code, table, words
 
+relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
 EVIL = (
     "@all [x](http://evil.example) ![i](http://e/x.png) <img src=x onerror=y> </details> | a | `b` www.evil.example #12"
@@ -25,8 +27,13 @@ PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethroug
 LINKS = re.compile(r"@[\w-]|://|www\.|#\d|GH-\d|mailto:|xmpp:", re.IGNORECASE)
 
 
+@cache
+def healthy() -> Report:
+    return judge(read_recording([HEALTHY]), all_checks())
+
+
 def report(**changed) -> Report:
-    return structs.replace(judge(read_recording([HEALTHY]), all_checks()), **changed)
+    return structs.replace(healthy(), **changed)
 
 
 def finding(**changed) -> Finding:
@@ -106,11 +113,13 @@ def test_a_strangers_words_are_shown_and_not_obeyed(evil: str) -> None:
     assert ours.count("<details>") == ours.count("</details>") > 0
 
 
+@relaxed
 @given(st.text(alphabet="@#[]()!<>/&`|\\*_~$:wW.hHtTpPsS12-+= \n\tgGaA{}", max_size=60))
 def test_no_words_break_out(evil: str) -> None:
     is_harmless(markdown.render(hostile(evil)))
 
 
+@relaxed
 @given(st.text(max_size=40))
 def test_words_are_shown_as_they_were(text: str) -> None:
     shown = "".join(t.content for t in tokens(f"x {words(text)}") if t.type in ("text", "code_inline", "softbreak"))
@@ -124,12 +133,14 @@ def _visible(text: str) -> str:
     return one_line(text)
 
 
+@relaxed
 @given(st.text(alphabet="`ab |\\", max_size=12), st.booleans())
 def test_a_name_is_one_cell(name: str, cell: bool) -> None:
     text = "\n".join(table(("a", "b"), [(code(name, cell=True), "x")]))
     assert sum(token.type == "td_open" for token in tokens(text)) == 2
 
 
+@relaxed
 @given(st.text(alphabet="`~ab\n", max_size=20))
 def test_a_block_ends_where_it_should(text: str) -> None:
     parsed = [token.type for token in PARSER.parse("\n".join([*block(text), "", "end"]))]

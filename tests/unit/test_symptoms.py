@@ -17,6 +17,8 @@ from ddpdiag.symptoms.lines import read_line
 LOGS = sorted((Path(__file__).parent.parent / "recordings" / "logs").glob("*.log"))
 GALLERY = Path(__file__).parent.parent / "faults" / "gallery"
 
+relaxed = settings(deadline=None)
+
 RAISED = b"[rank1]: ValueError: batch of 3 images\n"
 PEER = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
 PORT = b"message: address already in use\n"
@@ -119,6 +121,7 @@ def test_a_carriage_return_before_the_line_end_is_no_line() -> None:
     assert explained(b"a\r\nb\r\n" + PORT).sightings[0].line == 3
 
 
+@relaxed
 @given(st.lists(st.sampled_from([RAISED, PEER, PORT, b"step 1\n", b"\n"]), max_size=30), st.data())
 def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(lines)
@@ -127,12 +130,13 @@ def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], data: 
     assert explain_log(pieces, "x") == explain_log([whole] if whole else [], "x")
 
 
+@relaxed
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_read(data: bytes) -> None:
     render(explain_log([data], "x"), width=40, color=True)
 
 
-@settings(deadline=None)
+@relaxed
 @given(
     st.sampled_from([symptom.anchor for symptom in all_symptoms()]),
     st.sampled_from(["a", " ", "1", ".", "[", "a.", "Rank ", "12, ", "x: ", ":1", "A1", "[rank1]:", "]", "-"]),
