@@ -25,7 +25,8 @@ class Symptom(Struct, frozen=True, kw_only=True):
     """A text, and what it means.
 
     `anchor` are words that every such line holds as they stand here, `pattern` is a regular expression for the rest of
-    the line. Its group `missing` names ranks that were waited for in vain, `rank` the one that speaks. `code` is the
+    the line. Its group `missing` names ranks that were waited for in vain, `rank` the one that speaks, `work` is
+    the number of a collective. `code` is the
     check, or the finding, whose page explains it. `example` is a real line, `source` where it is printed or was seen.
     """
 
@@ -45,7 +46,8 @@ class Sighting(Struct, frozen=True, kw_only=True):
     """A symptom in a log: how often, in which lines, and who printed it.
 
     `ranks`, `tasks` (of `srun -l`), `local_ranks` (of torchrun's own prefix) and `hosts` are those that the lines name.
-    `missing` are ranks that others waited for. `line` is the first line, `excerpt` what it says.
+    `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `line` is the
+    first line, `excerpt` what it says.
     """
 
     symptom: Symptom
@@ -58,6 +60,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     tasks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()
+    works: dict[int, tuple[int, ...]] = {}
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

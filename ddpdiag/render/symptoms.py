@@ -64,9 +64,18 @@ def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: 
     yield from _filled("", symptom.says, width)
     if sighting.missing:
         yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)
+    if len(sighting.works) > 1:
+        yield from _filled("Collectives: ", _works(sighting), width)
     yield from _filled("Confirm: ", symptom.confirm, width)
     yield from _filled("Do: ", symptom.todo, width)
     yield f"    Page: ddpdiag explain {symptom.code}"
+
+
+def _works(sighting: Sighting) -> str:
+    """Who is how far: the path of those behind through the code differs, or they hang before."""
+    least, *others = sighting.works.items()
+    told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (least, *others[-_SHOWN_FULL:])]
+    return f"{'; '.join(told)}. {_ranks(least[1]).capitalize()} lag{'s' if len(least[1]) == 1 else ''} behind."
 
 
 def _filled(lead: str, text: str, width: int) -> list[str]:

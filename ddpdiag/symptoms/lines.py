@@ -6,12 +6,13 @@ from typing import NamedTuple
 # Longer lines are progress bars and dumps; what is searched for stands near its anchor.
 _BEFORE, _AFTER, _HEAD = 1_000, 2_000, 200
 
-# `srun -l`, `pdsh`, Open MPI's --tag-output, torch's own [rank3]:, torchrun's --tee, time stamps of loggers.
+# `srun -l`, `pdsh`, Open MPI's --tag-output, torch's own [rank3]:, torchrun's --tee, Ray, time stamps of loggers.
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
         r"(?P<task>\d{1,6}): ",
         r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>:\s?",
+        r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?",
         r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?",
         r"\[[a-z_]{1,40}(?P<local>\d{1,6})\]:\s?",
         r"(?!python)(?P<host>[a-z][a-z.-]{0,60}\d[a-z0-9.-]{0,60}): ",

@@ -214,14 +214,15 @@ SYMPTOMS = (
     Symptom(
         name="nccl-connect",
         role=Role.CAUSE,
-        anchor="NCCL WARN socketStartConnect: Connect to",
+        anchor="onnect: ",
+        pattern=r"socket(?:Start|Poll)Connect: [Cc]onnect (?:to|returned)",
         code="RDZ004",
         says="NCCL cannot connect to the address that another rank offers: a firewall, or an interface that leads "
         "nowhere.",
         confirm="From the host that prints it: nc -vz ADDRESS PORT; ip -br addr on both",
         todo="export NCCL_SOCKET_IFNAME=INTERFACE that leads to the other hosts; open the ephemeral ports.",
-        example="n0:71:90 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<34567> failed : "
-        "Software caused connection abort",
+        example="[2026-02-25 16:41:56] n0:71:90 [0] misc/socket.cc:578 NCCL WARN socketPollConnect: connect to "
+        "172.17.0.1<34567> returned Connection refused, exceeded error retry count after 35 attempts",
         source="NCCL (misc/socket.cc)",
     ),
     Symptom(

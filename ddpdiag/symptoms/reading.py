@@ -5,7 +5,7 @@ and none of these looks at more than a few thousand characters. So the time grow
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -22,7 +22,7 @@ _EXCERPT = 300
 _MOST_KINDS = 20
 _MOST_NAMES = 100_000
 _COLOUR = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
-_TABLE = "exitcode  : "
+_TABLE = "exitcode  : "  # the line of torchrun's table of failures
 _ORDER = {role: place for place, role in enumerate(Role)}
 
 
@@ -40,8 +40,9 @@ class _Met:
     tasks: set[int] = field(default_factory=set)
     hosts: dict[str, None] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+    works: dict[int, int] = field(default_factory=dict)
 
-    def add(self, line: int, speaker: Speaker, missing: Iterable[int]) -> None:
+    def add(self, line: int, speaker: Speaker, groups: Mapping[str, str]) -> None:
         self.count += 1
         self.last_line = line
         for number, known in (
@@ -53,7 +54,9 @@ class _Met:
                 known.add(number)
         if speaker.host is not None and len(self.hosts) < _MOST_NAMES:
             self.hosts[speaker.host] = None
-        self.missing.update(missing)
+        self.missing.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
+        if "work" in groups and speaker.rank is not None and len(self.works) < _MOST_NAMES:
+            self.works[speaker.rank] = int(groups["work"])
 
     def sighting(self) -> Sighting:
         # A global rank tells more than the local one, which torchrun's prefix adds.
@@ -69,6 +72,10 @@ class _Met:
             tasks=tuple(sorted(self.tasks)),
             hosts=tuple(self.hosts),
             missing=tuple(sorted(self.missing)),
+            works={
+                work: tuple(sorted(rank for rank, own in self.works.items() if own == work))
+                for work in sorted(set(self.works.values()))
+            },
         )
 
 
@@ -161,26 +168,28 @@ class _Reader:
             match = pattern.search(text) if pattern is not None else None
             if pattern is not None and match is None:
                 continue
-            if symptom.anchor.startswith("exitcode") and symptom.role is not Role.NOTE:
+            if symptom.anchor.startswith(_TABLE.split()[0]):
                 speaker = table_speaker(block[max(0, start - _LOOK_BACK) : start].decode("utf-8", "replace"), speaker)
             groups = {name: value for name, value in (match.groupdict() if match else {}).items() if value}
-            if "rank" in groups:
-                speaker = speaker._replace(rank=int(groups["rank"]))
-            if "host" in groups:
-                speaker = speaker._replace(host=groups["host"])
-            missing = [int(word) for word in re.findall(r"\d+", groups.get("missing", ""))]
-            self._add(symptom, groups.get("kind", ""), number, speaker, text, missing)
+            met = self._met(symptom, groups.get("kind", ""), number, text)
+            if met is not None:
+                met.add(number, _told(speaker, groups), groups)
             return
 
-    def _add(
-        self, symptom: Symptom, kind: str, number: int, speaker: Speaker, text: str, missing: Sequence[int]
-    ) -> None:
+    def _met(self, symptom: Symptom, kind: str, number: int, text: str) -> _Met | None:
+        """What is known of the symptom; None if there are too many kinds of it."""
         key = symptom.name, kind
         if key not in self.met:
             if kind and sum(name == symptom.name for name, _ in self.met) >= _MOST_KINDS:
-                return
+                return None
             self.met[key] = _Met(symptom, number, text.strip()[:_EXCERPT])
-        self.met[key].add(number, speaker, missing)
+        return self.met[key]
+
+
+def _told(speaker: Speaker, groups: Mapping[str, str]) -> Speaker:
+    """What the text itself says of who speaks counts more than its prefixes."""
+    rank, host = groups.get("rank"), groups.get("host")
+    return speaker._replace(rank=int(rank) if rank else speaker.rank, host=host or speaker.host)
 
 
 def _bounds(block: bytes, at: int) -> tuple[int, int]:

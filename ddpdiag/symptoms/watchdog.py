@@ -9,7 +9,7 @@ SYMPTOMS = (
         name="watchdog",
         role=Role.WAIT,
         anchor="Watchdog caught collective operation timeout",
-        pattern=r"(?:Rank (?P<rank>\d{1,6})\].{0,200})?Watchdog caught",
+        pattern=r"(?:Rank (?P<rank>\d{1,6})\].{0,200})?Watchdog caught(?:.{0,80}SeqNum=(?P<work>\d{1,15}))?",
         code="RUN003.hung",
         says="A collective did not end in time. Whoever prints this waited; the rank at fault printed another SeqNum "
         "or OpType, or nothing at all. NumelIn=1 early in a job is a barrier: one rank still prepares its data.",
@@ -20,6 +20,20 @@ SYMPTOMS = (
         example="[rank1]:[E ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for "
         "600004 milliseconds before timing out.",
+        source="torch (ProcessGroupNCCL.cpp); Megatron-LM#1207",
+    ),
+    Symptom(
+        name="last-work",
+        role=Role.WAIT,
+        anchor="ast enqueued NCCL work: ",
+        pattern=r"\(default_pg\) Rank (?P<rank>\d{1,6})\].{0,400}ast enqueued NCCL work: (?P<work>\d{1,15})",
+        code="RUN003.hung",
+        says="torch tells how far this rank came. A rank whose last enqueued collective has a lower number than the "
+        "others' never called the one for which they wait.",
+        confirm="TORCH_FR_BUFFER_SIZE=2000 and torchfrtrace DIR show which calls are missing",
+        todo="Look at the rank with the lowest number: its data loader, a condition on the rank, an exception.",
+        example="[rank1]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an "
+        "error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: 811, last completed NCCL work: 807.",
         source="torch (ProcessGroupNCCL.cpp); Megatron-LM#1207",
     ),
     Symptom(
@@ -57,6 +71,18 @@ SYMPTOMS = (
         todo="Read the flight recorder's files of all ranks: torchfrtrace DIR.",
         example="[rank0]:[E ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0 Rank 0] Received a dump signal due to a "
         "collective timeout from rank 3 and we will try our best to dump the debug info.",
+        source="torch (ProcessGroupNCCL.cpp)",
+    ),
+    Symptom(
+        name="dump-observed",
+        role=Role.ECHO,
+        anchor="Observed flight recorder dump signal from another rank",
+        code="RUN003.hung",
+        says="Another rank timed out, and asks this one to write down what it did.",
+        confirm="Find the first rank whose watchdog spoke",
+        todo="Read the flight recorder's files of all ranks: torchfrtrace DIR.",
+        example="[rank5]:[E ProcessGroupNCCL.cpp:1700] [PG ID 0 PG GUID 0(default_pg) Rank 5] Observed flight recorder "
+        "dump signal from another rank via TCPStore.",
         source="torch (ProcessGroupNCCL.cpp)",
     ),
     Symptom(

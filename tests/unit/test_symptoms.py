@@ -83,6 +83,7 @@ def test_exceptions_of_different_kinds_are_told_apart() -> None:
         ("3: [rank7]: ValueError: x", (7, None, 3, None), "ValueError: x"),
         ("[default2]:ValueError: x", (None, 2, None, None), "ValueError: x"),
         ("[1,4]<stderr>:ValueError: x", (4, None, None, None), "ValueError: x"),
+        ("(LLMRayActor pid=32499, ip=10.65.0.3) ValueError: x", (None, None, None, "10.65.0.3"), "ValueError: x"),
         ("n12: 2026-05-01 12:00:00,123 ValueError: x", (None, None, None, "n12"), "ValueError: x"),
         ("n0:71:90 [0] NCCL WARN x", (None, None, None, "n0"), "n0:71:90 [0] NCCL WARN x"),
         ("[E x.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 3] x", (3, None, None, None), None),
@@ -107,6 +108,17 @@ def test_who_was_waited_for_and_waited_too_is_not_missing() -> None:
     found = explained(key % 0, joined)
     assert names(found) == ["clients-missing", "key-missing"]
     assert all(one.missing == () for one in found.sightings)
+
+
+def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines() -> None:
+    line = (
+        "[rank{0}]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception (either an error "
+        "or timeout) detected by watchdog at work: 808, last enqueued NCCL work: {1}, last completed NCCL work: 807.\n"
+    )
+    found = explained(*(line.format(rank, 810 if rank == 2 else 811).encode() for rank in range(4)))
+    assert found.sightings[0].works == {810: (2,), 811: (0, 1, 3)}
+    page = " ".join(render(found, width=80, color=False).split())
+    assert "number 810 on rank 2; number 811 on ranks 0-1,3. Rank 2 lags behind." in page
 
 
 def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
