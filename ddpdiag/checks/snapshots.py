@@ -10,13 +10,14 @@ from ddpdiag.checks import col001, lch002, lch003, trn001, trn003
 from ddpdiag.model.bench import BaselineSeries
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
+from ddpdiag.model.train import TrainReport
 from ddpdiag.stats import Samples
 
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
 
 
-def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = ()) -> Snapshot:
+def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: TrainReport | None = None) -> Snapshot:
     """What this run can be held against another one by."""
     steps = {rank: data.steps for rank, data in seen.of(trn003.CHECK).by_rank.items() if data.steps is not None}
     world = seen.world
@@ -24,7 +25,7 @@ def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = ()) -> Snaps
         created=seen.recording.header.created,
         shape={**shape_of({str(host): ranks for host, ranks in world.hosts.items()}), "backend": world.backend},
         facts=_facts(seen),
-        figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_all_reduce(seen)),
+        figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_strategies(train), *_all_reduce(seen)),
         series=tuple(series),
         busy_share=None if world.gpus else _busy_share(steps),
     )
@@ -65,6 +66,20 @@ def _training(seen: Seen[Any]) -> Iterator[Figure]:
             sampling=Sampling.SINGLE,
             is_rate=True,
         )
+
+
+def _strategies(train: TrainReport | None) -> Iterator[Figure]:
+    """How fast each strategy was that works."""
+    for row in train.rows if train is not None else ():
+        if row.samples_per_second:
+            name = row.strategy.value
+            yield Figure(
+                name=f"train.{name}.samples_per_second",
+                title=f"training by {name}, samples",
+                values=(row.samples_per_second,),
+                sampling=Sampling.SINGLE,
+                is_rate=True,
+            )
 
 
 def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:

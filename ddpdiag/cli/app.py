@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdiag.cli import bench_options, options, train_options
+from ddpdiag.cli import bench_options, options, reading_options, train_options
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
@@ -206,6 +206,7 @@ def check(
 
 app.command(name="allreduce-bench", epilog=bench_options.EPILOG)(bench_options.allreduce_bench)
 app.command(epilog=train_options.EPILOG)(train_options.train)
+app.command(epilog=reading_options.COMPARE)(reading_options.compare)
 
 
 @app.command(epilog=options.examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
@@ -242,32 +243,6 @@ def judge(
         timings=timings,
     )
     raise typer.Exit(command.run(files, outputs, strict=strict, need_nodes=need_nodes))
-
-
-@app.command(
-    epilog=options.examples(
-        "ddpdiag compare before.jsonl after.jsonl",
-        "ddpdiag compare report-monday.json run.jsonl --markdown changes.md",
-    )
-)
-def compare(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Another one, of a later run.")],
-    json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Write the changes as JSON ('-': standard output).", rich_help_panel=options.OUT
-        ),
-    ] = None,
-    markdown: options.Markdown = None,
-) -> None:
-    """Say what changed between two runs: regressions first, beyond the noise that their repeats show.
-
-    Exit code: 0 no regression, 1 regression, 2 a file that is no run.
-    """
-    from ddpdiag.cli import compare as command
-
-    raise typer.Exit(command.run(old, new, command.Files(json=json, markdown=markdown)))
 
 
 @app.command(
@@ -357,32 +332,8 @@ def lint(
     raise typer.Exit(command.run(files, json, details=details))
 
 
-@app.command(
-    epilog=options.examples(
-        "ddpdiag explain COL001",
-        "ddpdiag explain TRN001.diverged",
-        'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
-        "ddpdiag explain slurm-123.out",
-        "cat rank*.log | ddpdiag explain -",
-    )
-)
-def explain(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE|-",
-            help="A check's, finding's or lint rule's code, a check's name, an error text, or a log ('-': standard "
-            "input).",
-        ),
-    ],
-) -> None:
-    """Print a manual page; or say what an error text means; or find the first cause in a job's log.
-
-    Exit code: 0 explained, 2 no such code, 3 nothing in the text or log that is known.
-    """
-    from ddpdiag.cli import explain as command
-
-    raise typer.Exit(command.run(what))
+app.command(epilog=reading_options.EXPLAIN)(reading_options.explain)
+app.command(epilog=reading_options.MANUAL)(reading_options.manual)
 
 
 @app.command()
@@ -394,15 +345,3 @@ def checks() -> None:
 
     width, color = terminal(sys.stdout)
     show(checks_table(rows(), width=width, color=color), sys.stdout)
-
-
-@app.command(epilog=options.examples("ddpdiag manual --markdown manual.md"))
-def manual(
-    markdown: Annotated[
-        str, typer.Option(metavar="FILE", help="Write it as one Markdown document ('-': standard output).")
-    ] = "-",
-) -> None:
-    """All manual pages in one document: checks, then the rules of `ddpdiag lint`."""
-    from ddpdiag.cli.manual import write_manual
-
-    raise typer.Exit(write_manual(markdown))

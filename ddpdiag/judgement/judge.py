@@ -89,14 +89,16 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         exports=exports_of(world, recording, judged),
         timings=timings_of(recording, checks),
-        snapshot=_snapshot(world, recording, bench),
+        snapshot=_snapshot(world, recording, bench, train),
     )
 
 
-def _snapshot(world: World, recording: Recording, bench: BenchReport | None) -> Snapshot | None:
+def _snapshot(
+    world: World, recording: Recording, bench: BenchReport | None, train: TrainReport | None
+) -> Snapshot | None:
     """What another run can be held against; None of a recording that this version cannot read."""
     try:
-        return snapshot_of(Seen(world, col002.CHECK, recording), bench.saved if bench is not None else ())
+        return snapshot_of(Seen(world, col002.CHECK, recording), bench.saved if bench is not None else (), train)
     except (ValueError, ArithmeticError, LookupError):
         return None  # `_judge_check` has said so
 

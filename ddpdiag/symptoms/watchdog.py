@@ -33,7 +33,8 @@ SYMPTOMS = (
         confirm="TORCH_FR_BUFFER_SIZE=2000 and torchfrtrace DIR show which calls are missing",
         todo="Look at the rank with the lowest number: its data loader, a condition on the rank, an exception.",
         example="[rank1]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an "
-        "error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: 811, last completed NCCL work: 807.",
+        "error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: 811, last completed NCCL work: "
+        "807.",
         source="torch (ProcessGroupNCCL.cpp); Megatron-LM#1207",
     ),
     Symptom(
