@@ -53,9 +53,9 @@ def _strategy(row: StrategyRow) -> tuple[str, ...]:
         str(len(row.ranks)) if row.ranks else "-",
         "-" if rate is None else f"{rate:,.0f}",
         "-" if row.speedup is None else f"{row.speedup:.2f}",
-        percent(row.efficiency),
-        percent(row.communication_share),
-        byte_count(row.peak_bytes),
+        "-" if row.efficiency is None else percent(row.efficiency),
+        "-" if row.communication_share is None else percent(row.communication_share),
+        "-" if row.peak_bytes is None else byte_count(row.peak_bytes),
     )
 
 

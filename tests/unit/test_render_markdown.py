@@ -14,6 +14,7 @@ from ddpdiag.checks import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
+from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown
 from ddpdiag.render.markup import block, code, table, words
 
@@ -87,6 +88,18 @@ def test_details_are_closed_and_tables_are_drawn() -> None:
         sum(token.type == "table_open" for token in tokens(text)) == text.count("|---|") + text.count("|---:|") or True
     )
     assert "table_open" in {token.type for token in tokens(text)}
+
+
+def test_the_source_is_ascii() -> None:
+    assert markdown.render(report()).isascii()
+    rows = (StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x"),)
+    train = TrainReport(
+        asked=Train(), batch_size=1, device="cpu", rows=rows, scaling=(), tolerance=0.1, sentence="s"
+    )  # fmt: skip
+    text = markdown.render(report(train=train))
+    assert text.isascii()
+    assert "| `ddp` | fails | - | - | - | - | - | - |" in text
+    assert "- `ddp` fails: x" in text
 
 
 def hostile(evil: str) -> Report:
