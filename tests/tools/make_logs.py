@@ -4,7 +4,8 @@
 
 What all processes write goes into one file as it comes, each line with the number of its host before it, as `srun -l`
 does. torch's own time-outs are ten seconds instead of ten or thirty minutes, so that a hang ends as it would in a job.
-Whoever is not over then gets SIGTERM, as from `scancel`. Paths and host names of this machine are taken out.
+Whoever is not over then gets SIGTERM, as from `scancel`. Paths and host names of this machine are taken out. Shown is
+what `ddpdiag explain` says of each log, and what the check itself must find of the fault.
 """
 
 import argparse
@@ -30,6 +31,8 @@ from jobs import Job  # noqa: E402
 from launch import Launched, Launcher  # noqa: E402
 from network import Network  # noqa: E402
 from runs import faults, play, start  # noqa: E402
+
+from ddpdiag.symptoms import explain_log  # noqa: E402
 
 TIMEOUT_SECONDS = 10
 # gloo waits five times as long as it was told to; then torchrun has to find out.
@@ -105,8 +108,13 @@ def _anonymous(text: str, folder: Path) -> str:
     return re.sub(r"/\S*/tests/inject", "/job/inject", text)
 
 
-def _made(names: list[str], at_once: int, folder: Path) -> Iterator[tuple[str, str]]:
-    known = faults()
+def _explained(text: str) -> str:
+    """What `ddpdiag explain` makes of it first: a page, and what kind of text led there."""
+    found = explain_log([text.encode()], "log").sightings
+    return f"{found[0].symptom.code} ({found[0].symptom.role.value})" if found else "nothing"
+
+
+def _made(known: dict[str, Fault], names: list[str], at_once: int, folder: Path) -> Iterator[tuple[str, str]]:
     with ThreadPoolExecutor(at_once) as threads:
         yield from zip(names, threads.map(lambda name: log_of(name, known[name], folder / name), names), strict=True)
 
@@ -118,10 +126,11 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2)
     asked = parser.parse_args()
     asked.target.mkdir(parents=True, exist_ok=True)
+    known = faults()
     with tempfile.TemporaryDirectory(prefix="ddpdiag-logs-") as folder:
-        for name, text in _made(asked.names, asked.at_once, Path(folder)):
+        for name, text in _made(known, asked.names, asked.at_once, Path(folder)):
             (asked.target / f"{name}.log").write_text(text)
-            print(f"{name}: {len(text.splitlines())} lines", flush=True)
+            print(f"{name}: {len(text.splitlines())} lines; {_explained(text)}; {known[name].expect}", flush=True)
 
 
 if __name__ == "__main__":
