@@ -1,11 +1,14 @@
 """Every finding that any unit test makes must be one that its check's manual page explains."""
 
+from functools import cache
+
 import pytest
 
 from ddpdiag import checks
 from ddpdiag.check import Seen
 from ddpdiag.manual import finding_text
 
+_text = cache(finding_text)
 _KNOWN = {check.code: check for check in checks.all_checks()}
 
 
@@ -17,7 +20,7 @@ def _documented(monkeypatch: pytest.MonkeyPatch) -> None:
         check = seen.check
         # Tests make checks of their own, too.
         if _KNOWN.get(check.code) is check:
-            assert finding_text(check.manual, word) is not None, f"the page of {check.code} lacks the finding {word!r}"
+            assert _text(check.manual, word) is not None, f"the page of {check.code} lacks the finding {word!r}"
         return make(seen, word, *arguments, **named)
 
     monkeypatch.setattr(Seen, "finding", finding)
