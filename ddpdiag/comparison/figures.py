@@ -55,6 +55,11 @@ def _note(name: str, text: str) -> Change:
     return Change(direction=Direction.NEUTRAL, name=name, text=text)
 
 
+def times_are_judged(old: Snapshot | None, new: Snapshot | None) -> bool:
+    """Had the ranks of both runs enough of their cores? Also where nobody looked."""
+    return old is None or new is None or _busy(old, new) >= LEAST_BUSY_WITHIN
+
+
 def _busy(old: Snapshot, new: Snapshot) -> float:
     """The least share of their cores that ranks had in either run; 1 where nobody looked (GPUs)."""
     return min(1.0 if each.busy_share is None else each.busy_share for each in (old, new))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpdiag.comparison.figures import changed_facts, compared_figures
+from ddpdiag.comparison.figures import changed_facts, compared_figures, times_are_judged
 from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Verdict
@@ -12,6 +12,8 @@ _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
 _SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.ERROR)
 # What befell our own run, and no fault of the machine.
 _OF_THE_RUN = ("RUN004.", "CMP001.")
+# Findings from times alone: where these are not judged, since others used the cores, neither are they.
+_OF_TIMES = ("TRN003.straggler", "TRN003.network")
 _ORDER = tuple(Direction)
 
 
@@ -71,24 +73,25 @@ def _key(finding: Finding) -> tuple[object, ...]:
 
 def _findings(old: Report, new: Report) -> Iterator[Change]:
     before, now = ({_key(f): f for f in report.findings} for report in (old, new))
+    minor = _OF_THE_RUN if times_are_judged(old.snapshot, new.snapshot) else (*_OF_THE_RUN, *_OF_TIMES)
     for key, finding in now.items():
         if key not in before:
-            yield _finding(finding, "new", Direction.REGRESSION)
+            yield _finding(finding, "new", Direction.REGRESSION, minor)
         elif before[key].severity is not finding.severity:
             was = before[key].severity
             rises = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(was)
             word = f"changed from {was.value}"
-            yield _finding(finding, word, Direction.REGRESSION if rises else Direction.IMPROVEMENT)
+            yield _finding(finding, word, Direction.REGRESSION if rises else Direction.IMPROVEMENT, minor)
     for key, finding in before.items():
         if key not in now:
-            yield _finding(finding, "gone", Direction.IMPROVEMENT)
+            yield _finding(finding, "gone", Direction.IMPROVEMENT, minor)
 
 
-def _finding(finding: Finding, word: str, direction: Direction) -> Change:
-    """Good to know is neither better nor worse."""
-    minor = finding.severity is Severity.INFO or finding.code.startswith(_OF_THE_RUN)
+def _finding(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
+    """Good to know is neither better nor worse, nor are codes that begin like `minor`."""
+    is_minor = finding.severity is Severity.INFO or finding.code.startswith(minor)
     return Change(
-        direction=Direction.NEUTRAL if minor else direction,
+        direction=Direction.NEUTRAL if is_minor else direction,
         name=finding.code,
         text=f"{word}: {finding.severity.value} {finding.code}: {finding.title}",
         ranks=finding.ranks,

@@ -279,6 +279,13 @@ def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
     assert of(report(), report(findings=(finding(code="RUN004.budget", severity=Severity.WARNING),))).exit_code == 0
 
 
+@pytest.mark.parametrize(("busy", "direction"), [(1.0, Direction.REGRESSION), (0.5, Direction.NEUTRAL)])
+def test_a_straggler_on_busy_cores_is_told_and_not_judged(busy: float, direction: Direction) -> None:
+    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy))
+    found = of(old, structs.replace(old, findings=(finding(code="TRN003.straggler", severity=Severity.WARNING),)))
+    assert next(change.direction for change in found.changes if change.name == "TRN003.straggler") is direction
+
+
 def test_versions_and_hosts_are_told_last() -> None:
     old = report()
     other = structs.replace(old.snapshot, facts={**old.snapshot.facts, "versions": {"torch": "9.9"}})
