@@ -52,6 +52,7 @@ _MODULES = (
     "run003",
     "run004",
     "run005",
+    "cmp001",
 )
 
 

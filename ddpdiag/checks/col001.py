@@ -12,8 +12,16 @@ pair each time is named. If the sum is off by exactly one rank's part, the findi
 busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
 ranks. With more ranks than cores the numbers say nothing about the machine and are not judged.
 
+Findings:
+- wrong: a sum is not what was contributed. The message says whose part is wrong, as far as it can be told.
+
 Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the
 interface in use.
+
+Confirm by hand: Nccl-tests' `all_reduce_perf -b 8 -e 128M -f 2 -g 1 -c 1` under the same launcher; over gloo, `ddpdiag
+allreduce-bench`.
+
+Sources: nccl-tests, doc/PERFORMANCE.md (bus bandwidth); PyTorch issue 84803 (wrong values with P2P behind an IOMMU).
 """
 
 import time

@@ -17,6 +17,11 @@ Findings and their causes:
 - unsupported: backend, dtype or op that this torch or this backend does not have.
 
 Fix: do what the closing sentence points at; `ddpdiag check` says why a host, a GPU or a link is slow.
+
+Confirm by hand: Run nccl-tests' `all_reduce_perf` with the same -b, -e, -f, -n and -w under the same launcher, and
+compare the columns.
+
+Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % against one's own baseline).
 """
 
 import os

@@ -34,6 +34,12 @@ the best that a host reached with any other one: `--good-hosts` lists the fastes
 
 Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, somebody else's job.
 Fix: leave the named hosts out (`--exclude-file`), and look at their links and health.
+
+Confirm by hand: Nccl-tests' `all_reduce_perf` on a named host with a good partner, and the same on two good hosts:
+`srun -w BAD,GOOD ...`, `srun -w GOOD1,GOOD2 ...`.
+
+Sources: group testing by random pairs, as in SuperBench (Xiong et al., USENIX ATC 2024) and DLRover's network check;
+Student's t and the normal quantile for the share of healthy hosts that may be blamed.
 """
 
 import time

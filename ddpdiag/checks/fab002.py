@@ -20,6 +20,11 @@ Findings:
 
 Causes of a slow GPU: its clocks (GPU005), its PCIe link (GPU004), its NVLinks (GPU007), memory errors (GPU003), another
 user (GPU009). Fix: leave the host out, or that GPU (CUDA_VISIBLE_DEVICES), and look at its health.
+
+Confirm by hand: Nccl-tests' `all_reduce_perf -g 1` on two ranks of the named host with CUDA_VISIBLE_DEVICES=BAD,GOOD,
+and the same with two good ones.
+
+Sources: as FAB001.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

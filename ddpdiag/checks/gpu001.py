@@ -8,9 +8,26 @@ none. GPUs that are there must also be shown to the ranks: CUDA_VISIBLE_DEVICES 
 follow it, an empty one hides all. And NCCL needs the GPUs of one host to be open to all ranks there, which Slurm's
 --gpus-per-task may prevent.
 
+Findings:
+- fewer: fewer GPUs than the bus shows, than somebody promised, or than the other hosts have.
+- nvml: the driver's library does not answer. unreadable: nor does anything else tell how many GPUs there are.
+- lost: a GPU is on the bus, and does not answer.
+- mismatch: the loaded driver and its library have different versions, so that no new CUDA process starts.
+- hidden: GPUs are there, and CUDA_VISIBLE_DEVICES hides them.
+- isolated: ranks of a host cannot open each other's GPUs.
+- mixed: GPUs of different models on one host.
+- unlike-hosts: hosts have different models of GPUs.
+
 Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
 GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
 compare `nvidia-smi -L` with `lspci -d 10de:`.
+
+Confirm by hand: `lspci -d 10de: ; nvidia-smi -L; ls -l /dev/nvidia*; echo $CUDA_VISIBLE_DEVICES` in each rank: the
+numbers should agree.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), return codes; CUDA C++ programming guide,
+CUDA_VISIBLE_DEVICES; srun(1), --gpus-per-task and --gpu-bind; nvidia-container-toolkit issue 48; NCCL's
+src/transport/p2p.cc.
 """
 
 import os

@@ -4,8 +4,21 @@ torch must have been built with CUDA, CUDA must start, and torch must see the GP
 because the two count in different orders. Each rank takes cuda:local_rank, or cuda:0 when the launcher shows it one GPU
 only; two ranks on one GPU end in NCCL's "Duplicate GPU detected".
 
+Findings:
+- cpu-build: torch was built without CUDA, and the host has GPUs.
+- cuda-start: CUDA does not start: the error is shown.
+- count: torch sees another number of GPUs than NVML.
+- uuid: torch sees GPUs that NVML does not know.
+- shared: two ranks take one GPU.
+
 Causes: a CPU-only wheel (`+cpu`), a driver too old for torch's CUDA, CUDA_VISIBLE_DEVICES that names the same GPU for
 every rank, more processes than GPUs. Fix: install a CUDA build of torch; start one process per GPU.
+
+Confirm by hand: In each rank, `python -c 'import os, torch; print(torch.version.cuda, torch.cuda.device_count());
+print(torch.cuda.get_device_properties(int(os.environ["LOCAL_RANK"])).uuid)'`; `nvidia-smi -L` lists the UUIDs.
+
+Sources: NCCL's src/init.cc ("Duplicate GPU detected"; since 2.30 "Multiple Ranks are using the same GPU/Partition");
+CUDA C++ programming guide, CUDA_DEVICE_ORDER; CUDA runtime API, cudaError.
 """
 
 import time

@@ -16,6 +16,12 @@ Findings and what to do:
 Causes: wear, heat, a bad card. A field that a model does not have (a consumer card has no ECC) is no finding.
 
 Fix: reset or reboot as the finding says; a GPU whose errors come back is replaced (RMA).
+
+Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT` on the named host; look at volatile and aggregate
+counts, and at "Pending".
+
+Sources: NVIDIA GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt) and dynamic page retirement
+(docs.nvidia.com/deploy/dynamic-page-retirement); NVML API reference (docs.nvidia.com/deploy/nvml-api).
 """
 
 import os

@@ -11,6 +11,13 @@ Findings and their causes:
 - slot: as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot.
 
 Fix: reboot, since the link trains anew; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
+
+Confirm by hand: `nvidia-smi --query-gpu=index,pci.bus_id,pcie.link.width.current,pcie.link.width.max --format=csv`; as
+root, `lspci -vv -s ADDRESS | grep -E 'LnkCap|LnkSta'` for the card and for the port above it; `dmesg | grep 'limited
+by'`.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurrPcieLinkWidth; Linux's sysfs-bus-pci
+(current_link_width, max_link_width); PCI Express base specification, link training.
 """
 
 from collections.abc import Iterator, Mapping

@@ -15,6 +15,13 @@ Findings and their causes:
 
 Fix: look at fans, coolant, power supplies and cables; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows each.
 Set the limit with `nvidia-smi -i INDEX -pl WATTS`.
+
+Confirm by hand: Under load, `nvidia-smi
+--query-gpu=index,clocks.sm,clocks.max.sm,clocks_event_reasons.active,temperature.gpu,power.draw,power.limit
+--format=csv -l 1`.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventReasons; DCGM's health checks
+(docs.nvidia.com/datacenter/dcgm), thermal and power.
 """
 
 from collections.abc import Iterator, Sequence

@@ -15,6 +15,12 @@ Findings and their causes:
 
 Fix: `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then the field
 diagnostic.
+
+Confirm by hand: `nvidia-smi nvlink -s` on two hosts with the same GPUs, and compare; `nvidia-smi nvlink -e` shows
+counts of errors.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetNvLinkState and
+nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 """
 
 from collections import Counter

@@ -13,6 +13,12 @@ Findings and their causes:
 
 Fix: `systemctl status nvidia-fabricmanager`, then what the finding says. `nvidia-smi -q` shows both under "Fabric" and
 "GPU Recovery Action".
+
+Confirm by hand: `systemctl status nvidia-fabricmanager`; `nvidia-smi -q | grep -A4 -E 'Fabric|Recovery'`; the fabric
+manager's version must be the driver's.
+
+Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide); NVML API reference
+(docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetGpuFabricInfoV; CUDA runtime API, cudaErrorSystemNotReady (802).
 """
 
 from collections.abc import Iterator

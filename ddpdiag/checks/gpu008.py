@@ -14,6 +14,12 @@ Findings and their causes:
 
 Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
 -mig 0`, when nothing uses the GPU.
+
+Confirm by hand: `nvidia-smi` on the named host, before the job starts; `fuser -v /dev/nvidia*` as root; `nvidia-smi -q
+-d COMPUTE`.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetComputeRunningProcesses and
+nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-user-guide).
 """
 
 from collections.abc import Iterator

@@ -5,11 +5,21 @@ clocks and power limits, another driver another NCCL path; ECC takes memory and 
 persistence mode the driver starts the GPU anew for every first process, for about a second. Different models on one
 host, or between hosts, are GPU001's findings; different drivers are LCH003's, where it can read them.
 
-Findings: driver, vbios and ecc are warnings; persistence, and vbios of consumer cards, are good to know. Who differs
-from more than half of the GPUs of that model is named; without a majority, nobody.
+Who differs from more than half of the GPUs of that model is named; without a majority, nobody.
+
+Findings:
+- driver, ecc: a warning. vbios: a warning, and good to know of consumer cards, which come from several makers.
+- persistence: good to know.
+- unreadable: nothing of a host's GPUs could be read.
 
 Causes: a card that was replaced, a host that missed an update. Fix: bring the named GPU or host to what the others have
 (`nvidia-smi -q`); `nvidia-smi -pm 1`, or let nvidia-persistenced run.
+
+Confirm by hand: `nvidia-smi --query-gpu=name,driver_version,vbios_version,ecc.mode.current,persistence_mode
+--format=csv` on two hosts, and compare.
+
+Sources: NVIDIA driver persistence (docs.nvidia.com/deploy/driver-persistence); NVML API reference
+(docs.nvidia.com/deploy/nvml-api).
 """
 
 from collections import Counter

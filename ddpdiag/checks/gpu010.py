@@ -6,6 +6,7 @@ UUID, is held against itself.
 
 Findings, with the numbers before and after and the seconds between:
 - gone: the GPU was there and cannot be opened any more, or is not listed: it fell off the bus (Xid 79).
+- broken: the GPU says that it is lost, or must be reset.
 - uncorrected, sram, remapped: uncorrectable errors that came, or rows that were remapped for them.
 - remap-pending, remap-failed, retirement-pending, recovery: signs that came up.
 - nvlink-down: a link that was up. nvlink-errors: replays and recoveries. nvlink-crc: good to know up to
@@ -20,6 +21,11 @@ rose does not show that nothing will.
 
 Fix: monitor, reset, reboot or isolate as the finding says; run it once more with `--depth deep` to see whether it rises
 again.
+
+Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PERFORMANCE; nvidia-smi nvlink -e` before and after a job, and diff.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api); NVIDIA GPU memory error management
+(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt); DCGM's PCIe replay policy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -16,6 +16,11 @@ Findings, one for each device and number:
 
 Causes: each number has its own; NVIDIA's list of them is at docs.nvidia.com/deploy/xid-errors. Fix: what the finding
 says; as root, `dmesg | grep -i xid` shows the lines themselves.
+
+Confirm by hand: As root, `dmesg -T | grep -E 'NVRM: Xid|SXid'`, or `journalctl -k`.
+
+Sources: NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors); fabric manager user guide, NVSwitch SXid errors; Linux's
+/dev/kmsg (ABI/testing/dev-kmsg).
 """
 
 import os

@@ -4,9 +4,20 @@ A rank needs at least one core of its own: its main thread feeds the GPU, and gl
 have threads besides. Where ranks share one core, or start many more threads than there are cores, every collective
 waits for whoever is not scheduled.
 
+Findings:
+- one-core: several ranks may use one core only.
+- scarce: more ranks than cores, or than the quota allows: good to know, since bandwidth is not judged then.
+- oversubscribed: ranks start many more threads than there are cores.
+- unreadable: the cores of a host could not be read.
+
 Causes: Slurm's --cpus-per-task that srun does not inherit (since 22.05), a binding to one core, a container's quota,
 OMP_NUM_THREADS unset, so that every rank starts as many threads as the host has cores. Fix: set OMP_NUM_THREADS to
 cores per rank; `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`; widen the binding.
+
+Confirm by hand: In each rank, `nproc; taskset -pc $$; echo $OMP_NUM_THREADS; cat /sys/fs/cgroup/cpu.max`.
+
+Sources: sched_getaffinity(2); control groups v2, cpu.max (docs.kernel.org/admin-guide/cgroup-v2.html); srun(1),
+--cpus-per-task: since Slurm 22.05 srun does not read SLURM_CPUS_PER_TASK; torch/distributed/run.py (OMP_NUM_THREADS=1).
 """
 
 import os

@@ -3,8 +3,19 @@
 Every rank holds torch, its libraries and its buffers in the host's memory; with a GPU also what CUDA and NCCL pin.
 A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection closed".
 
+Findings:
+- short: less memory is left than the ranks of this host need to start.
+- oom-kills: the kernel has killed processes in this control group.
+- unreadable: the memory of a host could not be read.
+
 Causes: a job that asked for too little memory (Slurm --mem, a pod's limit), leftovers of another job, too many ranks on
 one host. Fix: ask for more memory; look for other processes; look at `dmesg` for the killer's lines.
+
+Confirm by hand: In the job, `free -m; cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.current
+/sys/fs/cgroup/memory.events`; as root, `dmesg -T | grep -i 'killed process'`.
+
+Sources: proc_meminfo(5), MemAvailable; control groups v2, memory.max and memory.events
+(docs.kernel.org/admin-guide/cgroup-v2.html).
 """
 
 import os

@@ -3,8 +3,19 @@
 NCCL connects GPUs of one host through files in /dev/shm where it has no direct path, and data loader workers hand over
 their batches there. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", a loader dies of SIGBUS.
 
+Findings:
+- missing: there is no /dev/shm.
+- unusable: no page can be had there: it is full, or may not be written to.
+- small: less room than NCCL, or data loaders, will want.
+
 Causes: a container's default of 64 MiB; files that a killed job left behind. Fix: `docker run --shm-size=1g` or
 `--ipc=host`; in Kubernetes an emptyDir with `medium: Memory` at /dev/shm; remove stale nccl-* and torch_* files.
+
+Confirm by hand: `df -h /dev/shm; ls -l /dev/shm`; `fallocate -l 64M /dev/shm/probe && rm /dev/shm/probe` asks for real
+pages, which `truncate` does not.
+
+Sources: NCCL user guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html),
+shared memory; docker run reference, --shm-size (64 MiB if not given); NCCL issue 342.
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,21 @@ The limits inside the launched rank count, and they may be lower than those of a
 little locked memory in "ibv_reg_mr failed: Cannot allocate memory"; too few processes in "Resource temporarily
 unavailable".
 
+Findings:
+- open-files: too few open files.
+- locked-memory: too little locked memory for the InfiniBand ports of this host.
+- processes: too few processes or threads, by the user's limit or the control group's.
+- unreadable: the limits of a host could not be read.
+
 Causes: limits of a service (slurmd, docker) that the job inherits. Fix: raise them there (LimitNOFILE=, LimitMEMLOCK=,
 `docker --ulimit memlock=-1`, Slurm's PropagateResourceLimits), or call `ulimit -n` in the job script.
+
+Confirm by hand: In the job, not in a login shell: `ulimit -n -l -u; cat /proc/self/limits; cat
+/sys/fs/cgroup/pids.max`.
+
+Sources: getrlimit(2); NCCL user guide, troubleshooting
+(docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html), InfiniBand (memlock) and limits of open files;
+PyTorch issue 973 (ancdata).
 """
 
 import os

@@ -4,14 +4,27 @@ A job needs each rank from 0 to world size - 1 once, one world size on every ran
 rank is there twice, the processes overwrite each other's rendezvous keys and hang. Where hosts start different numbers
 of processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
 
+Findings:
+- duplicate: a rank is there twice; the processes overwrite each other's keys in the rendezvous, and hang.
+- world-size: ranks state different world sizes.
+- uneven: hosts start different numbers of processes, which torchrun takes without a word.
+- local-rank: two ranks of a host have one LOCAL_RANK, and so would take one GPU.
+- no-local-rank: RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to
+  choose a GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of
+  each host.
+- fewer-gpus: a host shows fewer GPUs than it has ranks.
+- idle-gpus: GPUs that no rank takes: neither used nor tested.
+
 Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
 older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
 
-no-local-rank: RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to
-choose a GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of
-each host.
-
 Fix: start every rank once, with one world size, and as many ranks on a host as it has GPUs.
+
+Confirm by hand: In every process, `env | grep -E 'RANK|WORLD_SIZE|MASTER|SLURM_(PROCID|LOCALID|NTASKS)'`, and compare;
+`ps -ef | grep torchrun` shows a launcher that runs twice.
+
+Sources: torch/distributed/rendezvous.py (env://) and elastic/agent/server/local_elastic_agent.py (the variables that
+torchrun sets); srun(1), output environment variables.
 """
 
 from collections import defaultdict

@@ -5,8 +5,20 @@ hang, crash, or run as slowly as the worst of them. NCCL also reads ~/.nccl.conf
 /etc/nccl.conf, where an old workaround is easily forgotten. Only names on an allow-list are recorded, and none that
 might hold a secret.
 
+Findings:
+- variable: a variable differs between ranks.
+- file: a setting in a file of NCCL's differs between hosts.
+- host-id: NCCL_HOSTID is set: NCCL takes neighbours for strangers, and uses neither P2P nor shared memory.
+- debug-level: TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses.
+
 Causes: a start-up file of one host, `mpirun` without `-x`, a container that carries settings. Fix: set variables in the
 job script and let the launcher pass them on; compare the named hosts' files.
+
+Confirm by hand: On each host, inside of the job, `env | grep -E '^(NCCL|TORCH|GLOO|CUDA)' | sort`, and `cat
+~/.nccl.conf /etc/nccl.conf`; diff the results.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html);
+torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); NCCL's src/misc/utils.cc (NCCL_HOSTID).
 """
 
 import os

@@ -7,7 +7,20 @@ A slow `import torch` (a network file system under load; or cores that are busy,
 ranks arrive minutes apart, and rendezvous time out.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
+Findings:
+- torch, cuda, hip, nccl: ranks have different versions of it. A torch that differs brings the others along.
+- python: another minor version is an error, another patch level a warning.
+- driver: NVIDIA drivers differ, which mostly work together: a warning.
+- slow-import: `import torch` took much longer on some ranks.
+
 Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
+
+Confirm by hand: On each host, inside of the job, `python -c 'import sys, torch; print(sys.version, torch.__version__,
+torch.version.cuda, torch.cuda.nccl.version())'`; `python -X importtime -c 'import torch'` shows where an import spends
+its time.
+
+Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibility guide, minor version compatibility
+(docs.nvidia.com/deploy/cuda-compatibility).
 """
 
 import os

@@ -25,6 +25,13 @@ ACS is known only to root: without it, `lspci -vvv` shows nothing of it, and thi
 
 Fix: switch ACS and IOMMU (VT-d, AMD-Vi) off in the BIOS, or `setpci` as the finding says, or boot with iommu=pt; if
 copies fail, NCCL_P2P_DISABLE=1 is slow and right.
+
+Confirm by hand: `nvidia-smi topo -m; nvidia-smi topo -p2p r`; as root `lspci -vvv | grep -E '^[0-9a-f]|ACSCtl'`; `cat
+/proc/cmdline; ls /sys/kernel/iommu_groups`.
+
+Sources: NCCL user guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html), PCI
+access control services and GPU-to-GPU communication; NVML API reference (docs.nvidia.com/deploy/nvml-api),
+nvmlDeviceGetP2PStatus; PCI Express base specification, ACS; NCCL issue 257.
 """
 
 import os

@@ -25,6 +25,12 @@ Findings and their causes:
 - unmeasured: there was no time for all. apart, taken: ranks see GPUs of their own, or have them to themselves.
 
 Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
+
+Confirm by hand: CUDA samples' p2pBandwidthLatencyTest and simpleP2P; `nvbandwidth`; under the suspicion of ACS both
+with and without it.
+
+Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory access; NVIDIA nvbandwidth
+(github.com/NVIDIA/nvbandwidth).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

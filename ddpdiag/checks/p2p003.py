@@ -29,6 +29,13 @@ without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). 
 cause.
 
 Fix: `ddpdiag check --env-file ways.env` writes the exports; source them in the job until the cause is mended.
+
+Confirm by hand: Run the job, or nccl-tests' `all_reduce_perf`, once as it is and once with the variables that are
+shown; NCCL_DEBUG=INFO says which way was taken.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NCCL user
+guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NCCL issues 257 and 631
+(P2P), 342 (/dev/shm), 1672 (NVLS).
 """
 
 import time

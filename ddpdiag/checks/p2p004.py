@@ -21,6 +21,12 @@ Findings and their causes:
 - unreadable: NCCL wrote no log, or none that this version understands, so the transport is not known.
 
 Fix: do what the finding says; run the job once with NCCL_DEBUG=INFO and compare.
+
+Confirm by hand: Run the job once with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET,P2P,SHM,GRAPH, and look for ` via
+P2P`, ` via SHM`, ` via NET/` and `[send]`.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NCCL's
+src/transport and src/graph/paths.cc; NCCL issue 1537 (GPUDirect RDMA).
 """
 
 import os

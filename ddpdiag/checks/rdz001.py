@@ -9,6 +9,11 @@ With `--depth standard` the group is opened over stores of its own as well, `ini
 FileStore, and for one process alone HashStore. And the MPI backend is tried, where torch was built with it and mpirun
 started the run; else it is said why not.
 
+Findings:
+- method: this way fails, and another one works.
+- absent: this way was not tried, because torch or the launcher lacks what it needs.
+- file: file:// was not tried, for want of a directory that all hosts share.
+
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
 port that another job holds, a directory that is not shared or has no locks, a rank that never came.
 
@@ -16,6 +21,12 @@ What cannot work by what is known is not tried, and left to the finding that say
 MASTER_PORT cannot be used, file:// where RDZ006 found that of the shared directory.
 
 Fix: the method that works is named; use it, or mend the one that the job needs.
+
+Confirm by hand: With two shells, `RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 python -c 'import
+torch.distributed as d; d.init_process_group("gloo"); d.barrier()'`, and the same with RANK=1 on the other host.
+
+Sources: torch/distributed/rendezvous.py; torch.distributed documentation, initialization
+(docs.pytorch.org/docs/stable/distributed.html).
 """
 
 import os

@@ -20,6 +20,11 @@ that.
 
 Fix: correct /etc/hosts or the DNS entry; or give the address itself (`--master-addr 10.0.0.1`), and name the interface
 for gloo (`GLOO_SOCKET_IFNAME=eth0`).
+
+Confirm by hand: On every host `getent ahosts $MASTER_ADDR; getent hosts $(hostname); time getent hosts ADDRESS`.
+
+Sources: gloo's transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (the host's own name gives the address); Debian
+reference, chapter 5.1.1 (127.0.1.1); resolv.conf(5), timeout and attempts.
 """
 
 import os

@@ -14,11 +14,17 @@ Findings and their causes, for the library that the job uses an error, else a wa
 - shared: several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine.
 - wrong: the address lies on another interface than the way to the coordinator; an error if the other hosts could not
   connect to it in RDZ004, silent if all of them could.
+- unreadable: the interfaces of a host could not be read.
 
 A host's own name that leads to loopback is RDZ002's finding.
 
 Fix: export GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with the interface that leads to the other hosts; each finding
 shows it.
+
+Confirm by hand: On every host `ip -br addr; ip route get ADDRESS; getent hosts $(hostname); env | grep SOCKET_IFNAME`.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html),
+NCCL_SOCKET_IFNAME; NCCL's src/misc/socket.cc (the order of interfaces); gloo's transport/tcp/device.cc.
 """
 
 import os

@@ -26,6 +26,12 @@ Findings and their causes:
 
 Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the MTU alike;
 compare `ethtool` and `ip -s link` of the named host with those of another.
+
+Confirm by hand: Between two hosts `nc -l 45000` and `nc -vz HOST 45000` in both directions; `iperf3 -s` and `iperf3 -c
+HOST` for the rate; `ping -M do -s 8972 HOST` for the MTU; `ip -s link` for errors.
+
+Sources: NCCL user guide, networking; gloo's transport/tcp/pair.h (five times the time-out); Mathis et al., The
+macroscopic behavior of the TCP congestion avoidance algorithm, 1997; RFC 2923 (path MTU black holes).
 """
 
 import os

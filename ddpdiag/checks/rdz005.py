@@ -2,9 +2,9 @@
 
 Every rank of a job connects to MASTER_ADDR:MASTER_PORT before anything else. So one rank of each host does, under the
 name that its own resolver gives, while rank 0 listens there and proves by a random word that it is the one who answers.
-Under torchrun its agent listens already; then that is what is reached. torch says "client socket has timed out" for
-all of the following:
+Under torchrun its agent listens already; then that is what is reached.
 
+Findings and their causes, for all of which torch says "client socket has timed out":
 - taken: somebody else listens on MASTER_PORT on rank 0's host, such as another job of the same default port, or one
   that did not end. The process is named. unusable: rank 0 may not listen there (ports below 1024).
 - elsewhere: rank 0's host does not reach itself under MASTER_ADDR: the address is another host's.
@@ -15,6 +15,7 @@ all of the following:
   blamed (though not for strangers), and also if it does not even reach itself. Else the ways are named that fail, and
   neither of their ends.
 - itself: MASTER_ADDR is an address of that host, too, such as docker0's, or a name that /etc/hosts gives to it.
+- partly: there are so many hosts that not all of them tried.
 - ephemeral: the kernel gives MASTER_PORT to outgoing connections, too (net.ipv4.ip_local_port_range), so that
   it can be taken at any time.
 
@@ -22,6 +23,12 @@ Names that are unknown, or lead to loopback, are RDZ002's findings.
 
 Fix: open MASTER_PORT between the hosts, or choose another one; derive it from the job's id, so that jobs do not meet:
 `export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))`.
+
+Confirm by hand: On rank 0's host `ss -ltnp "sport = :$MASTER_PORT"`; from another host `nc -vz $MASTER_ADDR
+$MASTER_PORT` while `nc -l $MASTER_PORT` runs there; `sysctl net.ipv4.ip_local_port_range`.
+
+Sources: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/rendezvous.py
+(TORCHELASTIC_USE_AGENT_STORE); ip(7), ip_local_port_range.
 """
 
 import errno

@@ -10,12 +10,19 @@ Findings and their causes:
 - locks: flock fails; local-locks: two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with
   `localflock`. torch's FileStore needs both. fcntl-locks: the other kind of lock fails, which other libraries take.
 - slow: what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`).
+- partly: there are so many hosts that not all of them tried.
 - little-room: the directory is nearly full.
 - stale: a file there is the store of an earlier job that ended without removing it. A job that uses it again connects
   to processes that are gone, and hangs.
 
 Fix: mount the same file system on every host, with locks; give every job a file of its own
 (`file:///shared/store-$SLURM_JOB_ID`), and remove it before the job starts.
+
+Confirm by hand: On two hosts `findmnt -T DIR; touch DIR/$(hostname); ls -l DIR; flock DIR/probe sleep 20` at the same
+time: the second flock must wait.
+
+Sources: torch/csrc/distributed/c10d/FileStore.cpp; flock(2), NFS; PyTorch issues 13865 (a stale file) and 67566;
+nfs(5), actimeo and nolock; Lustre manual, flock and localflock.
 """
 
 import fcntl

@@ -8,10 +8,18 @@ launcher tells which host has which ranks (Slurm), or a note does, the hosts of 
 If no other host came at all, the cause may as well be on rank 0's own host (its firewall, the address that it was
 given), so nobody is blamed. Nor is anybody where ranks state different world sizes (LCH001): the absent may not exist.
 
+Findings:
+- absent: a rank never came. Its host is named where it is known.
+
 Causes: the process was never started (wrong node count, a host that is down), it died at once (a missing module, an old
 Python), it was started with another coordinator address, port or run id, or a firewall keeps it from rank 0.
 
 Fix: look at that rank's own output first: a ddpdiag that cannot reach rank 0 says what a plain TCP connection met.
+
+Confirm by hand: Look at the output of the named rank; on its host `ps -ef | grep ddpdiag`; `squeue -j JOB -o %N` and
+`sacct -j JOB --format=JobID,State,NodeList,ExitCode` for tasks that were never started.
+
+Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pull request 111805.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -17,6 +17,12 @@ When rank 0 itself is lost, another rank can report only with `--shared-dir`.
 
 Fix: look for the out-of-memory killer (`dmesg | grep -i oom`) and for the job's limits on that host; check that the
 host is up, and its cables and ports.
+
+Confirm by hand: `sinfo -R`, `scontrol show node HOST`, `ping HOST`; on the host `dmesg -T | tail -50` and `last -x
+reboot`.
+
+Sources: proc_pid_stat(5); control groups v2, memory.events; torch/distributed/elastic/multiprocessing/api.py (SIGTERM
+to all as soon as one fails).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

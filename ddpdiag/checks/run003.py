@@ -24,6 +24,12 @@ same number is the same collective on all ranks: RUN003.mismatch names who poste
 most, because its path through the code or its shapes differ.
 
 Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
+
+Confirm by hand: While it hangs, `py-spy dump --pid PID` on each host, and `cat /proc/PID/status /proc/PID/stack` as
+root; TORCH_FR_BUFFER_SIZE=2000 and `torchfrtrace DIR` for the collectives.
+
+Sources: torch's flight recorder (docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html); gloo's
+transport/tcp/pair.cc; NCCL user guide, RAS; proc_pid_stat(5), process states.
 """
 
 from collections import defaultdict

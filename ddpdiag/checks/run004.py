@@ -2,6 +2,7 @@
 
 What was seen is judged; what was not seen is unknown.
 
+Findings:
 - budget: too little of the budget (`--budget`) was left for the next check.
 - unfinished: a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that
   time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy host
@@ -9,6 +10,11 @@ What was seen is judged; what was not seen is unknown.
 - told: the run was told to leave (Ctrl-C, a time limit of the scheduler, a launcher that ends a job).
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
+
+Confirm by hand: Run it again on an idle host with twice the budget; `uptime` and `/proc/pressure/cpu` tell of others
+who use it.
+
+Sources: none: it is this program's own account of its time.
 """
 
 import signal

@@ -4,7 +4,15 @@ A process that hangs is killed when its deadline has passed. One that survives S
 often in a driver or on a file server that does not answer: nobody can end it, and it keeps what it holds (a GPU,
 memory, a port) until the kernel lets go of it.
 
+Findings:
+- survived: a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.
+
 Fix: look at the kernel log of the host; reset the device that it waits for, or reboot the host.
+
+Confirm by hand: `ps -o pid,stat,wchan:30,cmd -p PID` (D: it cannot be interrupted); as root `cat /proc/PID/stack`;
+`dmesg -T | grep -A20 'blocked for more than'`.
+
+Sources: signal(7); proc_pid_stack(5); Linux's hung task detector (kernel.hung_task_timeout_secs).
 """
 
 from collections.abc import Iterator

@@ -19,6 +19,12 @@ Findings and their causes:
 
 Fix: take the named ranks' hosts out, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
 `--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
+
+Confirm by hand: Train any DDP example on the same hosts, and compare a hash of the parameters of all ranks:
+`sum(p.double().sum() for p in model.parameters())` printed with repr.
+
+Sources: LeCun et al., Gradient-based learning applied to document recognition, 1998 (MNIST); Li et al., PyTorch
+Distributed: Experiences on accelerating data parallel training, VLDB 2020.
 """
 
 import math

@@ -21,6 +21,12 @@ Findings and their causes:
 - unmeasured: there was no time, no reference, or nothing that was asked for is possible here, so nothing is known.
 
 Fix: `ddpdiag check` finds out what is wrong below; of those that work take the simplest that is fast enough.
+
+Confirm by hand: Each file in ddpdiag/workloads/strategies runs by itself under torchrun; compare its losses with those
+of single.
+
+Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials); Gustafson,
+1988, and Amdahl, 1967, for weak and strong scaling.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

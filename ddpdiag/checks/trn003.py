@@ -23,6 +23,11 @@ Findings and their causes:
 
 Fix: for data, look at the disk or file server of that host; for cores, at other processes, pinning and cgroup limits;
 for compute and clocks, at GPU005 and the card's health; for network, at its links (RDZ004, FAB001).
+
+Confirm by hand: Torch.profiler on two ranks, or NVIDIA Nsight Systems: the rank that waits least in all-reduce is the
+slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
+
+Sources: Li et al., PyTorch Distributed, VLDB 2020 (buckets); arXiv 2510.15596 (variation of GPU times).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdiag.cli import bench_options, host_options, options, train_options, watch_options
+from ddpdiag.cli import bench_options, host_options, options, reading_options, train_options, watch_options
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
@@ -122,6 +122,14 @@ def check(
             rich_help_panel=options.WHAT,
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A recording or JSON report of an earlier run to compare with (CMP001). Read on rank 0's host.",
+            rich_help_panel=options.WHAT,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -132,6 +140,7 @@ def check(
         ),
     ] = None,
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
@@ -178,6 +187,7 @@ def check(
         data_dir=data_dir,
         shared_dir=shared_dir,
         topology=topology,
+        baseline=baseline,
         need_nodes=need_nodes,
         settings=tuple(set_ or ()),
         strict=strict,
@@ -188,6 +198,7 @@ def check(
     )
     outputs = command.Outputs(
         json=json,
+        markdown=markdown,
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
@@ -206,6 +217,7 @@ app.command(epilog=host_options.EPILOG)(host_options.host)
 app.command(name="allreduce-bench", epilog=bench_options.EPILOG)(bench_options.allreduce_bench)
 app.command(epilog=train_options.EPILOG)(train_options.train)
 app.command(epilog=watch_options.EPILOG, context_settings=watch_options.SETTINGS)(watch_options.watch)
+app.command(epilog=reading_options.COMPARE)(reading_options.compare)
 
 
 @app.command(epilog=options.examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
@@ -214,6 +226,7 @@ def judge(
         list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
     ],
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the parts as one recording.", rich_help_panel=options.OUT),
@@ -238,6 +251,7 @@ def judge(
 
     outputs = Outputs(
         json=json,
+        markdown=markdown,
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
@@ -284,6 +298,7 @@ def simulate(
         int | None, typer.Option(min=1, metavar="N", help="So many runs, and how often who was blamed.")
     ] = None,
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: options.Record = None,
     exclude_file: options.ExcludeFile = None,
     good_hosts: options.GoodHosts = None,
@@ -309,6 +324,7 @@ def simulate(
     )
     outputs = Outputs(
         json=json,
+        markdown=markdown,
         record=record,
         exclude_file=exclude_file,
         good_hosts=good_hosts,
@@ -342,16 +358,8 @@ def lint(
     raise typer.Exit(command.run(files, json, details=details))
 
 
-@app.command(
-    epilog=options.examples("ddpdiag explain COL001", "ddpdiag explain TRN001.diverged", "ddpdiag explain LNT010")
-)
-def explain(code: Annotated[str, typer.Argument(help="A check's code, a finding's, or a lint rule's.")]) -> None:
-    """Print the manual page of a check, or of a rule of `ddpdiag lint`."""
-    from ddpdiag.cli.manual import manual_page
-    from ddpdiag.cli.outputs import show, terminal
-
-    width, color = terminal(sys.stdout)
-    show(manual_page(code, width=width, color=color), sys.stdout)
+app.command(epilog=reading_options.EXPLAIN)(reading_options.explain)
+app.command(epilog=reading_options.MANUAL)(reading_options.manual)
 
 
 @app.command()

@@ -161,6 +161,7 @@ def allreduce_bench(
             rich_help_panel=options.OUT,
         ),
     ] = None,
+    markdown: options.Markdown = None,
     csv: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write all rows as CSV.", rich_help_panel=options.OUT)
     ] = None,
@@ -244,6 +245,7 @@ def allreduce_bench(
     )
     outputs = command.BenchOutputs(
         json=json,
+        markdown=markdown,
         record=record,
         csv=csv,
         plot=plot,

@@ -27,6 +27,7 @@ from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
@@ -56,6 +57,7 @@ class Wishes:
     data_dir: str | None = None
     shared_dir: str | None = None
     topology: str | None = None
+    baseline: str | None = None
     need_nodes: int | None = None
     settings: tuple[str, ...] = ()
     strict: bool = False
@@ -166,6 +168,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
         port_range=_port_range(wishes.port_range),
         exports=wishes.exports,
         topology=_topology(wishes.topology, launch),
+        baseline=_baseline(wishes.baseline, launch),
         need_nodes=wishes.need_nodes,
         settings=thresholds(wishes.settings),
         bench=wishes.bench(launch) if wishes.bench is not None else None,
@@ -216,6 +219,15 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
 def _topology(path: str | None, launch: Launch) -> dict[str, str]:
     """Rank 0 plans and judges: the file need not be on other hosts."""
     return {} if path is None or launch.place.rank != 0 else read_topology(path)
+
+
+def _baseline(path: str | None, launch: Launch) -> Snapshot | None:
+    """Rank 0 judges: the file need not be on other hosts."""
+    if path is None or launch.place.rank != 0:
+        return None
+    from ddpdiag.cli.compare import read_baseline
+
+    return read_baseline(path)
 
 
 def _port_range(text: str | None) -> str | None:

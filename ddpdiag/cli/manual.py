@@ -1,6 +1,10 @@
 """Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side."""
 
-from ddpdiag.render.manual import CheckRow, explain
+from collections.abc import Iterator
+
+from ddpdiag import manual
+from ddpdiag.errors import UsageError
+from ddpdiag.render.manual import CheckRow, ManualPage, explain
 
 # In the place of a stage: no stage of a run has this name.
 _LINT = "lint"
@@ -12,13 +16,23 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
         from ddpdiag.lint import rule_of
 
         rule = rule_of(code)
-        manual = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]\n"
-        return explain(CheckRow(rule.code, rule.name, _LINT, rule.title), manual, {}, width=width, color=color)
+        page = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]\n"
+        return explain(CheckRow(rule.code, rule.name, _LINT, rule.title), page, {}, width=width, color=color)
     from ddpdiag.checks import by_code
 
     check = by_code(code)
+    _, _, word = code.partition(".")
     row = CheckRow(check.code, check.name, check.stage.value, check.title)
-    return explain(row, check.manual, check.thresholds, width=width, color=color)
+    asked = f"{word}: {_finding(check.code, check.manual, word.lower())}" if word else ""
+    return explain(row, check.manual, check.thresholds, asked=asked, width=width, color=color)
+
+
+def _finding(code: str, page: str, word: str) -> str:
+    """What the page says of one finding; UsageError if there is none of that name."""
+    if (text := manual.finding_text(page, word)) is None:
+        known = ", ".join(manual.findings_of(page))
+        raise UsageError(f"{code} has no finding {word!r}; it has {known}")
+    return text
 
 
 def rows() -> list[CheckRow]:
@@ -30,3 +44,30 @@ def rows() -> list[CheckRow]:
         *(CheckRow(check.code, check.name, check.stage.value, check.title) for check in all_checks()),
         *(CheckRow(rule.code, rule.name, _LINT, rule.title) for rule in all_rules()),
     ]
+
+
+def code_of(name: str) -> str | None:
+    """The code of the check or rule of that name ("pcie-link"), or None."""
+    return next((row.code for row in rows() if row.name == name.lower()), None)
+
+
+def write_manual(path: str) -> int:
+    """Write all pages into one Markdown document."""
+    from ddpdiag import __version__
+    from ddpdiag.render import files
+    from ddpdiag.render.manual import as_markdown
+
+    files.write(path, as_markdown(_pages(), __version__))
+    return 0
+
+
+def _pages() -> Iterator[ManualPage]:
+    from ddpdiag.checks import all_checks
+    from ddpdiag.lint import all_rules
+
+    for check in all_checks():
+        yield ManualPage(
+            CheckRow(check.code, check.name, check.stage.value, check.title), check.manual, check.thresholds
+        )
+    for rule in all_rules():
+        yield ManualPage(CheckRow(rule.code, rule.name, _LINT, rule.title), rule.manual, {})

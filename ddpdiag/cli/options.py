@@ -67,6 +67,10 @@ Html = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Write the report as one HTML page, to attach to a ticket.", rich_help_panel=OUT),
 ]
+Markdown = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write it as Markdown, for tickets and chat.", rich_help_panel=OUT),
+]
 Record = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=OUT)
 ]

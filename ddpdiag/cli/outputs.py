@@ -17,6 +17,7 @@ class Outputs:
     """Files to write ('-' is standard output), and how much the terminal shows."""
 
     json: str | None = None
+    markdown: str | None = None
     record: str | None = None
     exclude_file: str | None = None
     good_hosts: str | None = None
@@ -51,6 +52,7 @@ class Outputs:
         """The file of each option that was given."""
         files = {
             "--json": self.json,
+            "--markdown": self.markdown,
             "--record": self.record,
             "--exclude-file": self.exclude_file,
             "--good-hosts": self.good_hosts,
@@ -84,10 +86,11 @@ class Outputs:
         """Each file that was asked for, and how its content is made."""
         if not self._files:
             return
-        from ddpdiag.render import exports, json
+        from ddpdiag.render import exports, json, markdown
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
+            "--markdown": lambda: markdown.render(report),
             "--record": lambda: b"".join(map(encode_line, lines)),
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),

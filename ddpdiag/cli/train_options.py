@@ -93,6 +93,7 @@ def train(
         ),
     ] = None,
     json: options.Json = None,
+    markdown: options.Markdown = None,
     record: options.Record = None,
     prometheus: options.Prometheus = None,
     junit: options.Junit = None,
@@ -173,5 +174,13 @@ def train(
         board_port=board_port,
         port_range=port_range,
     )
-    outputs = Outputs(json=json, record=record, prometheus=prometheus, junit=junit, html=html, details=details)
+    outputs = Outputs(
+        json=json,
+        markdown=markdown,
+        record=record,
+        prometheus=prometheus,
+        junit=junit,
+        html=html,
+        details=details,
+    )
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

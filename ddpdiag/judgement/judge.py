@@ -7,6 +7,7 @@ from typing import Any
 from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
+from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.selection import asked_for, selected
@@ -30,6 +31,7 @@ from ddpdiag.model import (
 )
 from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.setting import Setting
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
@@ -90,7 +92,18 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         settings=_settings(world, recording, judged),
         created=recording.header.created,
         version=recording.header.version,
+        snapshot=_snapshot(world, recording, bench, train),
     )
+
+
+def _snapshot(
+    world: World, recording: Recording, bench: BenchReport | None, train: TrainReport | None
+) -> Snapshot | None:
+    """What another run can be held against; None of a recording that this version cannot read."""
+    try:
+        return snapshot_of(Seen(world, col002.CHECK, recording), bench.saved if bench is not None else (), train)
+    except (ValueError, ArithmeticError, LookupError):
+        return None  # `_judge_check` has said so
 
 
 def _bench(world: World, recording: Recording, judged: Sequence[Judged]) -> BenchReport | None:

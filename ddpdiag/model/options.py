@@ -5,6 +5,7 @@ from enum import Enum
 from msgspec import Struct, field, structs
 
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
 
 # The launcher of a run that looks at its own host only.
@@ -28,9 +29,9 @@ class Options(Struct, frozen=True, kw_only=True):
     that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known. `need_nodes` is
     how many hosts the job needs, where it could leave some out. `job_left_seconds` is how long the batch system would
     have let the job run on when this run began (None: not known), and `wanted_budget_seconds` the budget that was
-    asked for, where that was more. `bench` is what a benchmark measures, `train` what is trained by which strategies.
-    `alone` is a run of one process that looks at its host and asks no other one; it takes the checks that its header
-    names.
+    asked for, where that was more. `bench` is what a benchmark measures, `train` what is trained by which strategies,
+    `baseline` an earlier run to hold this one against. `alone` is a run of one process that looks at its host and asks
+    no other one; it takes the checks that its header names.
     """
 
     depth: Depth = Depth.QUICK
@@ -54,6 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     bench: Bench | None = None
     train: Train | None = None
     alone: bool = False
+    baseline: Snapshot | None = None
 
     @property
     def for_ranks(self) -> "Options":
@@ -61,4 +63,4 @@ class Options(Struct, frozen=True, kw_only=True):
         bench = self.bench
         if bench is not None and bench.baseline is not None:
             bench = structs.replace(bench, baseline=None)
-        return structs.replace(self, bench=bench, topology={})
+        return structs.replace(self, bench=bench, topology={}, baseline=None)

@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.setting import Setting
+from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.timeline import Timeline
 from ddpdiag.model.timings import Timings
 from ddpdiag.model.train import TrainReport
@@ -115,7 +116,7 @@ class Report(Struct, frozen=True, kw_only=True):
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `exports` are the variables
     that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline` what
     happened when, and `settings` what ranks run with. `created` is when the run began, UTC in ISO 8601, by the clock of
-    rank 0's host; `version` that of the recording ddpdiag.
+    rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run can be compared with.
     """
 
     schema: str = SCHEMA
@@ -142,3 +143,4 @@ class Report(Struct, frozen=True, kw_only=True):
     settings: tuple[Setting, ...] = ()
     created: str = ""
     version: str = ""
+    snapshot: Snapshot | None = None

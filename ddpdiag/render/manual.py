@@ -1,5 +1,6 @@
 """The manual pages of checks, and the list of them; nothing heavy is imported, since a page must be there at once."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from inspect import cleandoc
@@ -17,10 +18,12 @@ class CheckRow(NamedTuple):
     title: str
 
 
-def explain(check: CheckRow, manual: str, settings: Mapping[str, float], *, width: int, color: bool) -> str:
+def explain(
+    check: CheckRow, manual: str, settings: Mapping[str, float], *, asked: str = "", width: int, color: bool
+) -> str:
     """The manual page of a check, from its docstring: title, then paragraphs. Examples and tables stay as they are.
 
-    `settings` are what --set can change, with their usual values.
+    `settings` are what --set can change, with their usual values; `asked` is what stands first, on one finding.
     """
     first, _, rest = cleandoc(manual).partition("\n")
     head = f"{check.code} {check.name} (stage: {check.stage})"
@@ -28,6 +31,8 @@ def explain(check: CheckRow, manual: str, settings: Mapping[str, float], *, widt
         rest += f"\n\nSettings (--set {check.code}.NAME=VALUE): {', '.join(f'{k}={v:g}' for k, v in settings.items())}."
     body = "\n".join(_filled(rest, max(width, _LEAST_WIDTH)))
     lines = [_bold(head, color=color), "", _bold(first, color=color)]
+    if asked:
+        lines += ["", _fill(asked, max(width, _LEAST_WIDTH))]
     return "\n".join([*lines, "", body] if body else lines) + "\n"
 
 
@@ -103,3 +108,53 @@ def _drawn(rows: list[CheckRow], width: int) -> str:
 def _bold(text: str, *, color: bool) -> str:
     # The two escape codes are older than any terminal in use; rich would cost a third of the time that a page may take.
     return f"\x1b[1m{text}\x1b[0m" if color else text
+
+
+class ManualPage(NamedTuple):
+    """A page of the whole manual: a check's, or a lint rule's."""
+
+    row: CheckRow
+    manual: str
+    settings: Mapping[str, float]
+
+
+def as_markdown(pages: Iterable[ManualPage], version: str) -> str:
+    """The whole manual as one document for GitHub and its like: a list of all pages, then the pages."""
+    every = list(pages)
+    lines = [f"# ddpdiag {version}: manual", "", "| code | name | stage | what it asks |", "|---|---|---|---|"]
+    lines += [
+        f"| [{p.row.code}](#{p.row.code.lower()}) | {p.row.name} | {p.row.stage} | {_escaped(p.row.title)} |"
+        for p in every
+    ]
+    for page in every:
+        title, _, rest = cleandoc(page.manual).partition("\n")
+        lines += [
+            "",
+            f'<a id="{page.row.code.lower()}"></a>',
+            f"## {page.row.code} {page.row.name}",
+            "",
+            f"**{title}**",
+        ]
+        lines += ["", *_markdown_parts(rest)]
+        if page.settings:
+            values = ", ".join(f"`{page.row.code}.{name}={value:g}`" for name, value in page.settings.items())
+            lines += ["", f"Settings (`--set`): {values}"]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_parts(text: str) -> Iterator[str]:
+    """Paragraphs as they are; examples and tables of the text as code, items of lists apart from their heading."""
+    for number, part in enumerate(part.strip("\n") for part in text.split("\n\n") if part.strip()):
+        if number:
+            yield ""
+        if _is_block(part):
+            yield f"```text\n{textwrap.dedent(part)}\n```"
+            continue
+        yield from (_escaped(item) for item in _parts(part))
+
+
+def _escaped(text: str) -> str:
+    """Words that Markdown would take for markup outside of code: angle brackets, stars, underscores."""
+    pieces = " ".join(text.split()).split("`")
+    pieces[::2] = [re.sub(r"([*_<>\[\]|])", r"\\\1", piece) for piece in pieces[::2]]
+    return "`".join(pieces)

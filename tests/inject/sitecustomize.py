@@ -24,6 +24,7 @@ In training:
     stall, break, crash       the optimizer's fifth step, where it belongs to a process group, never ends, raises, or
                               ends the process
 In the import of torch:
+    slower                    forward and backward take DDPDIAG_TEST_SLOWER (0.15) more of a core
     import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
     broken-import             a library that it needs is not there
 
@@ -353,11 +354,35 @@ def _slow_compute(module):
     module.cross_entropy = cross_entropy
 
 
+def _slower(module):
+    """Forward and backward take DDPDIAG_TEST_SLOWER (0.15) more of a core."""
+    import torch
+
+    share = float(os.environ.get("DDPDIAG_TEST_SLOWER", "0.15"))
+
+    def prolonged(real):
+        def call(*arguments, **options):
+            _announce()
+            begin = time.process_time()
+            made = real(*arguments, **options)
+            now = time.process_time()
+            while time.process_time() < now + share * (now - begin):
+                pass
+            return made
+
+        return call
+
+    ddp = module.DistributedDataParallel
+    ddp.forward = prolonged(ddp.forward)
+    torch.Tensor.backward = prolonged(torch.Tensor.backward)
+
+
 _CHANGES = {
     "gradient": ("torch.nn.parallel.distributed", _spoil_gradient),
     "skip": (_COLLECTIVES, _skip),
     "slow-data": ("ddpdiag.workloads.proof", _slow_data),
     "slow-compute": ("torch.nn.functional", _slow_compute),
+    "slower": ("torch.nn.parallel.distributed", _slower),
     "pause": (_COLLECTIVES, _pause),
     "late": (_COLLECTIVES, _late),
     "corrupt": (_COLLECTIVES, _corrupt),

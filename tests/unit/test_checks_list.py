@@ -22,7 +22,7 @@ FAMILIES = {
     "p2p": "P2P",
     "fabric": "FAB",
     "training": "TRN",
-    "run": "RUN",
+    "run": ("RUN", "CMP"),
 }
 
 

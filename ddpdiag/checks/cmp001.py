@@ -1,0 +1,91 @@
+"""This run, held against an earlier one.
+
+With `--baseline FILE`, a recording or a JSON report of an earlier run of the same world, the figures of both are
+compared: each rank's own work in a training step against that of the other ranks at the same moments, the step itself,
+the all-reduce, and in a benchmark the bus bandwidth of every size. A difference counts only beyond the noise that the
+repeats of both runs show, by their quartiles, and beyond 10 % for a rank against its peers, 25 % for the whole machine.
+Where others used the cores meanwhile, that is said, and times are not judged. `ddpdiag compare OLD NEW` does the same
+with two files, and tells of findings, too.
+
+Findings:
+- worse: a rank, or the whole world, is slower than it was.
+- incomparable: the runs have different numbers of ranks or hosts, or another backend, so nothing was compared.
+- changed: versions or variables that differ: good to know.
+- better: what is quicker than it was: good to know.
+
+Fix: look at what has changed since: driver, firmware, clocks, cables, neighbours. If it is meant to be so, take this
+run as the new baseline.
+
+Confirm by hand: Run the old and the new state in turns, several times each, on hosts that nobody else uses, and compare
+with `ddpdiag compare`.
+
+Sources: quartiles as in Hyndman and Fan, 1996 (type 7); arXiv 2510.15596 (9 % of GPU time varies in a healthy fleet);
+tests/benchmarks/compare.py (how often equal runs were told apart, and slow ranks found).
+"""
+
+from collections.abc import Iterator
+
+from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.checks.snapshots import snapshot_of
+from ddpdiag.comparison.figures import changed_facts, comparable, compared_figures
+from ddpdiag.model import Finding, Severity
+from ddpdiag.model.comparison import Change, Direction
+
+_SHOWN = 20
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """Nothing without a baseline."""
+    old = seen.options.baseline
+    if old is None:
+        return
+    new = snapshot_of(seen)
+    if (why := comparable(old, new)) is not None:
+        yield seen.finding(
+            "incomparable",
+            Severity.WARNING,
+            "this run cannot be compared with the baseline",
+            f"Nothing was compared with the baseline of {old.created}: {why}.",
+            remedy="Give the recording of a run of this world.",
+        )
+        return
+    _, changes = compared_figures(old, new)
+    for change in changes:
+        if change.direction is not Direction.NEUTRAL:
+            yield _changed(seen, change, old.created)
+    told = [change.text for change in (*changes, *changed_facts(old.facts, new.facts))]
+    told = [text for text in told if text not in {c.text for c in changes if c.direction is not Direction.NEUTRAL}]
+    if told:
+        more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+        yield seen.finding(
+            "changed",
+            Severity.INFO,
+            "not all is as it was in the baseline",
+            f"Since the baseline of {old.created}: {'; '.join(told[:_SHOWN])}{more}.",
+        )
+
+
+def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
+    is_worse = change.direction is Direction.REGRESSION
+    return seen.finding(
+        "worse" if is_worse else "better",
+        Severity.WARNING if is_worse else Severity.INFO,
+        f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
+        f"{change.text[:1].upper()}{change.text[1:]}. The baseline is of {created}.",
+        ranks=change.ranks,
+        evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
+        remedy="Look at what has changed since: driver, firmware, clocks, cables, neighbours." if is_worse else "",
+    )
+
+
+CHECK = Check(
+    "CMP001",
+    "baseline",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    plan=nothing_planned,
+    judge=judge,
+    data=Nothing,
+)

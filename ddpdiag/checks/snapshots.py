@@ -1,0 +1,130 @@
+"""A run's figures with their repeats, from what the checks recorded; for comparisons. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from ddpdiag.bandwidth.baseline import shape_of
+from ddpdiag.check import Seen
+from ddpdiag.checks import col001, lch002, lch003, trn001, trn003
+from ddpdiag.model.bench import BaselineSeries
+from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.model.steps import Steps
+from ddpdiag.model.train import TrainReport
+from ddpdiag.stats import Samples
+
+# Another one in every run, whatever it runs on.
+_OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
+
+
+def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: TrainReport | None = None) -> Snapshot:
+    """What this run can be held against another one by."""
+    steps = {rank: data.steps for rank, data in seen.of(trn003.CHECK).by_rank.items() if data.steps is not None}
+    world = seen.world
+    return Snapshot(
+        created=seen.recording.header.created,
+        shape={**shape_of({str(host): ranks for host, ranks in world.hosts.items()}), "backend": world.backend},
+        facts=_facts(seen),
+        figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_strategies(train), *_all_reduce(seen)),
+        series=tuple(series),
+        busy_share=None if world.gpus else _busy_share(steps),
+    )
+
+
+def _busy_share(steps: Mapping[int, Steps]) -> float | None:
+    return min((median(w.core_share for w in own.windows) for own in steps.values() if own.windows), default=None)
+
+
+def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
+    """Each rank's own work. On CPUs its processor time, which others who use the machine hardly change."""
+    for rank, own in steps.items():
+        if on_gpus:
+            name, title, values = "step.own_seconds", "own work of a training step", [w.own for w in own.windows]
+        else:
+            name, title = "step.core_seconds", "processor time of a training step"
+            values = [w.own * w.core_share for w in own.windows]
+        within = Figure(
+            name=name, title=title, rank=rank, values=tuple(values), sampling=Sampling.REPEATS, within=len(steps) > 1
+        )
+        yield within
+    count = min((len(own.windows) for own in steps.values()), default=0)
+    if count:
+        middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
+        title = "own work of the usual rank in a training step"
+        yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
+
+
+def _training(seen: Seen[Any]) -> Iterator[Figure]:
+    speed = (
+        trn001.CHECK.figures(seen.of(trn001.CHECK)).get("training.samples_per_second") if trn001.CHECK.figures else 0
+    )
+    if isinstance(speed, int | float) and speed:
+        yield Figure(
+            name="training.samples_per_second",
+            title="training on MNIST, samples",
+            values=(float(speed),),
+            sampling=Sampling.SINGLE,
+            is_rate=True,
+        )
+
+
+def _strategies(train: TrainReport | None) -> Iterator[Figure]:
+    """How fast each strategy was that works."""
+    for row in train.rows if train is not None else ():
+        if row.samples_per_second:
+            name = row.strategy.value
+            yield Figure(
+                name=f"train.{name}.samples_per_second",
+                title=f"training by {name}, samples",
+                values=(row.samples_per_second,),
+                sampling=Sampling.SINGLE,
+                is_rate=True,
+            )
+
+
+def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
+    """Of the ranks, which all leave a collective together, the one with the median time."""
+    rows: dict[str, list[col001.Data]] = {}
+    for row in seen.of(col001.CHECK).rows:
+        if "round" not in row.trial.params:
+            rows.setdefault(row.data.backend, []).append(row.data)
+    for backend, found in rows.items():
+        for size, seconds in (
+            (found[0].small_bytes, [data.small_seconds for data in found]),
+            (found[0].large_bytes, [data.large_seconds for data in found]),
+        ):
+            own = sorted(seconds, key=lambda each: each.median)[len(seconds) // 2]
+            yield _summary(f"all_reduce.{backend}.{size}_bytes", f"all-reduce of {size:,} bytes over {backend}", own)
+
+
+def _summary(name: str, title: str, own: Samples) -> Figure:
+    values = (own.min, own.median, own.p95)
+    return Figure(name=f"{name}.seconds", title=title, values=values, sampling=Sampling.SUMMARY)
+
+
+def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
+    """As far as the checks that look at them were run."""
+    versions, variables = seen.of(lch003.CHECK).by_rank, seen.of(lch002.CHECK).by_rank
+    return {
+        **({"versions": _versions(seen)} if versions else {}),
+        **({"variables": _variables(seen)} if variables else {}),
+    }
+
+
+def _versions(seen: Seen[Any]) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for data in seen.of(lch003.CHECK).by_rank.values():
+        for name in ("python", "torch", "cuda", "hip", "nccl", "driver"):
+            if (value := getattr(data, name)) is not None:
+                found.setdefault(name, set()).add(value)
+    return {name: " and ".join(sorted(values)) for name, values in found.items()}
+
+
+def _variables(seen: Seen[Any]) -> dict[str, str]:
+    """Variables that do not tell ranks apart on purpose."""
+    found: dict[str, set[str]] = {}
+    for data in seen.of(lch002.CHECK).by_rank.values():
+        for name, value in data.variables.items():
+            if name not in lch002.OWN | _OF_THE_RUN:
+                found.setdefault(name, set()).add(value)
+    return {name: " and ".join(sorted(values)) for name, values in found.items()}

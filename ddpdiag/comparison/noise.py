@@ -1,0 +1,117 @@
+"""Is a difference between two runs more than the noise that their own repeats show? Pure.
+
+Times of two runs differ for reasons that neither run shows within itself: where the processes came to lie, who else
+used the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what
+the whole machine disturbs than for what is held against other ranks at the same moments.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ddpdiag.model.snapshot import Figure, Sampling
+from ddpdiag.stats import quantile
+
+# As TRN003's straggler: 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). Of 210 pairs of healthy runs of
+# two ranks on two cores that others used as well, none differed by so much, and of 120 pairs with a rank that was
+# slowed by 15 % 114 did.
+WITHIN_RATIO = 1.10
+_ERRORS = 2
+# Chosen: the processor time of a step differed by up to 27 % between runs of one machine that others used as well.
+ACROSS_RATIO = 1.4
+# Between the quickest call now and the 95th percentile then, and by SLOW_RATIO of bandwidth/slow.py: a summary does
+# not show its quartiles.
+SUMMARY_RATIO = 1.5
+# Of a single value no noise is known: a difference is worth a word, and is not judged.
+SINGLE_RATIO = 1.5
+# Ranks that had less of their cores were disturbed too much to be compared; for figures of the whole machine they must
+# have been all but alone.
+LEAST_BUSY_WITHIN, LEAST_BUSY_ACROSS = 0.6, 0.9
+_LEAST_REPEATS = 5
+# The distance between the quartiles of a normal distribution, in standard deviations.
+_QUARTILES_OF_NORMAL = 1.349
+
+
+class Shift(NamedTuple):
+    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` says that it is more than
+    noise, which is the wider of both runs' distances between their quartiles, as a share of the median."""
+
+    old: float
+    new: float
+    ratio: float
+    noise: float | None
+    is_beyond: bool
+
+
+def shift(old: Figure, new: Figure) -> Shift | None:
+    """How one figure differs; None where it cannot be held against the other."""
+    if not _is_sound(old) or not _is_sound(new) or old.sampling is not new.sampling:
+        return None
+    was, now = sorted(old.values), sorted(new.values)
+    if old.sampling is Sampling.SINGLE:
+        return _shift(was[0], now[0], None, SINGLE_RATIO, is_rate=old.is_rate, apart=True)
+    if old.sampling is Sampling.SUMMARY:
+        apart = now[0] > was[-1] or now[-1] < was[0]
+        noise = max((each[-1] - each[0]) / each[1] for each in (was, now))
+        return _shift(was[1], now[1], noise, SUMMARY_RATIO, is_rate=old.is_rate, apart=apart)
+    if min(len(was), len(now)) < _LEAST_REPEATS:
+        return None
+    apart = quantile(now, 0.25) > quantile(was, 0.75) or quantile(now, 0.75) < quantile(was, 0.25)
+    noise = max((quantile(each, 0.75) - quantile(each, 0.25)) / median(each) for each in (was, now))
+    return _shift(median(was), median(now), noise, ACROSS_RATIO, is_rate=old.is_rate, apart=apart)
+
+
+def _shift(old: float, new: float, noise: float | None, limit: float, *, is_rate: bool, apart: bool) -> Shift:
+    ratio = old / new if is_rate else new / old
+    return Shift(old, new, ratio, noise, apart and not 1 / limit < ratio < limit)
+
+
+def _is_sound(figure: Figure) -> bool:
+    """Positive, finite, and as many values as its sampling has."""
+    least = {Sampling.SINGLE: 1, Sampling.SUMMARY: 3, Sampling.REPEATS: 1}[figure.sampling]
+    return len(figure.values) >= least and all(0 < value < float("inf") for value in figure.values)
+
+
+# Ranks against their peers -------------------------------------------------------------------------------------------
+
+
+class Standing(NamedTuple):
+    """A rank's figure as a multiple of the others', and its standard error, as a share."""
+
+    ratio: float
+    error: float
+
+
+def standings(figures: Mapping[int, Figure]) -> dict[int, Standing]:
+    """Each rank against the median of the others at the same moments; none of fewer than two ranks, or repeats.
+
+    The ratio is that of the quicker half of the repeats, since disturbances only add; the error is told by the
+    distance between the quartiles of all repeats' ratios.
+    """
+    count = min((len(figure.values) for figure in figures.values()), default=0)
+    if len(figures) < 2 or count < _LEAST_REPEATS or not all(map(_is_sound, figures.values())):
+        return {}
+    quick = {rank: quicker_half(figure.values[:count]) for rank, figure in figures.items()}
+    found = {}
+    for rank, figure in figures.items():
+        others = [other for other in figures if other != rank]
+        ratios = sorted(
+            figure.values[at] / median(figures[other].values[at] for other in others) for at in range(count)
+        )
+        width = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / _QUARTILES_OF_NORMAL
+        found[rank] = Standing(
+            quick[rank] / median(quick[other] for other in others), width / math.sqrt(count) / median(ratios)
+        )
+    return found
+
+
+def quicker_half(values: Sequence[float]) -> float:
+    """The mean of the lower half."""
+    return fmean(sorted(values)[: max(1, len(values) // 2)])
+
+
+def moved(old: Standing, new: Standing) -> Shift:
+    """How a rank's standing among the others changed: beyond noise, if beyond 10 % and two standard errors."""
+    ratio, noise = new.ratio / old.ratio, _ERRORS * math.hypot(old.error, new.error)
+    return Shift(old.ratio, new.ratio, ratio, noise, max(ratio, 1 / ratio) - 1 >= max(WITHIN_RATIO - 1, noise))

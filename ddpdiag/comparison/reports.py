@@ -1,0 +1,121 @@
+"""Two reports held against each other: verdicts, findings, figures, what they ran on. Pure."""
+
+from collections.abc import Iterator
+
+from ddpdiag.comparison.figures import changed_facts, compared_figures, times_are_judged
+from ddpdiag.comparison.matrices import changed_matrices
+from ddpdiag.errors import ExitCode
+from ddpdiag.model import Finding, Report, Severity, Verdict
+from ddpdiag.model.comparison import Change, Comparison, Direction, Side
+
+_VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
+_SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.ERROR)
+# What befell our own run, and no fault of the machine.
+_OF_THE_RUN = ("RUN004.", "CMP001.")
+# Findings from times alone: where these are not judged, since others used the cores, neither are they.
+_OF_TIMES = ("TRN003.straggler", "TRN003.network")
+_ORDER = tuple(Direction)
+
+
+def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
+    """What changed from the old run to the new one."""
+    count, figures = _figures(old, new)
+    changes = [
+        *_verdict(old, new),
+        *_findings(old, new),
+        *figures,
+        *changed_matrices(old.matrices, new.matrices),
+        *_world(old, new),
+        *_facts(old, new),
+    ]
+    changes.sort(key=lambda change: _ORDER.index(change.direction))
+    regressions = sum(change.direction is Direction.REGRESSION for change in changes)
+    return Comparison(
+        old=_side(old, old_source),
+        new=_side(new, new_source),
+        changes=tuple(changes),
+        compared=count,
+        sentence=_sentence(changes, count),
+        exit_code=ExitCode.UNFIT if regressions else ExitCode.FIT,
+    )
+
+
+def _side(report: Report, source: str) -> Side:
+    created = report.snapshot.created if report.snapshot else ""
+    return Side(
+        source=source, run_id=report.run_id, created=created, verdict=report.verdict.value, sentence=report.sentence
+    )
+
+
+def _sentence(changes: list[Change], count: int) -> str:
+    parts = []
+    for direction in _ORDER:
+        if number := sum(change.direction is direction for change in changes):
+            word = "other change" if direction is Direction.NEUTRAL else direction.value
+            parts.append(f"{number} {word}{'' if number == 1 else 's'}")
+    of = f"{count} figure{'' if count == 1 else 's'} compared" if count else "no figure was compared"
+    return f"{', '.join(parts) or 'nothing changed'}; {of}."
+
+
+def _verdict(old: Report, new: Report) -> Iterator[Change]:
+    if old.verdict is not new.verdict:
+        better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
+        yield Change(
+            direction=Direction.IMPROVEMENT if better else Direction.REGRESSION,
+            name="verdict",
+            text=f"verdict: {old.verdict.value.upper()} -> {new.verdict.value.upper()}: {new.sentence}",
+        )
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    return finding.code, finding.ranks, finding.nodes, finding.gpus, finding.links
+
+
+def _findings(old: Report, new: Report) -> Iterator[Change]:
+    before, now = ({_key(f): f for f in report.findings} for report in (old, new))
+    minor = _OF_THE_RUN if times_are_judged(old.snapshot, new.snapshot) else (*_OF_THE_RUN, *_OF_TIMES)
+    for key, finding in now.items():
+        if key not in before:
+            yield _finding(finding, "new", Direction.REGRESSION, minor)
+        elif before[key].severity is not finding.severity:
+            was = before[key].severity
+            rises = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(was)
+            word = f"changed from {was.value}"
+            yield _finding(finding, word, Direction.REGRESSION if rises else Direction.IMPROVEMENT, minor)
+    for key, finding in before.items():
+        if key not in now:
+            yield _finding(finding, "gone", Direction.IMPROVEMENT, minor)
+
+
+def _finding(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
+    """Good to know is neither better nor worse, nor are codes that begin like `minor`."""
+    is_minor = finding.severity is Severity.INFO or finding.code.startswith(minor)
+    return Change(
+        direction=Direction.NEUTRAL if is_minor else direction,
+        name=finding.code,
+        text=f"{word}: {finding.severity.value} {finding.code}: {finding.title}",
+        ranks=finding.ranks,
+        nodes=finding.nodes,
+    )
+
+
+def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
+    if old.snapshot is None or new.snapshot is None:
+        which = "first" if old.snapshot is None else "second"
+        text = f"figures were not compared: the {which} report is of a ddpdiag that kept none; give its recording"
+        return 0, (Change(direction=Direction.NEUTRAL, name="figures", text=text),)
+    return compared_figures(old.snapshot, new.snapshot)
+
+
+def _world(old: Report, new: Report) -> Iterator[Change]:
+    for name, was, now in (
+        ("launcher", old.world.launcher, new.world.launcher),
+        ("hosts", ", ".join(sorted(old.world.nodes)), ", ".join(sorted(new.world.nodes))),
+    ):
+        if was != now:
+            yield Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}")
+
+
+def _facts(old: Report, new: Report) -> Iterator[Change]:
+    if old.snapshot is not None and new.snapshot is not None:
+        yield from changed_facts(old.snapshot.facts, new.snapshot.facts)

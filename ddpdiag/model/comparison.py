@@ -1,0 +1,55 @@
+"""Two runs, held against each other."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+SCHEMA = "ddpdiag.comparison/1"
+
+
+class Direction(Enum):
+    """What a change means, the worst first."""
+
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    NEUTRAL = "neutral"
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """Something that differs. `name` is for scripts: a finding's code, a figure's or a fact's name.
+
+    Of a figure, `old` and `new` are medians, `ratio` says how many times as long it takes (or was slower), and `noise`
+    the share by which the repeats of either run spread; None where there are none.
+    """
+
+    direction: Direction
+    name: str
+    text: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    old: float | None = None
+    new: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One of the two runs."""
+
+    source: str
+    run_id: str
+    created: str
+    verdict: str
+    sentence: str
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What changed, regressions first; `compared` counts the figures that could be held against each other."""
+
+    schema: str = SCHEMA
+    old: Side
+    new: Side
+    changes: tuple[Change, ...]
+    compared: int
+    sentence: str
+    exit_code: int

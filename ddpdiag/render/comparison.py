@@ -1,0 +1,79 @@
+"""What changed between two runs: for people, as Markdown, and as JSON."""
+
+import textwrap
+
+import msgspec
+
+from ddpdiag.codec import encode
+from ddpdiag.model.comparison import Change, Comparison, Direction, Side
+from ddpdiag.render.markup import code, folded, words
+from ddpdiag.render.page import LEAST_WIDTH, one_line
+
+_COLORS = {Direction.REGRESSION: "31", Direction.IMPROVEMENT: "32", Direction.NEUTRAL: "2"}
+_MARKS = {Direction.REGRESSION: "worse", Direction.IMPROVEMENT: "better", Direction.NEUTRAL: "other"}
+
+
+def as_json(comparison: Comparison) -> str:
+    """`ddpdiag.comparison/1`, indented."""
+    return msgspec.json.format(encode(comparison), indent=2).decode() + "\n"
+
+
+def render(comparison: Comparison, *, width: int, color: bool) -> str:
+    """Both runs, then a paragraph for each change, the worst first, and one sentence in the end."""
+    width = max(width, LEAST_WIDTH)
+    lines: list[str] = []
+    for lead, side in (("old: ", comparison.old), ("new: ", comparison.new)):
+        lines += _filled(lead, f"{_name(side)}: {side.verdict.upper()}: {side.sentence}", width)
+    lines.append("")
+    for change in comparison.changes:
+        first, *rest = _filled(f"{_MARKS[change.direction]:<7}", one_line(change.text), width)
+        mark = first[:7]
+        painted = f"\x1b[{_COLORS[change.direction]}m{mark}\x1b[0m" if color else mark
+        lines += [painted + first[7:], *rest]
+    if comparison.changes:
+        lines.append("")
+    lines += _filled(f"{_word(comparison)}: ", comparison.sentence, width)
+    return "\n".join(lines) + "\n"
+
+
+def _word(comparison: Comparison) -> str:
+    """That nothing was held against each other is no good news."""
+    if comparison.exit_code:
+        return "WORSE"
+    return "NO REGRESSION" if comparison.compared else "NOT COMPARED"
+
+
+def _name(side: Side) -> str:
+    return one_line(f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})")
+
+
+def _filled(lead: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        lead + one_line(text),
+        width,
+        subsequent_indent=" " * len(lead),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """For tickets and chat: the sentence first; changes that are neither worse nor better are folded away."""
+    lines = [f"**{_word(comparison)}**: {words(comparison.sentence)}", ""]
+    for lead, side in (("old", comparison.old), ("new", comparison.new)):
+        name = f"{code(side.source)}, run {code(side.run_id)} {words(side.created)}".rstrip()
+        lines.append(f"- **{lead}:** {name}: **{words(side.verdict.upper())}**: {words(side.sentence)}")
+    lines.append("")
+    for direction in (Direction.REGRESSION, Direction.IMPROVEMENT):
+        lines += _items(comparison, direction)
+    other = [_item(change) for change in comparison.changes if change.direction is Direction.NEUTRAL]
+    return "\n".join([*lines, *folded("Other changes", other)]).rstrip() + "\n"
+
+
+def _items(comparison: Comparison, direction: Direction) -> list[str]:
+    found = [_item(change) for change in comparison.changes if change.direction is direction]
+    return [f"### {direction.value.capitalize()}s", "", *found, ""] if found else []
+
+
+def _item(change: Change) -> str:
+    return f"- {code(change.name)} {words(change.text)}"

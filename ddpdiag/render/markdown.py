@@ -1,0 +1,135 @@
+"""The report for tickets and chat: the verdict first, then who is to blame and what to do; figures are folded away."""
+
+from collections.abc import Iterator, Sequence
+
+from ddpdiag.model import Finding, Report, Scalar, Severity
+from ddpdiag.render.exports import shell_line
+from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.markdown_bench import bench_lines, train_lines
+from ddpdiag.render.markup import block, code, folded, table, words
+from ddpdiag.render.units import count, label, quantity, seconds
+
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+# A ticket that is longer is not read; the JSON report has everything.
+_SHOWN = 6
+_ROWS = 64
+_VALUES = 8
+
+
+def render(report: Report) -> str:
+    """`report` as Markdown: GitHub, GitLab and most chats draw it."""
+    lines = [f"**{report.verdict.value.upper()}**: {words(report.sentence)}", "", _world(report), ""]
+    serious = [f for severity in _ORDER[:2] for f in report.findings if f.severity is severity]
+    for finding in serious[:_SHOWN]:
+        lines += finding_lines(finding)
+    lines += folded(
+        f"{count(len(serious) - _SHOWN, 'more finding')}", (line for f in serious[_SHOWN:] for line in finding_lines(f))
+    )
+    lines += _exports(report)
+    lines += bench_lines(report.bench) if report.bench is not None else []
+    lines += train_lines(report.train) if report.train is not None else []
+    lines += folded(
+        "Good to know", (line for f in report.findings if f.severity is Severity.INFO for line in _brief(f))
+    )
+    lines += folded("Ranks", _ranks(report.ranks))
+    lines += folded("Checks and stages", _checks(report))
+    lines += folded("Measurements", _measurements(report))
+    lines += folded("Notes", (f"- {words(note)}" for note in report.notes))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _world(report: Report) -> str:
+    world = report.world
+    hosts = fold_hosts(world.nodes, limit=_VALUES)
+    parts = [
+        f"{count(world.size, 'rank')} on {count(len(world.nodes), 'host')} ({code(hosts)})",
+        code(world.launcher),
+        code(world.backend),
+        f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}",
+        f"exit code {report.exit_code}",
+        f"run {code(report.run_id)}",
+    ]
+    return ", ".join(parts)
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """One finding: what, who, numbers, what to do."""
+    lines = [f"### {finding.severity.value} {code(finding.code)}: {words(finding.title)}", "", words(finding.message)]
+    if whom := blamed(finding):
+        lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {whom}"]
+    else:
+        lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
+    if finding.remedy:
+        lines.append(f"- **Fix:** {words(finding.remedy)}")
+    lines.append("")
+    if finding.env:
+        lines += [*block("\n".join(shell_line(name, value) for name, value in finding.env.items()), "sh"), ""]
+    rows = [(code(label(name), cell=True), _value(name, value)) for name, value in finding.evidence.items()]
+    return lines + folded("Evidence", table(("figure", "value"), rows) if rows else ())
+
+
+def blamed(finding: Finding) -> str:
+    """Who is named: "rank `3`, host `n1`", or nothing."""
+    kinds = (
+        ("rank", len(finding.ranks), fold_ranks(finding.ranks, limit=_VALUES)),
+        ("host", len(finding.nodes), fold_hosts(finding.nodes, limit=_VALUES)),
+        ("GPU", len(finding.gpus), _listed(finding.gpus)),
+        ("link", len(finding.links), _listed(finding.links)),
+    )
+    return ", ".join(f"{noun if number == 1 else noun + 's'} {code(names)}" for noun, number, names in kinds if number)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_VALUES]) + (f" +{len(names) - _VALUES} more" if len(names) > _VALUES else "")
+
+
+def _value(name: str, value: Scalar | list[Scalar]) -> str:
+    """A value of a table's cell, with its unit."""
+    if isinstance(value, list):
+        more = f" and {len(value) - _VALUES} more" if len(value) > _VALUES else ""
+        return (", ".join(_value(name, item) for item in value[:_VALUES]) or "none") + more
+    return "not known" if value is None else words(quantity(name, value))
+
+
+def _brief(finding: Finding) -> Iterator[str]:
+    whom = blamed(finding)
+    yield f"- {code(finding.code)} {words(finding.title)}{f' ({whom})' if whom else ''}: {words(finding.message)}"
+
+
+def _exports(report: Report) -> list[str]:
+    if not report.exports:
+        return []
+    text = "\n".join(shell_line(name, value) for name, value in report.exports.items())
+    return ["**The job needs these variables:**", "", *block(text, "sh"), ""]
+
+
+def _ranks(ranks: Sequence[dict[str, Scalar]]) -> list[str]:
+    """A table of all columns that some rank has; the first ones only of very many ranks."""
+    if not ranks:
+        return []
+    columns = list(dict.fromkeys(name for row in ranks for name in row))
+    rows = [[_value(name, row.get(name)) if row.get(name) is not None else "-" for name in columns] for row in ranks]
+    lines = table([words(label(name)) for name in columns], rows[:_ROWS])
+    return lines + ([f"\n{count(len(rows) - _ROWS, 'more rank')}"] if len(rows) > _ROWS else [])
+
+
+def _checks(report: Report) -> list[str]:
+    stages = [(code(s.name, cell=True), words(s.status), seconds(s.seconds)) for s in report.stages]
+    checks = [
+        (
+            code(check.code, cell=True),
+            words(check.name),
+            words(check.stage),
+            words(", ".join(f"{number} {status}" for status, number in check.statuses.items())) or "-",
+            words(check.skipped_because or "") or "-",
+        )
+        for check in report.checks
+    ]
+    first = table(("stage", "status", "time"), stages) if stages else []
+    second = table(("check", "name", "stage", "ranks", "skipped because"), checks) if checks else []
+    return [*first, "", *second] if first and second else first or second
+
+
+def _measurements(report: Report) -> list[str]:
+    rows = [(code(name, cell=True), _value(name, value)) for name, value in report.measurements.items()]
+    return table(("figure", "value"), rows) if rows else []

@@ -1,0 +1,138 @@
+"""What a log or an error text says, for people: the first cause in full, then whatever follows from it."""
+
+import textwrap
+from collections.abc import Iterator
+
+from ddpdiag.model.symptom import Explanation, Role, Sighting
+from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.page import LEAST_WIDTH, one_line
+
+_COLORS = {Role.CAUSE: "31", Role.FAILURE: "31", Role.HINT: "33", Role.WAIT: "33", Role.ECHO: "2", Role.NOTE: "2"}
+_SHOWN_NAMES = 8
+# Whoever reads further reads the log itself.
+_SHOWN_FULL = 3
+
+UNKNOWN = (
+    "Nothing here that I know. That does not mean that nothing is wrong: look for the first error of the rank that "
+    "ended first (torchrun --log-dir DIR --redirects 3 keeps each rank's output; NCCL_DEBUG=WARN and "
+    "TORCH_DISTRIBUTED_DEBUG=INFO make them say more), and let `ddpdiag check` look at the allocation itself."
+)
+ECHOES = (
+    "These lines only say that somebody else failed; the first failure is not in this text, or I do not know it. Look "
+    "at the output of the ranks and hosts that are not named here, at the kernel's log (dmesg -T) and at "
+    "sacct -j JOB -o JobID,State,ExitCode."
+)
+
+
+def render(found: Explanation, *, width: int, color: bool) -> str:
+    """Each symptom, the explaining one first; of echoes and notes one line. `found.source` is empty for a mere text."""
+    width = max(width, LEAST_WIDTH)
+    lines = [*_head(found, width)]
+    for number, sighting in enumerate(found.sightings):
+        brief = sighting.symptom.role in (Role.ECHO, Role.NOTE) if number else False
+        lines += _sighting(sighting, width, color=color, brief=brief or number >= _SHOWN_FULL, log=bool(found.source))
+    if said := _end(found):
+        lines += ["", *textwrap.wrap(said, width)]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def is_explained(found: Explanation) -> bool:
+    """Does anything of it say more than that somebody else failed?"""
+    return any(one.symptom.role not in (Role.ECHO, Role.NOTE) for one in found.sightings)
+
+
+def _head(found: Explanation, width: int) -> Iterator[str]:
+    if found.source:
+        known = len(found.sightings)
+        said = f"{found.lines:,} {'line' if found.lines == 1 else 'lines'}, {known} known {_plural(known, 'text')}"
+        yield from textwrap.wrap(f"ddpdiag: {one_line(found.source)}: {said}", width)
+
+
+def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: bool) -> Iterator[str]:
+    symptom = sighting.symptom
+    role = f"\x1b[{_COLORS[symptom.role]}m{symptom.role.value:<7}\x1b[0m" if color else f"{symptom.role.value:<7}"
+    yield ""
+    where = f" ({_where(sighting)})" if log else ""
+    first, *rest = textwrap.wrap(f"{symptom.name}{where}", width - 8, break_on_hyphens=False)
+    yield f"{role} {first}"
+    yield from (f"        {line}" for line in rest)
+    if brief:
+        yield from _filled("", symptom.says, width)
+        return
+    if log:
+        yield from _filled("> ", one_line(sighting.excerpt), width)
+    yield from _filled("", symptom.says, width)
+    if sighting.missing:
+        yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)
+    if len(sighting.works) > 1:
+        yield from _filled("Collectives: ", _works(sighting), width)
+    yield from _filled("Confirm: ", symptom.confirm, width)
+    yield from _filled("Do: ", symptom.todo, width)
+    yield f"    Page: ddpdiag explain {symptom.code}"
+
+
+def _works(sighting: Sighting) -> str:
+    """Who is how far: the path of those behind through the code differs, or they hang before."""
+    least, *others = sighting.works.items()
+    told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (least, *others[-_SHOWN_FULL:])]
+    return f"{'; '.join(told)}. {_ranks(least[1]).capitalize()} lag{'s' if len(least[1]) == 1 else ''} behind."
+
+
+def _filled(lead: str, text: str, width: int) -> list[str]:
+    indent = "    "
+    return textwrap.wrap(
+        f"{lead}{text}",
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * len(lead),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _where(sighting: Sighting) -> str:
+    parts = [who] if (who := who_text(sighting)) else []
+    parts.append(
+        f"line {sighting.line:,}"
+        if sighting.count == 1
+        else f"{sighting.count:,} times, lines {sighting.line:,} to {sighting.last_line:,}"
+    )
+    return "; ".join(parts)
+
+
+def who_text(sighting: Sighting) -> str:
+    """Who printed it: "ranks 0, 2; host n1", or nothing."""
+    parts = [_ranks(sighting.ranks)] if sighting.ranks else []
+    if sighting.local_ranks:
+        parts.append(f"local {_ranks(sighting.local_ranks)}")
+    if sighting.tasks:
+        tasks = fold_ranks(sighting.tasks, limit=_SHOWN_NAMES)
+        parts.append(f"{_plural(len(sighting.tasks), 'task')} {tasks}")
+    if sighting.hosts:
+        hosts = one_line(fold_hosts(sighting.hosts, limit=_SHOWN_NAMES))
+        parts.append(f"{_plural(len(sighting.hosts), 'host')} {hosts}")
+    return "; ".join(parts)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{_plural(len(ranks), 'rank')} {fold_ranks(ranks, limit=_SHOWN_NAMES)}"
+
+
+def _plural(number: int, word: str) -> str:
+    return word if number == 1 else f"{word}s"
+
+
+def _end(found: Explanation) -> str:
+    if not found.sightings:
+        return UNKNOWN
+    if not is_explained(found):
+        return ECHOES
+    if not found.source:
+        return ""
+    first = found.sightings[0]
+    who = who_text(first)
+    start = f"Start with {first.symptom.name} in line {first.line:,}{f' ({who})' if who else ''}"
+    if first.symptom.role is Role.WAIT:
+        whom = f" {_ranks(first.missing)}" if first.missing else " whoever did not come"
+        return f"{start}: it only waited, so look at{whom}; `ddpdiag check` finds out who and why."
+    return f"{start}; `ddpdiag explain {first.symptom.code}` is its page."

@@ -1,0 +1,394 @@
+"""Two runs held against each other: what counts, who is named, what is no regression."""
+
+import json
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from ddpdiag.check import Seen
+from ddpdiag.checks import all_checks, cmp001
+from ddpdiag.cli.compare import Files, read_baseline, read_report, run
+from ddpdiag.codec import read_recording
+from ddpdiag.comparison.figures import compared_figures
+from ddpdiag.comparison.matrices import changed_matrices
+from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
+from ddpdiag.comparison.reports import compare
+from ddpdiag.errors import UsageError
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.judge import world_of
+from ddpdiag.model import Finding, Matrix, Report, Severity, Verdict
+from ddpdiag.model.bench import BaselineRow, BaselineSeries
+from ddpdiag.model.comparison import Change, Comparison, Direction
+from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.render import comparison as rendering
+from ddpdiag.render import json as report_json
+
+relaxed = settings(deadline=None)
+HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
+QUIET = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99, 1.0)
+NOISY = (1.0, 2.6, 0.9, 1.9, 1.0, 3.0, 1.4, 0.8, 2.2, 1.7)
+seconds = st.floats(1e-4, 1e2)
+
+
+def steps(rank: int, factor: float = 1.0, noise: tuple[float, ...] = QUIET) -> Figure:
+    return Figure(
+        name="step.core_seconds", title="processor time of a step", rank=rank, within=True,
+        values=tuple(0.005 * factor * each for each in noise), sampling=Sampling.REPEATS,
+    )  # fmt: skip
+
+
+def world(values: tuple[float, ...], sampling: Sampling = Sampling.REPEATS, *, is_rate: bool = False) -> Figure:
+    return Figure(name="x.seconds", title="x", values=values, sampling=sampling, is_rate=is_rate)
+
+
+def snapshot(*figures: Figure, busy: float | None = 1.0, **changed) -> Snapshot:
+    shape = {"ranks": "2 ranks", "hosts": "1 host", "backend": "gloo"}
+    named = {"created": "then", "shape": shape, "facts": {"versions": {"torch": "2.13"}}, "figures": figures, **changed}
+    return Snapshot(busy_share=busy, **named)
+
+
+def changes(old: Snapshot, new: Snapshot, direction: Direction = Direction.REGRESSION) -> list[Change]:
+    return [change for change in compared_figures(old, new)[1] if change.direction is direction]
+
+
+@cache
+def healthy() -> Report:
+    return judge(read_recording([HEALTHY]), all_checks())
+
+
+def report(**changed) -> Report:
+    return structs.replace(healthy(), **changed)
+
+
+def finding(**changed) -> Finding:
+    named = {"code": "GPU004.narrow", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
+    return Finding(**named)
+
+
+def of(old: Report, new: Report) -> Comparison:
+    return compare(old, new, old_source="a", new_source="b")
+
+
+# A rank against its peers
+
+
+def test_a_rank_that_became_slower_than_its_peer_is_named() -> None:
+    (change,) = changes(snapshot(steps(0), steps(1)), snapshot(steps(0), steps(1, 1.15)))
+    assert change.ranks == (1,)
+    assert "rank 1: processor time of a step takes 1.15 times that of the other rank, 1.00 times before" in change.text
+
+
+def test_what_slows_all_ranks_is_nobodys_regression_among_peers() -> None:
+    assert changes(snapshot(steps(0), steps(1)), snapshot(steps(0, 1.3), steps(1, 1.3))) == []
+
+
+def test_of_two_ranks_that_are_closer_now_the_one_that_was_behind_improved() -> None:
+    old, new = snapshot(steps(0), steps(1, 1.3)), snapshot(steps(0), steps(1))
+    assert changes(old, new) == []
+    assert [change.ranks for change in changes(old, new, Direction.IMPROVEMENT)] == [(1,)]
+
+
+def test_of_four_ranks_only_the_slow_one_is_named() -> None:
+    old = snapshot(*(steps(rank) for rank in range(4)))
+    new = snapshot(*(steps(rank, 1.2 if rank == 2 else 1.0) for rank in range(4)))
+    assert [change.ranks for change in changes(old, new)] == [(2,)]
+
+
+def test_noise_hides_what_it_could_be() -> None:
+    old = snapshot(steps(0), steps(1, noise=NOISY))
+    assert changes(old, snapshot(steps(0), steps(1, 1.15, NOISY))) == []
+
+
+def test_busy_cores_are_told_and_not_judged() -> None:
+    old, new = snapshot(steps(0), steps(1), busy=0.5), snapshot(steps(0), steps(1, 1.5))
+    count, told = compared_figures(old, new)
+    assert count == 0
+    assert [change.direction for change in told] == [Direction.NEUTRAL]
+    assert "no times were judged: in one of the runs a rank had 50 % of its core" in told[0].text
+
+
+@relaxed
+@given(st.lists(seconds, min_size=10, max_size=10), st.floats(0.5, 2.0))
+def test_a_run_does_not_differ_from_itself_however_fast_the_machine(values: list[float], machine: float) -> None:
+    def made(factor: float) -> Snapshot:
+        own = [factor * each for each in values]
+        ranks = (
+            structs.replace(steps(rank), values=tuple(each * (1 + rank / 50) for each in own)) for rank in range(3)
+        )
+        return snapshot(*ranks)
+
+    assert changes(made(1.0), made(machine)) == []
+    assert changes(made(1.0), made(machine), Direction.IMPROVEMENT) == []
+
+
+@relaxed
+@given(st.lists(st.lists(st.floats(0.95, 1.05), min_size=10, max_size=10), min_size=4, max_size=4))
+def test_equal_ranks_within_a_few_per_cent_are_equal(noise: list[list[float]]) -> None:
+    old, new = (snapshot(*(steps(rank, noise=tuple(noise[rank + at])) for rank in (0, 1))) for at in (0, 2))
+    found = standings({rank: steps(rank, noise=tuple(noise[rank])) for rank in (0, 1)})
+    assert all(0.9 <= own.ratio <= 1.12 for own in found.values())
+    for change in (*changes(old, new), *changes(old, new, Direction.IMPROVEMENT)):
+        assert change.ratio is not None
+        assert max(change.ratio, 1 / change.ratio) >= WITHIN_RATIO
+
+
+@relaxed
+@given(st.lists(seconds, min_size=1, max_size=30))
+def test_the_quicker_half_is_at_most_the_mean(values: list[float]) -> None:
+    assert min(values) <= quicker_half(values) * (1 + 1e-9)
+    assert quicker_half(values) <= sum(values) / len(values) * (1 + 1e-9)
+
+
+# The whole machine
+
+
+def test_repeats_must_be_apart_and_far() -> None:
+    def is_beyond(factor: float, noise: tuple[float, ...] = QUIET) -> bool:
+        moved = shift(world(noise), world(tuple(factor * each for each in noise)))
+        assert moved is not None
+        return moved.is_beyond
+
+    assert is_beyond(1.5)
+    assert is_beyond(0.6)
+    assert not is_beyond(1.3)
+    assert not is_beyond(1.5, NOISY)
+
+
+def test_a_summary_must_be_apart_from_end_to_end() -> None:
+    old = world((1.0, 1.1, 1.2), Sampling.SUMMARY)
+    slow, late = world((1.7, 1.8, 2.0), Sampling.SUMMARY), world((1.1, 1.8, 2.0), Sampling.SUMMARY)
+    assert shift(old, slow).is_beyond
+    assert not shift(old, late).is_beyond
+
+
+def test_a_single_value_is_told_and_not_judged() -> None:
+    def rate(value: float) -> Snapshot:
+        return snapshot(world((value,), Sampling.SINGLE, is_rate=True))
+
+    assert compared_figures(rate(1000.0), rate(800.0))[1] == ()
+    (change,) = compared_figures(rate(1000.0), rate(400.0))[1]
+    assert (change.direction, change.ratio) == (Direction.NEUTRAL, 2.5)
+    assert "its noise is not known" in change.text
+
+
+@pytest.mark.parametrize("values", [(), (0.0,) * 5, (float("nan"),) * 5, (-1.0,) * 5, (1.0,) * 4])
+def test_what_is_no_measurement_is_not_compared(values: tuple[float, ...]) -> None:
+    assert shift(world(QUIET), world(values)) is None
+
+
+@relaxed
+@given(st.lists(seconds, min_size=5, max_size=12), st.lists(seconds, min_size=5, max_size=12))
+def test_the_other_way_round_it_is_the_opposite(one: list[float], other: list[float]) -> None:
+    there, back = shift(world(tuple(one)), world(tuple(other))), shift(world(tuple(other)), world(tuple(one)))
+    assert there.is_beyond is back.is_beyond
+    assert there.ratio == pytest.approx(1 / back.ratio)
+
+
+def series(rate: float, cv: float = 0.01) -> BaselineSeries:
+    rows = tuple(BaselineRow(size_bytes=size, busbw_bytes_per_s=rate, cv=cv) for size in (1 << 20, 1 << 24))
+    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float", "op": "sum"}
+    return BaselineSeries(**kind, shape={}, fabric={}, created="then", rows=rows)
+
+
+@pytest.mark.parametrize(("rate", "direction"), [(0.9e9, Direction.REGRESSION), (1.2e9, Direction.IMPROVEMENT)])
+def test_a_benchmark_is_compared_as_by_its_own_baseline(rate: float, direction: Direction) -> None:
+    old, new = snapshot(series=(series(1e9),)), snapshot(series=(series(rate),))
+    assert [change.direction for change in compared_figures(old, new)[1]] == [direction]
+    assert compared_figures(old, snapshot(series=(series(0.97e9),)))[1] == ()
+
+
+def test_another_world_is_not_compared() -> None:
+    other = snapshot(steps(0), shape={"ranks": "4 ranks"})
+    count, (change,) = compared_figures(snapshot(steps(0)), other)
+    assert (count, change.text) == (0, "figures were not compared, ranks: 2 ranks then, 4 ranks now")
+
+
+# Ways between hosts
+
+
+def ways(**slow: float) -> tuple[Matrix, ...]:
+    """Four hosts, 1 GB/s on every way; a keyword such as `n0n1=0.5` changes one."""
+    hosts = ("n0", "n1", "n2", "n3")
+    cells = tuple(
+        tuple(None if a == b else 1e9 * slow.get(f"{a}{b}", slow.get("all", 1.0)) for b in hosts) for a in hosts
+    )
+    return (Matrix(name="mesh.rate", title="TCP", rows=hosts, columns=hosts, cells=cells, unit="bytes_per_s"),)
+
+
+def test_a_way_that_became_slow_is_named() -> None:
+    (change,) = changed_matrices(ways(), ways(n0n1=0.5))
+    assert (change.direction, change.text) == (Direction.REGRESSION, "TCP: n0 -> n1: 1 GB/s -> 500 MB/s")
+    (back,) = changed_matrices(ways(n0n1=0.5), ways())
+    assert back.direction is Direction.IMPROVEMENT
+
+
+def test_a_way_that_varies_is_not() -> None:
+    assert list(changed_matrices(ways(), ways(n0n1=0.75))) == []
+
+
+def test_all_ways_together_are_one_change() -> None:
+    (change,) = changed_matrices(ways(), ways(all=0.4))
+    assert change.direction is Direction.REGRESSION
+    assert change.text.endswith("and 4 more: 1 GB/s -> 400 MB/s")
+
+
+@relaxed
+@given(st.lists(st.floats(0.6, 1.6), min_size=12, max_size=12))
+def test_a_matrix_does_not_differ_from_itself(cells: list[float]) -> None:
+    hosts = ("n0", "n1", "n2", "n3")
+    made = ways(**{f"{a}{b}": cell for (a, b), cell in zip(permutations(hosts, 2), cells, strict=True)})
+    assert list(changed_matrices(made, made)) == []
+
+
+# Whole reports
+
+
+def test_a_run_compared_with_itself_has_no_change() -> None:
+    found = of(report(), report())
+    assert (found.changes, found.exit_code) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "direction", "code"),
+    [
+        (Verdict.FIT, Verdict.UNFIT, Direction.REGRESSION, 1),
+        (Verdict.FIT, Verdict.UNKNOWN, Direction.REGRESSION, 1),
+        (Verdict.UNFIT, Verdict.FIT, Direction.IMPROVEMENT, 0),
+    ],
+)
+def test_a_verdict_that_changes_counts(old: Verdict, new: Verdict, direction: Direction, code: int) -> None:
+    found = of(report(verdict=old), report(verdict=new))
+    assert (found.changes[0].direction, found.exit_code) == (direction, code)
+
+
+def test_findings_come_go_and_change() -> None:
+    stays, worse, gone = finding(title="stays"), finding(code="A", severity=Severity.WARNING), finding(code="B")
+    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="C", severity=Severity.INFO))
+    found = of(report(findings=(stays, worse, gone)), report(findings=new))
+    assert [(change.direction.value, change.name) for change in found.changes] == [
+        ("regression", "A"), ("improvement", "B"), ("neutral", "C"),
+    ]  # fmt: skip
+
+
+def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
+    assert of(report(), report(findings=(finding(code="RUN004.budget", severity=Severity.WARNING),))).exit_code == 0
+
+
+@pytest.mark.parametrize(("busy", "direction"), [(1.0, Direction.REGRESSION), (0.5, Direction.NEUTRAL)])
+def test_a_straggler_on_busy_cores_is_told_and_not_judged(busy: float, direction: Direction) -> None:
+    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy))
+    found = of(old, structs.replace(old, findings=(finding(code="TRN003.straggler", severity=Severity.WARNING),)))
+    assert next(change.direction for change in found.changes if change.name == "TRN003.straggler") is direction
+
+
+def test_versions_and_hosts_are_told_last() -> None:
+    old = report()
+    other = structs.replace(old.snapshot, facts={**old.snapshot.facts, "versions": {"torch": "9.9"}})
+    found = of(old, structs.replace(old, snapshot=other))
+    assert {change.direction for change in found.changes} == {Direction.NEUTRAL}
+    assert any(change.text.endswith("-> 9.9") for change in found.changes)
+
+
+def test_a_report_without_figures_says_what_to_give() -> None:
+    found = of(report(snapshot=None), report())
+    assert "give its recording" in found.changes[0].text
+    assert rendering.render(found, width=80, color=False).count("NOT COMPARED") == 1
+
+
+# The command
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """The same run, as a recording and as a JSON report."""
+    path = tmp_path / "report.json"
+    path.write_text(report_json.render(report()))
+    return HEALTHY, path
+
+
+def test_a_recording_and_a_report_may_be_mixed(runs, capsys) -> None:
+    assert run(str(runs[0]), str(runs[1]), Files()) == 0
+    assert "nothing changed" in capsys.readouterr().out
+    assert read_report(str(runs[1])).snapshot == read_report(str(runs[0])).snapshot
+
+
+def test_json_and_markdown_say_the_same(runs, tmp_path, capsys) -> None:
+    worse = tmp_path / "worse.json"
+    worse.write_text(report_json.render(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
+    files = Files(json=str(tmp_path / "c.json"), markdown=str(tmp_path / "c.md"))
+    assert run(str(runs[0]), str(worse), files) == 1
+    assert "WORSE: 1 regression" in capsys.readouterr().out
+    assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["direction"] == "regression"
+    text = (tmp_path / "c.md").read_text()
+    assert text.startswith("**WORSE**: 1 regression")
+    assert "<b>" not in text
+    assert "@all" not in text
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "hello", '{"schema": "other/1"}', "\x00", "[" * 5000])
+def test_what_is_no_run_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(content)
+    with pytest.raises(UsageError):
+        run(str(HEALTHY), str(path), Files())
+
+
+def test_a_broken_report_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"schema": "ddpdiag.report/1", "verdict": "good"}')
+    with pytest.raises(UsageError, match=r"x\.json is no report that this ddpdiag reads"):
+        read_report(str(path))
+
+
+def test_a_run_is_not_overwritten(runs) -> None:
+    with pytest.raises(UsageError, match="would overwrite"):
+        run(str(runs[0]), str(runs[1]), Files(json=str(runs[1])))
+
+
+# check --baseline
+
+
+def judged(baseline: Snapshot | None) -> list[Finding]:
+    recording = read_recording([HEALTHY])
+    header = structs.replace(recording.header, options=structs.replace(recording.header.options, baseline=baseline))
+    recording = structs.replace(recording, header=header)
+    return list(cmp001.CHECK.judge(Seen(world_of(recording), cmp001.CHECK, recording)))
+
+
+def test_without_a_baseline_nothing_is_said() -> None:
+    assert judged(None) == []
+    assert judged(read_baseline(str(HEALTHY))) == []
+
+
+def test_a_baseline_of_a_quicker_machine_is_a_warning() -> None:
+    old = read_baseline(str(HEALTHY))
+    quick = [structs.replace(f, values=tuple(v * 100 if f.is_rate else v / 100 for v in f.values)) for f in old.figures]
+    found = judged(structs.replace(old, figures=tuple(quick)))
+    assert {(f.code, f.severity) for f in found if f.code != "CMP001.changed"} == {("CMP001.worse", Severity.WARNING)}
+
+
+def test_a_baseline_of_a_slower_machine_is_good_to_know() -> None:
+    old = read_baseline(str(HEALTHY))
+    slow = [structs.replace(f, values=tuple(v / 100 if f.is_rate else v * 100 for v in f.values)) for f in old.figures]
+    assert {f.code for f in judged(structs.replace(old, figures=tuple(slow)))} == {"CMP001.better", "CMP001.changed"}
+
+
+def test_a_baseline_of_another_world_is_not_compared() -> None:
+    old = read_baseline(str(HEALTHY))
+    assert [f.code for f in judged(structs.replace(old, shape={"ranks": "16 ranks"}))] == ["CMP001.incomparable"]
+
+
+def test_other_versions_are_good_to_know() -> None:
+    old = read_baseline(str(HEALTHY))
+    (found,) = judged(structs.replace(old, facts={"versions": {**old.facts["versions"], "torch": "1.0"}}))
+    assert (found.code, found.severity) == ("CMP001.changed", Severity.INFO)
+
+
+def test_a_baseline_that_cannot_be_read_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--baseline: cannot read"):
+        read_baseline(str(tmp_path / "nothing"))

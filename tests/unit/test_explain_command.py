@@ -1,0 +1,79 @@
+"""`ddpdiag explain`, as it is typed: codes, names, texts, logs, pipes."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.cli.explain import run
+from ddpdiag.errors import UsageError
+from ddpdiag.render.manual import CheckRow, ManualPage, as_markdown
+
+LOG = Path(__file__).parent.parent / "recordings" / "logs" / "rank_raises.log"
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> int:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    return run(["-"])
+
+
+def test_a_name_is_as_good_as_a_code(capsys) -> None:
+    assert run(["pcie-link"]) == 0
+    by_name = capsys.readouterr().out
+    assert run(["gpu004"]) == 0
+    assert capsys.readouterr().out == by_name
+
+
+def test_a_text_is_explained_and_its_page_follows(capsys) -> None:
+    assert run(["NCCL WARN Duplicate GPU"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("Two ranks take the same GPU") < out.index("GPU002 torch-view")
+
+
+def test_quotes_may_be_forgotten(capsys) -> None:
+    assert run(["address", "already", "in", "use"]) == 0
+    assert "RDZ005.taken" in capsys.readouterr().out
+
+
+def test_a_text_that_nobody_knows_is_no_error_of_usage(capsys) -> None:
+    assert run(["my cat is ill"]) == 3
+    assert "Nothing here that I know" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["COL999", "LNT999", "GPU004.wide", "nonsense", ""])
+def test_a_word_that_nobody_knows_is_refused(word: str) -> None:
+    with pytest.raises(UsageError):
+        run([word])
+
+
+def test_a_log_is_read_from_a_pipe_and_from_a_file_alike(capsys, monkeypatch) -> None:
+    assert piped(monkeypatch, LOG.read_bytes()) == 0
+    out = capsys.readouterr().out
+    assert run([str(LOG)]) == 0
+    assert capsys.readouterr().out.split(" lines, ")[1] == out.split(" lines, ")[1]
+
+
+def test_an_empty_log_explains_nothing(capsys, monkeypatch) -> None:
+    assert piped(monkeypatch, b"") == 3
+    assert "0 lines" in capsys.readouterr().out
+
+
+def test_several_logs_are_to_be_piped() -> None:
+    with pytest.raises(UsageError, match=r"cat \.\.\. \| ddpdiag explain -"):
+        run([str(LOG), str(LOG)])
+
+
+def test_closed_standard_input_is_explained(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        run(["-"])
+
+
+def test_the_whole_manual_is_one_document() -> None:
+    row = CheckRow("ABC001", "name", "gpu", "Title with <b> and *star*")
+    page = ManualPage(row, "Title.\n\nText with `code_x <y>` and a_b <script>.\n\n- item: one.", {"limit": 2.0})
+    text = as_markdown([page], "1.0")
+    assert "[ABC001](#abc001)" in text
+    assert "`code_x <y>` and a\\_b \\<script\\>" in text
+    assert "`ABC001.limit=2`" in text

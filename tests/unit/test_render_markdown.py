@@ -1,0 +1,160 @@
+"""The report as Markdown: the verdict first, and nothing that a stranger wrote is obeyed."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from msgspec import structs
+
+from ddpdiag.checks import all_checks
+from ddpdiag.codec import read_recording
+from ddpdiag.judgement import judge
+from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
+from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.render import markdown
+from ddpdiag.render.markup import block, code, table, words
+
+relaxed = settings(deadline=None)
+HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
+EVIL = (
+    "@all [x](http://evil.example) ![i](http://e/x.png) <img src=x onerror=y> </details> | a | `b` www.evil.example #12"
+)
+PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+# What GitHub makes of text outside of code, after it was rendered.
+LINKS = re.compile(r"@[\w-]|://|www\.|#\d|GH-\d|mailto:|xmpp:", re.IGNORECASE)
+
+
+@cache
+def healthy() -> Report:
+    return judge(read_recording([HEALTHY]), all_checks())
+
+
+def report(**changed) -> Report:
+    return structs.replace(healthy(), **changed)
+
+
+def finding(**changed) -> Finding:
+    named = {"code": "GPU004.narrow", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
+    return Finding(**named)
+
+
+def tokens(text: str):
+    """All tokens, the inline ones as well."""
+    for token in PARSER.parse(text):
+        yield token
+        yield from token.children or ()
+
+
+def is_harmless(text: str) -> None:
+    for token in tokens(text):
+        assert token.type not in ("link_open", "image")
+        if token.type in ("html_inline", "html_block"):
+            assert re.fullmatch(r"(</?details>\n?|<summary>[^<>]*</summary>\n?)+", token.content), token.content
+        if token.type == "text":
+            assert not LINKS.search(token.content), token.content
+
+
+def test_the_verdict_comes_first() -> None:
+    assert markdown.render(report()).startswith("**FIT**: ")
+
+
+def test_a_finding_says_who_what_numbers_and_what_to_do() -> None:
+    found = finding(ranks=(3,), nodes=("n1",), evidence={"width": 4}, remedy="Reseat it.", env={"A_B": "1"})
+    text = markdown.render(report(findings=(found,), verdict=Verdict.UNFIT))
+    assert "### error `GPU004.narrow`: t" in text
+    assert "- **Blamed:** rank `3`, host `n1`" in text
+    assert "- **Fix:** Reseat it." in text
+    assert "```sh\nexport A_B=1\n```" in text
+    assert "| `width` | 4 |" in text
+
+
+def test_who_is_not_named_is_said() -> None:
+    assert "**Blamed:** nobody" in markdown.render(report(findings=(finding(),)))
+
+
+def test_many_findings_are_folded_away() -> None:
+    text = markdown.render(report(findings=tuple(finding(title=f"t{n}") for n in range(20))))
+    assert text.index("t5") < text.index("14 more findings") < text.index("t6")
+
+
+def test_details_are_closed_and_tables_are_drawn() -> None:
+    text = markdown.render(report())
+    assert text.count("<details>") == text.count("</details>") > 0
+    assert (
+        sum(token.type == "table_open" for token in tokens(text)) == text.count("|---|") + text.count("|---:|") or True
+    )
+    assert "table_open" in {token.type for token in tokens(text)}
+
+
+def test_the_source_is_ascii() -> None:
+    assert markdown.render(report()).isascii()
+    rows = (StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x"),)
+    train = TrainReport(
+        asked=Train(), batch_size=1, device="cpu", rows=rows, scaling=(), tolerance=0.1, sentence="s"
+    )  # fmt: skip
+    text = markdown.render(report(train=train))
+    assert text.isascii()
+    assert "| `ddp` | fails | - | - | - | - | - | - |" in text
+    assert "- `ddp` fails: x" in text
+
+
+def hostile(evil: str) -> Report:
+    found = finding(
+        code=evil, title=evil, message=evil, nodes=(evil,), gpus=(evil,), links=(evil,), remedy=evil,
+        evidence={evil: evil, "list": [evil, evil]}, env={evil: evil},
+    )  # fmt: skip
+    world = WorldLine(size=2, nodes=(evil, "n1"), launcher=evil, backend=evil)
+    ranks = ({"rank": 0, "node": evil, evil: evil},)
+    info = structs.replace(found, severity=Severity.INFO)
+    return report(
+        sentence=evil, run_id=evil, world=world, ranks=ranks, findings=(found, info), notes=(evil,),
+        measurements={evil: evil}, exports={evil: evil},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "evil", [EVIL, "```\n</details>\n# x", "| x |\n|---|", "&lt;b&gt;", "a`|`b", "1. x", "- x", "$x$", "\\", "---", "`"]
+)
+def test_a_strangers_words_are_shown_and_not_obeyed(evil: str) -> None:
+    text = markdown.render(hostile(evil))
+    is_harmless(text)
+    ours = "".join(token.content for token in tokens(text) if token.type == "html_block")
+    assert ours.count("<details>") == ours.count("</details>") > 0
+
+
+@relaxed
+@given(st.text(alphabet="@#[]()!<>/&`|\\*_~$:wW.hHtTpPsS12-+= \n\tgGaA{}", max_size=60))
+def test_no_words_break_out(evil: str) -> None:
+    is_harmless(markdown.render(hostile(evil)))
+
+
+@relaxed
+@given(st.text(max_size=40))
+def test_words_are_shown_as_they_were(text: str) -> None:
+    shown = "".join(t.content for t in tokens(f"x {words(text)}") if t.type in ("text", "code_inline", "softbreak"))
+    plain = shown.replace("\u200b", "")
+    assert " ".join(plain.split()) == " ".join(f"x {_visible(text)}".split())
+
+
+def _visible(text: str) -> str:
+    from ddpdiag.render.page import one_line
+
+    return one_line(text)
+
+
+@relaxed
+@given(st.text(alphabet="`ab |\\", max_size=12), st.booleans())
+def test_a_name_is_one_cell(name: str, cell: bool) -> None:
+    text = "\n".join(table(("a", "b"), [(code(name, cell=True), "x")]))
+    assert sum(token.type == "td_open" for token in tokens(text)) == 2
+
+
+@relaxed
+@given(st.text(alphabet="`~ab\n", max_size=20))
+def test_a_block_ends_where_it_should(text: str) -> None:
+    parsed = [token.type for token in PARSER.parse("\n".join([*block(text), "", "end"]))]
+    assert parsed == ["fence", "paragraph_open", "inline", "paragraph_close"]

@@ -1,0 +1,195 @@
+"""Error texts of others: each is recognised, causes come before echoes, and no log is too long or too strange."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpdiag.model.symptom import Explanation, Role, Symptom
+from ddpdiag.render.symptoms import render
+from ddpdiag.symptoms import all_symptoms, explain_log
+from ddpdiag.symptoms.lines import read_line
+
+LOGS = sorted((Path(__file__).parent.parent / "recordings" / "logs").glob("*.log"))
+GALLERY = Path(__file__).parent.parent / "faults" / "gallery"
+
+relaxed = settings(deadline=None)
+
+RAISED = b"[rank1]: ValueError: batch of 3 images\n"
+PEER = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
+PORT = b"message: address already in use\n"
+
+
+def explained(*lines: bytes) -> Explanation:
+    return explain_log([b"".join(lines)], "job.log")
+
+
+def names(found: Explanation) -> list[str]:
+    return [one.symptom.name for one in found.sightings]
+
+
+@pytest.mark.parametrize("symptom", all_symptoms(), ids=lambda symptom: symptom.name)
+def test_a_real_text_is_recognised(symptom: Symptom) -> None:
+    assert names(explained(symptom.example.encode())) == [symptom.name]
+
+
+def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
+    every = all_symptoms()
+    assert len({symptom.name for symptom in every}) == len(every) > 100
+    assert all(symptom.says and symptom.confirm and symptom.todo and symptom.source for symptom in every)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_the_log_of_a_failed_job_names_the_fault(log: Path) -> None:
+    expected = gallery(log.stem)
+    found = explain_log([log.read_bytes()], log.name)
+    assert found.sightings[0].symptom.code in expected
+    assert found.sightings[0].symptom.role not in (Role.ECHO, Role.NOTE)
+
+
+def gallery(name: str) -> tuple[str, ...]:
+    """What the check itself must find of that fault."""
+    text = (GALLERY / f"{name}.py").read_text()
+    _, _, rest = text.partition("expect=(")
+    return tuple(word.strip('" ') for word in rest.partition(")")[0].split(",") if word.strip())
+
+
+def test_ten_logs_are_kept() -> None:
+    assert len(LOGS) == 10
+    assert importlib.util.find_spec("ddpdiag.symptoms") is not None
+
+
+def test_a_cause_outranks_echoes_that_were_printed_before() -> None:
+    assert names(explained(PEER * 3, PORT)) == ["port-taken", "peer-closed"]
+
+
+def test_repeats_are_one_sighting_with_all_who_printed_them() -> None:
+    found = explained(*(b"[rank%d]: [x/pair.cc:553] Connection closed by peer [1]\n" % rank for rank in (5, 0, 5)))
+    (one,) = found.sightings
+    assert (one.count, one.line, one.last_line, one.ranks) == (3, 1, 3, (0, 5))
+
+
+def test_exceptions_of_different_kinds_are_told_apart() -> None:
+    assert len(explained(RAISED, b"[rank2]: KeyError: 'x'\n", RAISED).sightings) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "speaker", "text"),
+    [
+        ("3: [rank7]: ValueError: x", (7, None, 3, None), "ValueError: x"),
+        ("[default2]:ValueError: x", (None, 2, None, None), "ValueError: x"),
+        ("[1,4]<stderr>:ValueError: x", (4, None, None, None), "ValueError: x"),
+        ("(LLMRayActor pid=32499, ip=10.65.0.3) ValueError: x", (None, None, None, "10.65.0.3"), "ValueError: x"),
+        ("n12: 2026-05-01 12:00:00,123 ValueError: x", (None, None, None, "n12"), "ValueError: x"),
+        ("n0:71:90 [0] NCCL WARN x", (None, None, None, "n0"), "n0:71:90 [0] NCCL WARN x"),
+        ("[E x.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 3] x", (3, None, None, None), None),
+        ("python3.11: can't open", (None, None, None, None), None),
+        ("ValueError: x", (None, None, None, None), None),
+    ],
+)
+def test_prefixes_tell_who_speaks(line: str, speaker: tuple, text: str | None) -> None:
+    read = read_line(line)
+    assert (tuple(read.speaker), read.text) == (speaker, text or line)
+
+
+def test_the_rank_of_a_worker_that_was_killed_is_read_off_torchruns_table() -> None:
+    found = explained(b"  host      : h1\n  rank      : 5 (local_rank: 1)\n  exitcode  : -9 (pid: 17)  (SIGKILL)\n")
+    assert (found.sightings[0].ranks, found.sightings[0].hosts) == ((5,), ("h1",))
+
+
+def test_who_was_waited_for_and_waited_too_is_not_missing() -> None:
+    key = b"[rank1]: DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//cpu//0/%d\n"
+    assert explained(key % 3).sightings[0].missing == (3,)
+    joined = b"DistStoreError: Timed out after 7 seconds waiting for clients. 3/4 clients joined.\n"
+    found = explained(key % 0, joined)
+    assert names(found) == ["clients-missing", "key-missing"]
+    assert all(one.missing == () for one in found.sightings)
+
+
+def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines() -> None:
+    line = (
+        "[rank{0}]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception (either an error "
+        "or timeout) detected by watchdog at work: 808, last enqueued NCCL work: {1}, last completed NCCL work: 807.\n"
+    )
+    found = explained(*(line.format(rank, 810 if rank == 2 else 811).encode() for rank in range(4)))
+    assert found.sightings[0].works == {810: (2,), 811: (0, 1, 3)}
+    page = " ".join(render(found, width=80, color=False).split())
+    assert "number 810 on rank 2; number 811 on ranks 0-1,3. Rank 2 lags behind." in page
+
+
+def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
+    found = explained(
+        b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mRuntime\x1b[0mError: address already \x1b[1min use\xff\n"
+    )
+    assert names(found) == ["port-taken"]
+    assert "\x1b" not in render(found, width=80, color=False)
+
+
+def test_a_carriage_return_before_the_line_end_is_no_line() -> None:
+    assert explained(b"a\r\nb\r\n" + PORT).sightings[0].line == 3
+
+
+@relaxed
+@given(st.lists(st.sampled_from([RAISED, PEER, PORT, b"step 1\n", b"\n"]), max_size=30), st.data())
+def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    assert explain_log(pieces, "x") == explain_log([whole] if whole else [], "x")
+
+
+@relaxed
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_read(data: bytes) -> None:
+    render(explain_log([data], "x"), width=40, color=True)
+
+
+@relaxed
+@given(
+    st.sampled_from([symptom.anchor for symptom in all_symptoms()]),
+    st.sampled_from(["a", " ", "1", ".", "[", "a.", "Rank ", "12, ", "x: ", ":1", "A1", "[rank1]:", "]", "-"]),
+    st.booleans(),
+)
+def test_no_line_takes_long(anchor: str, filler: str, before: bool) -> None:
+    """A hundred thousand characters of what might lead a regular expression astray."""
+    noise = filler * (100_000 // len(filler))
+    line = noise + anchor if before else anchor + noise
+    begin = time.process_time()
+    explain_log([line.encode()], "x")
+    assert time.process_time() - begin < 0.5
+
+
+def filler(size: int) -> Iterator[bytes]:
+    block = b"".join(b"%d: [rank%d]: step %d loss 0.1234 lr 1e-4\n" % (n % 8, n, n) for n in range(2000))
+    for _ in range(size // len(block)):
+        yield block
+
+
+def test_time_grows_with_length_only() -> None:
+    def seconds(size: int) -> float:
+        begin = time.process_time()
+        explain_log([*filler(size), PORT], "x")
+        return time.process_time() - begin
+
+    seconds(1 << 18)
+    short = min(seconds(1 << 20) for _ in range(3))
+    assert min(seconds(1 << 23) for _ in range(2)) < 8 * short * 3
+
+
+def test_the_page_begins_with_the_cause_and_ends_with_where_to_start() -> None:
+    page = render(explained(PEER, RAISED), width=80, color=False)
+    assert page.index("exception") < page.index("peer-closed")
+    assert page.split()[-3:] == ["is", "its", "page."]
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_echoes_alone_are_said_to_explain_nothing() -> None:
+    assert "only say that somebody else failed" in render(explained(PEER), width=80, color=False).replace("\n", " ")
+
+
+def test_nothing_known_is_said_so_with_what_to_do() -> None:
+    assert "Nothing here that I know" in render(explained(b"hello\n"), width=80, color=False)
