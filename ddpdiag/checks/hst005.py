@@ -5,13 +5,19 @@ exactly; then a process group of this one rank is opened over the job's backend,
 Neither needs a peer: sockets are opened on the loopback interface at most. `ddpdiag host --torch` runs it; elsewhere
 the collectives and the training say more.
 
-Findings and their causes:
+Findings:
 - wrong: elements of the product that are not right: the memory or the units of that GPU (or CPU) are sick.
 - failed: a GPU that torch lists could not compute; what torch said is shown.
 - group: the process group of one rank could not be opened, or summed wrong: a torch without this backend, a broken
   NCCL library, no loopback interface.
 
 Fix: drain the host; run `dcgmi diag -r 3` on the GPU. For a group that fails, install a torch with the backend.
+
+Confirm by hand: `python -c "import torch; a = torch.ones(512, 512, device='cuda:0'); print((a @ a == 512).all())"` for
+each GPU; `dcgmi diag -r 3`.
+
+Sources: products of small integers are exact in float32 (IEEE 754: integers up to 2^24);
+docs.pytorch.org/docs/stable/distributed.html (HashStore, GLOO_SOCKET_IFNAME); NCCL user guide, NCCL_SOCKET_IFNAME.
 """
 
 from collections.abc import Iterator

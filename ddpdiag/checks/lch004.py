@@ -2,8 +2,10 @@
 
 Only `srun` launches tasks; sbatch and salloc only allocate. What a step is depends on the job's options, on those of
 srun, and on variables that one hands to the other, so the layout is often not what was meant. This check reads Slurm's
-variables in every task, says what the step is (LCH004.step), and names layouts that break a job:
+variables in every task, says what the step is, and names layouts that break a job.
 
+Findings:
+- step: what the step is: its tasks, hosts, processors and GPUs: good to know.
 - torchruns: srun started several tasks, and each of them a torchrun that knows nothing of the others. Every one trains
   alone, and several on one host take the same GPUs, or the same port. --ntasks-per-node=1 does not help in a job with
   more tasks than nodes: there srun ignores it, so --nodes and --ntasks are both needed.
@@ -24,6 +26,12 @@ waits ("Job step creation temporarily disabled") is one that another step leaves
 
 Fix: say --nodes, --ntasks and --cpus-per-task to srun itself, and take rank, size and coordinator from the step
 (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST), never from the job.
+
+Confirm by hand: `srun -N 2 -n 4 env | grep ^SLURM_ | sort` in the job, `scontrol show job $SLURM_JOB_ID` and
+`scontrol show step $SLURM_JOB_ID`; `srun taskset -pc 0` for the processors of each task.
+
+Sources: srun(1), output environment variables and --cpus-per-task; the release notes of Slurm 20.11 (--overlap) and
+22.05 (SRUN_CPUS_PER_TASK); all of it seen with Slurm 22.05.
 """
 
 import os
