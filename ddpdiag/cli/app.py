@@ -212,7 +212,7 @@ def checks() -> None:
 
 
 def _in_paragraphs(text: str) -> str:
-    """Without the line ends inside of paragraphs: rich keeps them, and breaks lines at the width of the terminal, too."""
+    """Without the line ends inside of paragraphs: rich keeps them, and breaks lines at the terminal's width, too."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
