@@ -11,11 +11,11 @@ pytest.register_assert_rewrite("jobs")
 import scoreboard  # noqa: E402
 from required import require_hosts  # noqa: E402
 from runs import Pool, Result, faults  # noqa: E402
+from shown import SHOWN  # noqa: E402
 
 _RESULTS = pytest.StashKey[dict[str, Result]]()
 _BEGIN = pytest.StashKey[float]()
 _END = pytest.StashKey[float]()
-_LINES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -61,23 +61,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     scoreboard.write(seen, seconds)
     totals = ", ".join(f"{name} {count}" for name, count in scoreboard.totals(seen).items())
     lines = [*scoreboard.table(seen), f"{totals}; {seconds:.0f} s"]
-    config.stash[_LINES] = lines
-    if hasattr(config, "workeroutput"):
-        config.workeroutput["gallery"] = lines
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object, error: object) -> None:
-    """What a worker of pytest-xdist has to show."""
-    lines = getattr(node, "workeroutput", {}).get("gallery")
-    if lines:
-        node.config.stash[_LINES] = lines
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Show the table."""
-    lines = config.stash.get(_LINES, [])
-    if lines:
-        terminalreporter.section("gallery of faults")
-        for line in lines:
-            terminalreporter.write_line(line)
+    # A worker of pytest-xdist hands them to the process that shows them; see tests/conftest.py.
+    told = config.workeroutput if hasattr(config, "workeroutput") else config.stash.setdefault(SHOWN, {})
+    told["gallery of faults"] = lines

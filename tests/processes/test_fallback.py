@@ -16,6 +16,8 @@ P2P, SHM, NVLS = {"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"}, {"NCCL_NV
 # Long enough for four ranks on two busy cores to begin, short enough to let a dozen of them pass.
 SECONDS = 8
 AT_ONCE = 3
+# Four ranks and a search among pairs, while other runs share the cores.
+MUCH_TIME = ("--budget", "170")
 SOURCED = ("bash", "-c", '. "$0" && exec "$@"')
 
 
@@ -75,6 +77,7 @@ SCENARIOS = {
         ranks=4,
         says=("between ranks 1 and 2 on",),
         links=("rank 1 -> rank 2",),
+        options=MUCH_TIME,
     ),
     "one_rank_with_everybody": Scenario(
         faults=[{"kind": "raise", "unless": [P2P], "pair": [2, other]} for other in (0, 1, 3)],
@@ -83,6 +86,7 @@ SCENARIOS = {
         ranks=4,
         says=("between rank 2 on", "and all others there"),
         blames=(2,),
+        options=MUCH_TIME,
     ),
     "only_nvls": Scenario(
         faults=[{"kind": "crash", "unless": [NVLS]}],
@@ -162,7 +166,7 @@ def climbs(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> Ite
     def climb(name: str, scenario: Scenario) -> tuple[Job, str, Job | None]:
         path = str(folder / f"{name}.env")
         job = begin(start_shared, scenario, path)
-        job.wait(150)
+        job.wait(200)
         return job, path, again(name, scenario, path) if name in SOURCED_AGAIN else None
 
     def again(name: str, scenario: Scenario, path: str) -> Job:

@@ -204,7 +204,7 @@ def test_a_pair_that_hangs_is_named_and_the_others_are_known():
     assert finding.gpus == ("GPU-0-2", "GPU-0-1")
     assert "'copy GPU 2 -> GPU 1' does not end on n0" in finding.message
     assert "pid 4711" in finding.message
-    (copy, _) = CHECK.matrices(seen)
+    copy, *_ = CHECK.matrices(seen)
     empty = [(row, column) for row in range(4) for column in range(4) if copy.cells[row][column] is None]
     assert empty == [(0, 0), (1, 1), (2, 1), (2, 2), (3, 3)]
     assert [dict(trial.params) for trial in seen.trials] == [{}, {"begin.0": 4 + 3 * 2 + 2}]
