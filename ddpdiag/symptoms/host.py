@@ -142,6 +142,8 @@ SYMPTOMS = (
         name="shared-object",
         role=Role.CAUSE,
         anchor="cannot open shared object file",
+        # NCCL looks for its plug-ins, and takes its own code where there are none: nccl#162, nccl#1231.
+        pattern=r"^(?!.*libnccl-(?:net|tuner|env|profiler))",
         code="RUN003.raised",
         says="A library is missing on this host, or LD_LIBRARY_PATH differs there.",
         confirm="On that host: python -c 'import torch'; ldd on the library that asks for it",

@@ -23,6 +23,15 @@ RAISED = b"[rank1]: ValueError: batch of 3 images\n"
 PEER = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
 PORT = b"message: address already in use\n"
 
+# Lines of jobs that went well, or that name no fault of the allocation.
+INNOCENT = (
+    "n0:7:9 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or "
+    "directory No plugin found (libnccl-net.so), using internal implementation",
+    "libnccl-tuner.so: cannot open shared object file: No such file or directory",
+    "n0:7:9 [0] NCCL INFO socketPollConnect: connect returned Connection refused, retrying (1/35) after sleep",
+    "socketPollConnect: connect to 10.0.0.2<41234> returned Connection refused, retrying (3/35) after sleep",
+)
+
 
 def explained(*lines: bytes) -> Explanation:
     return explain_log([b"".join(lines)], "job.log")
@@ -35,6 +44,20 @@ def names(found: Explanation) -> list[str]:
 @pytest.mark.parametrize("symptom", all_symptoms(), ids=lambda symptom: symptom.name)
 def test_a_real_text_is_recognised(symptom: Symptom) -> None:
     assert names(explained(symptom.example.encode())) == [symptom.name]
+
+
+@pytest.mark.parametrize("line", INNOCENT)
+def test_an_innocent_log_has_no_cause(line: str) -> None:
+    found = explained(line.encode() + b"\n")
+    assert [one for one in found.sightings if one.symptom.role in (Role.CAUSE, Role.FAILURE)] == []
+
+
+def test_what_nccl_tells_after_its_last_try_is_a_cause() -> None:
+    assert names(explained(b"socketStartConnect: Connect to 10.0.0.2<41234> failed : Software caused\n")) == [
+        "nccl-connect"
+    ]
+    info = b"n0:7:9 [0] NCCL INFO "
+    assert names(explained(info + b"NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n")) == ["gdr-disabled"]
 
 
 def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
