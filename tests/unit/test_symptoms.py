@@ -30,6 +30,11 @@ INNOCENT = (
     "libnccl-tuner.so: cannot open shared object file: No such file or directory",
     "n0:7:9 [0] NCCL INFO socketPollConnect: connect returned Connection refused, retrying (1/35) after sleep",
     "socketPollConnect: connect to 10.0.0.2<41234> returned Connection refused, retrying (3/35) after sleep",
+    "E0101 tensorboard: Address already in use, trying 6007",
+    "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host s3.example:443 [No route to host]",
+    "wandb: Network error: Connect timeout [10.0 s], will retry",
+    "slurmstepd: error: Detected 0 oom_kill events in StepId=4711.batch.",
+    "socket read: Resource temporarily unavailable, will try again",
 )
 
 
@@ -58,6 +63,28 @@ def test_what_nccl_tells_after_its_last_try_is_a_cause() -> None:
     ]
     info = b"n0:7:9 [0] NCCL INFO "
     assert names(explained(info + b"NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n")) == ["gdr-disabled"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "no-process"),
+        ("bash: fork: retry: Resource temporarily unavailable", "no-process"),
+        ("libgomp: Thread creation failed: Resource temporarily unavailable", "no-process"),
+        (
+            "OSError: [Errno 37] Unable to open file (unable to lock file, errno = 37, 'No locks available')",
+            "hdf5-lock",
+        ),
+        ("RuntimeError: Address already in use", "port-taken"),
+        (
+            "OSError: [Errno 98] error while attempting to bind on ('0.0.0.0', 80): address already in use",
+            "port-in-use",
+        ),
+        ("Detected 10 oom_kill events in StepId=4711.0.", "slurm-oom"),
+    ],
+)
+def test_the_same_words_of_another_program_mean_something_else(line: str, name: str) -> None:
+    assert names(explained(line.encode())) == [name]
 
 
 def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
@@ -145,9 +172,7 @@ def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines() -> None:
 
 
 def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
-    found = explained(
-        b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mRuntime\x1b[0mError: address already \x1b[1min use\xff\n"
-    )
+    found = explained(b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mTCPStore\x1b[0m: address already \x1b[1min use\xff\n")
     assert names(found) == ["port-taken"]
     assert "\x1b" not in render(found, width=80, color=False)
 
