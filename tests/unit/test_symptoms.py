@@ -34,6 +34,10 @@ INNOCENT = (
     "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host s3.example:443 [No route to host]",
     "wandb: Network error: Connect timeout [10.0 s], will retry",
     "slurmstepd: error: Detected 0 oom_kill events in StepId=4711.batch.",
+    "MeanSquaredError: 0.01",
+    "[rank0]: RelativeError: -1.25e-3",
+    "3: [rank7]: MeanAbsoluteError: 12.5 ",
+    "Mean of RelativeError",
     "socket read: Resource temporarily unavailable, will try again",
 )
 
@@ -76,6 +80,10 @@ def test_what_nccl_tells_after_its_last_try_is_a_cause() -> None:
             "hdf5-lock",
         ),
         ("RuntimeError: Address already in use", "port-taken"),
+        ("[rank0]: AssertionError", "exception-bare"),
+        ("[rank0]: mine.BatchException: no. 7 is empty", "exception-other"),
+        ("KeyError: 3", "exception"),
+        ("ValueError: 0.5 is no batch size", "exception"),
         (
             "OSError: [Errno 98] error while attempting to bind on ('0.0.0.0', 80): address already in use",
             "port-in-use",
