@@ -43,17 +43,17 @@ def write_findings(
     groups: dict[tuple[Severity, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
         groups.setdefault((finding.severity, finding.code), []).append(finding)
-    few = SAME_SHOWN if sum(_shown(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
+    few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     for (severity, _), group in groups.items():
         if severity not in severities:
             continue
-        most = len(group) if details else _shown(group, few)
+        most = len(group) if details else shown_of(group, few)
         for finding in group[:most]:
             _finding(page, finding, details=details)
         _more(page, group[most:])
 
 
-def _shown(group: Sequence[Finding], few: int) -> int:
+def shown_of(group: Sequence[Finding], few: int) -> int:
     """How many of one code are shown: "and 1 more" would take the room of the one."""
     return len(group) if len(group) <= few + 1 else few
 

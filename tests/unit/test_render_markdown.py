@@ -77,8 +77,32 @@ def test_who_is_not_named_is_said() -> None:
 
 
 def test_many_findings_are_folded_away() -> None:
-    text = markdown.render(report(findings=tuple(finding(title=f"t{n}") for n in range(20))))
+    text = markdown.render(report(findings=tuple(finding(code=f"GPU004.c{n}", title=f"t{n}") for n in range(20))))
     assert text.index("t5") < text.index("14 more findings") < text.index("t6")
+
+
+def test_findings_of_one_code_are_counted() -> None:
+    text = markdown.render(report(findings=tuple(finding(title=f"t{n}", ranks=(n,)) for n in range(20))))
+    assert text.index(": t2\n") < text.index("- `GPU004.narrow` 17 more like these: ranks `3-19`")
+    assert ": t3\n" not in text
+
+
+@pytest.mark.parametrize("codes", [1, 500])
+@pytest.mark.parametrize("severity", list(Severity))
+def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: Severity) -> None:
+    """GitHub takes 65,536 characters."""
+    findings = tuple(
+        finding(
+            code=f"GPU004.c{n % codes}", severity=severity, message="m" * 300, ranks=(n,), nodes=(f"node{n}",),
+            remedy="r" * 100, evidence={"width": 4, "possible_width": 16},
+        )
+        for n in range(20_000)
+    )  # fmt: skip
+    notes = tuple("n" * 100 for _ in range(5_000))
+    figures = {f"figure_{n}": n for n in range(5_000)}
+    text = markdown.render(report(findings=findings, notes=notes, measurements=figures))
+    assert len(text) < 60_000
+    assert "4,960 more notes" in text and "4,940 more figures" in text
 
 
 def test_details_are_closed_and_tables_are_drawn() -> None:
