@@ -36,6 +36,11 @@ FINDINGS_SHOWN = 5
 LIST_SHOWN = 8
 
 
+def is_of_the_run(finding: Finding) -> bool:
+    """Is it of the run itself, so that nobody is looked for?"""
+    return finding.code.endswith(_OF_THE_RUN)
+
+
 def write_findings(
     page: Page, findings: Sequence[Finding], *, details: bool, severities: Sequence[Severity] = SEVERITIES
 ) -> None:
@@ -67,7 +72,7 @@ def _finding(page: Page, finding: Finding, *, details: bool) -> None:
         # Good to know is no blame.
         word = "about: " if finding.severity is Severity.INFO else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
-    elif finding.severity is not Severity.INFO and not finding.code.endswith(_OF_THE_RUN):
+    elif finding.severity is not Severity.INFO and not is_of_the_run(finding):
         page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
     if finding.remedy:
         page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")

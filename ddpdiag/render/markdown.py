@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render.exports import shell_line
-from ddpdiag.render.findings import SAME_SHOWN, shown_of
+from ddpdiag.render.findings import SAME_SHOWN, is_of_the_run, shown_of
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.markdown_bench import bench_lines, train_lines
 from ddpdiag.render.markup import block, code, folded, table, words
@@ -96,8 +96,10 @@ def finding_lines(finding: Finding) -> list[str]:
     lines = [f"### {finding.severity.value} {code(finding.code)}: {words(finding.title)}", "", words(finding.message)]
     if whom := blamed(finding):
         lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {whom}"]
-    else:
+    elif finding.severity is not Severity.INFO and not is_of_the_run(finding):
         lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
+    else:
+        lines.append("")
     if finding.remedy:
         lines.append(f"- **Fix:** {words(finding.remedy)}")
     lines.append("")
