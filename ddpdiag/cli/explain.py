@@ -13,6 +13,8 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 
 _CODE = re.compile(r"[A-Za-z]{3}\d{3}(\..*)?")
+# What logs are called.
+_SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
 
 
@@ -39,6 +41,8 @@ def _text(text: str, width: int, *, color: bool) -> int:
     # Pasted text is a log without a name: its lines are counted, and nobody asks where they stand.
     found = explain_log([text.encode("utf-8", "surrogateescape")], "")
     if not found.sightings and not re.search(r"\s", text.strip()):
+        if "/" in text or text.endswith(_SUFFIXES):
+            raise UsageError(f"there is no file {readable(text)}")
         raise UsageError(
             f"{readable(text)!r} is no code, no check's name and no error text that I know; "
             "`ddpdiag checks` lists codes and names"

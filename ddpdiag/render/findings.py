@@ -36,6 +36,11 @@ FINDINGS_SHOWN = 5
 LIST_SHOWN = 8
 
 
+def is_of_the_run(finding: Finding) -> bool:
+    """Is it of the run itself, so that nobody is looked for?"""
+    return finding.code.endswith(_OF_THE_RUN)
+
+
 def write_findings(
     page: Page, findings: Sequence[Finding], *, details: bool, severities: Sequence[Severity] = SEVERITIES
 ) -> None:
@@ -43,17 +48,17 @@ def write_findings(
     groups: dict[tuple[Severity, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
         groups.setdefault((finding.severity, finding.code), []).append(finding)
-    few = SAME_SHOWN if sum(_shown(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
+    few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     for (severity, _), group in groups.items():
         if severity not in severities:
             continue
-        most = len(group) if details else _shown(group, few)
+        most = len(group) if details else shown_of(group, few)
         for finding in group[:most]:
             _finding(page, finding, details=details)
         _more(page, group[most:])
 
 
-def _shown(group: Sequence[Finding], few: int) -> int:
+def shown_of(group: Sequence[Finding], few: int) -> int:
     """How many of one code are shown: "and 1 more" would take the room of the one."""
     return len(group) if len(group) <= few + 1 else few
 
@@ -67,7 +72,7 @@ def _finding(page: Page, finding: Finding, *, details: bool) -> None:
         # Good to know is no blame.
         word = "about: " if finding.severity is Severity.INFO else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
-    elif finding.severity is not Severity.INFO and not finding.code.endswith(_OF_THE_RUN):
+    elif finding.severity is not Severity.INFO and not is_of_the_run(finding):
         page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
     if finding.remedy:
         page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")

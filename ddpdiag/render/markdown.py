@@ -4,14 +4,16 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render.exports import shell_line
+from ddpdiag.render.findings import SAME_SHOWN, is_of_the_run, shown_of
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.markdown_bench import bench_lines, train_lines
 from ddpdiag.render.markup import block, code, folded, table, words
 from ddpdiag.render.units import count, label, quantity, seconds
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-# A ticket that is longer is not read; the JSON report has everything.
-_SHOWN = 6
+# A ticket that is longer is not read, and GitHub takes 65,536 characters; the JSON report has everything.
+_SHOWN, _FOLDED = 6, 24
+_INFOS, _NOTES, _FIGURES = 20, 40, 60
 _ROWS = 64
 _VALUES = 8
 
@@ -19,22 +21,15 @@ _VALUES = 8
 def render(report: Report) -> str:
     """`report` as Markdown: GitHub, GitLab and most chats draw it."""
     lines = [f"**{report.verdict.value.upper()}**: {words(report.sentence)}", "", _world(report), ""]
-    serious = [f for severity in _ORDER[:2] for f in report.findings if f.severity is severity]
-    for finding in serious[:_SHOWN]:
-        lines += finding_lines(finding)
-    lines += folded(
-        f"{count(len(serious) - _SHOWN, 'more finding')}", (line for f in serious[_SHOWN:] for line in finding_lines(f))
-    )
+    lines += _serious(report.findings)
     lines += _exports(report)
     lines += bench_lines(report.bench) if report.bench is not None else []
     lines += train_lines(report.train) if report.train is not None else []
-    lines += folded(
-        "Good to know", (line for f in report.findings if f.severity is Severity.INFO for line in _brief(f))
-    )
+    lines += folded("Good to know", _capped(_infos(report.findings), _INFOS, "line"))
     lines += folded("Ranks", _ranks(report.ranks))
     lines += folded("Checks and stages", _checks(report))
     lines += folded("Measurements", _measurements(report))
-    lines += folded("Notes", (f"- {words(note)}" for note in report.notes))
+    lines += folded("Notes", _capped([f"- {words(note)}" for note in report.notes], _NOTES, "note"))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -52,13 +47,59 @@ def _world(report: Report) -> str:
     return ", ".join(parts)
 
 
+def _serious(findings: Sequence[Finding]) -> list[str]:
+    """Errors and warnings, a few of each code: the first ones in full, the others folded away."""
+    pieces: list[tuple[int, list[str]]] = []
+    for group in _groups(findings, _ORDER[:2]):
+        most = shown_of(group, SAME_SHOWN)
+        pieces += [(1, finding_lines(finding)) for finding in group[:most]]
+        pieces += [(len(group) - most, [_more(group[most:]), ""])] if group[most:] else []
+    left = sum(number for number, _ in pieces[_SHOWN + _FOLDED :])
+    behind = [line for _, lines in pieces[_SHOWN : _SHOWN + _FOLDED] for line in lines]
+    behind += [f"- {count(left, 'more finding')}, in the JSON report"] if left else []
+    number = sum(number for number, _ in pieces[_SHOWN:])
+    return [line for _, lines in pieces[:_SHOWN] for line in lines] + folded(count(number, "more finding"), behind)
+
+
+def _groups(findings: Sequence[Finding], severities: Sequence[Severity]) -> Iterator[list[Finding]]:
+    """Findings of one code and severity, errors first."""
+    groups: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    for wanted in severities:
+        yield from (group for (severity, _), group in groups.items() if severity is wanted)
+
+
+def _more(findings: Sequence[Finding]) -> str:
+    """One line for findings that look like those before them."""
+    whom = blamed(*findings)
+    return f"- {code(findings[0].code)} {len(findings):,} more like these{f': {whom}' if whom else ''}"
+
+
+def _infos(findings: Sequence[Finding]) -> list[str]:
+    lines: list[str] = []
+    for group in _groups(findings, _ORDER[2:]):
+        most = shown_of(group, SAME_SHOWN)
+        lines += [_brief(finding) for finding in group[:most]]
+        lines += [_more(group[most:])] if group[most:] else []
+    return lines
+
+
+def _capped(lines: Sequence[str], most: int, noun: str) -> list[str]:
+    """The first lines of a list, and how many more there are."""
+    left = len(lines) - most
+    return [*lines[:most], *([f"- {count(left, f'more {noun}')}, in the JSON report"] if left > 0 else [])]
+
+
 def finding_lines(finding: Finding) -> list[str]:
     """One finding: what, who, numbers, what to do."""
     lines = [f"### {finding.severity.value} {code(finding.code)}: {words(finding.title)}", "", words(finding.message)]
     if whom := blamed(finding):
         lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {whom}"]
-    else:
+    elif finding.severity is not Severity.INFO and not is_of_the_run(finding):
         lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
+    else:
+        lines.append("")
     if finding.remedy:
         lines.append(f"- **Fix:** {words(finding.remedy)}")
     lines.append("")
@@ -68,13 +109,17 @@ def finding_lines(finding: Finding) -> list[str]:
     return lines + folded("Evidence", table(("figure", "value"), rows) if rows else ())
 
 
-def blamed(finding: Finding) -> str:
+def blamed(*findings: Finding) -> str:
     """Who is named: "rank `3`, host `n1`", or nothing."""
+    ranks = {rank for finding in findings for rank in finding.ranks}
+    nodes = tuple(dict.fromkeys(node for finding in findings for node in finding.nodes))
+    gpus = tuple(dict.fromkeys(gpu for finding in findings for gpu in finding.gpus))
+    links = tuple(dict.fromkeys(link for finding in findings for link in finding.links))
     kinds = (
-        ("rank", len(finding.ranks), fold_ranks(finding.ranks, limit=_VALUES)),
-        ("host", len(finding.nodes), fold_hosts(finding.nodes, limit=_VALUES)),
-        ("GPU", len(finding.gpus), _listed(finding.gpus)),
-        ("link", len(finding.links), _listed(finding.links)),
+        ("rank", len(ranks), fold_ranks(ranks, limit=_VALUES)),
+        ("host", len(nodes), fold_hosts(nodes, limit=_VALUES)),
+        ("GPU", len(gpus), _listed(gpus)),
+        ("link", len(links), _listed(links)),
     )
     return ", ".join(f"{noun if number == 1 else noun + 's'} {code(names)}" for noun, number, names in kinds if number)
 
@@ -91,9 +136,9 @@ def _value(name: str, value: Scalar | list[Scalar]) -> str:
     return "not known" if value is None else words(quantity(name, value))
 
 
-def _brief(finding: Finding) -> Iterator[str]:
+def _brief(finding: Finding) -> str:
     whom = blamed(finding)
-    yield f"- {code(finding.code)} {words(finding.title)}{f' ({whom})' if whom else ''}: {words(finding.message)}"
+    return f"- {code(finding.code)} {words(finding.title)}{f' ({whom})' if whom else ''}: {words(finding.message)}"
 
 
 def _exports(report: Report) -> list[str]:
@@ -132,4 +177,6 @@ def _checks(report: Report) -> list[str]:
 
 def _measurements(report: Report) -> list[str]:
     rows = [(code(name, cell=True), _value(name, value)) for name, value in report.measurements.items()]
-    return table(("figure", "value"), rows) if rows else []
+    left = len(rows) - _FIGURES
+    more = [f"\n{count(left, 'more figure')}, in the JSON report"] if left > 0 else []
+    return [*table(("figure", "value"), rows[:_FIGURES]), *more] if rows else []

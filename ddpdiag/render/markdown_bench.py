@@ -17,7 +17,7 @@ def bench_lines(bench: BenchReport) -> list[str]:
     for part in parts(bench):
         rows = [row for row in map(_row, part.rows) if row]
         headers = ("size", "type", "op", "time", "algbw", "busbw", "wrong")
-        lines += folded(f"{words(part.collective)} over {words(part.backend)}", table(headers, rows, right=4))
+        lines += folded(f"{part.collective} over {part.backend}", table(headers, rows, right=4))
     slow = [(str(r.rank), code(r.node, cell=True), words(r.slow)) for r in bench.ranks if r.slow]
     return lines + ([*table(("slow rank", "host", "why"), slow), ""] if slow else [])
 

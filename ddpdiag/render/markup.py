@@ -26,10 +26,15 @@ _RUNS = re.compile(r"`+")
 
 def words(text: str) -> str:
     """A sentence of unknown origin, in one line; it may stand anywhere, a table's cell included."""
-    broken = _SCHEME.sub(_BREAK_MARK, _CALLS.sub(_BREAK_MARK, one_line(text)))
-    escaped = _MARKUP.sub(r"\\\g<0>", "".join(_ENTITIES.get(letter, letter) for letter in broken))
+    escaped = _MARKUP.sub(r"\\\g<0>", _as_html(text))
     begun = _BEGINS.sub(_BREAK_MARK, escaped.strip(), count=1) if _BEGINS.match(escaped.strip()) else escaped.strip()
     return begun.replace(_BREAK_MARK, _BREAK)
+
+
+def _as_html(text: str) -> str:
+    """One line with entities; calls and links are broken."""
+    broken = _SCHEME.sub(_BREAK_MARK, _CALLS.sub(_BREAK_MARK, one_line(text)))
+    return "".join(_ENTITIES.get(letter, letter) for letter in broken)
 
 
 # While text is escaped, the break is a character that `one_line` has spelled out wherever it stood.
@@ -66,8 +71,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def folded(summary: str, lines: Iterable[str]) -> list[str]:
-    """Lines behind a summary (escaped already), which a click opens; nothing where there are none."""
+    """Lines behind a summary of unknown origin, which a click opens; nothing where there are none."""
     body = list(lines)
     if not body:
         return []
-    return ["<details>", f"<summary>{summary}</summary>", "", *body, "", "</details>", ""]
+    # The line is HTML, where a backslash is one.
+    head = _as_html(summary).replace(_BREAK_MARK, _BREAK)
+    return ["<details>", f"<summary>{head}</summary>", "", *body, "", "</details>", ""]

@@ -47,6 +47,7 @@ SYMPTOMS = (
         name="no-route",
         role=Role.CAUSE,
         anchor="No route to host",
+        pattern=r"[Gg]loo|SO_ERROR|c10d|NCCL|socket\w{0,20}Connect|client socket|TCPStore",
         code="RDZ004.unreachable",
         says="There is no way from one host to an address of another, or a firewall says so.",
         confirm="On the host that prints it: ip route get ADDRESS; nc -vz ADDRESS PORT",
@@ -60,6 +61,7 @@ SYMPTOMS = (
         name="gloo-connect-timeout",
         role=Role.WAIT,
         anchor="Connect timeout [",
+        pattern=r"gloo/|connectFullMesh",
         code="RDZ004.dropped",
         says="Ranks met in the store, but a connection between two of them never came: a firewall drops the ports of "
         "process groups, a rank offers an address that leads elsewhere, or it died meanwhile. gloo waits five times "

@@ -98,12 +98,51 @@ SYMPTOMS = (
         name="no-process",
         role=Role.CAUSE,
         anchor="Resource temporarily unavailable",
+        # Locks and sockets fail with the same words.
+        pattern=r"\b(?:v?fork|clone|pthread_create)\b|libgomp|OpenBLAS|"
+        r"^(?:OSError|BlockingIOError): \[Errno 11\] Resource temporarily unavailable$",
         code="HST004.processes",
         says="This user or control group may start no more processes or threads.",
         confirm="Inside of the job: ulimit -u; cat /sys/fs/cgroup/.../pids.max",
         todo="Raise the limit of tasks (TasksMax, --pids-limit), or start fewer threads and workers.",
         example="OSError: [Errno 11] Resource temporarily unavailable",
         source="errno EAGAIN (fork, pthread_create)",
+    ),
+    Symptom(
+        name="hdf5-lock",
+        role=Role.CAUSE,
+        anchor="unable to lock file",
+        code="RUN003.raised",
+        says="HDF5 could not lock a file: another process has it open for writing, or its file system gives no locks.",
+        confirm="lsof FILE on every host; flock FILE true",
+        todo="Open it for reading on all ranks; if the file system gives no locks, export HDF5_USE_FILE_LOCKING=FALSE.",
+        example="BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11, error message = "
+        "'Resource temporarily unavailable')",
+        source="HDF5 1.10 and newer (H5FDsec2.c), h5py",
+    ),
+    Symptom(
+        name="port-in-use",
+        role=Role.HINT,
+        anchor="ddress already in use",
+        code="RUN003.raised",
+        says="A program found its port taken. The line does not say which program: a dashboard or a logger may take "
+        "the next port by itself.",
+        confirm="On that host: ss -ltnp",
+        todo="If the program ended with it: end the process that holds the port, or give another one.",
+        example="OSError: [Errno 98] Address already in use",
+        source="errno EADDRINUSE",
+    ),
+    Symptom(
+        name="host-unreachable",
+        role=Role.HINT,
+        anchor="No route to host",
+        code="RUN003.raised",
+        says="A program found no way to a host. The line names neither torch nor NCCL nor gloo: it may be a download "
+        "or a logger.",
+        confirm="On the host that prints it: ip route get ADDRESS",
+        todo="Look what the line wants to reach; hosts that compute often have no way to the Internet.",
+        example="OSError: [Errno 113] No route to host",
+        source="errno EHOSTUNREACH",
     ),
     Symptom(
         name="disk-full",
@@ -142,6 +181,8 @@ SYMPTOMS = (
         name="shared-object",
         role=Role.CAUSE,
         anchor="cannot open shared object file",
+        # NCCL looks for its plug-ins, and takes its own code where there are none: nccl#162, nccl#1231.
+        pattern=r"^(?!.*libnccl-(?:net|tuner|env|profiler))",
         code="RUN003.raised",
         says="A library is missing on this host, or LD_LIBRARY_PATH differs there.",
         confirm="On that host: python -c 'import torch'; ldd on the library that asks for it",

@@ -15,7 +15,9 @@ _PREFIXES = tuple(
         r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?",
         r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?",
         r"\[[a-z_]{1,40}(?P<local>\d{1,6})\]:\s?",
-        r"(?!python)(?P<host>[a-z][a-z.-]{0,60}\d[a-z0-9.-]{0,60}): ",
+        # What counts is no host; but gpu01 and worker-01 are, since nobody counts so.
+        r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
+        r"(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{0,60}\d[a-z0-9.-]{0,60}): ",
         r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[ \t]{1,4}",
     )
 )

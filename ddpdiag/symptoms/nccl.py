@@ -215,7 +215,7 @@ SYMPTOMS = (
         name="nccl-connect",
         role=Role.CAUSE,
         anchor="onnect: ",
-        pattern=r"socket(?:Start|Poll)Connect: [Cc]onnect (?:to|returned)",
+        pattern=r"socket(?:Start|Poll)Connect: [Cc]onnect (?:to|returned)(?!.*\bretrying\b)",
         code="RDZ004",
         says="NCCL cannot connect to the address that another rank offers: a firewall, or an interface that leads "
         "nowhere.",

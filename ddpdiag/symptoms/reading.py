@@ -22,6 +22,9 @@ _EXCERPT = 300
 _MOST_KINDS = 20
 _MOST_NAMES = 100_000
 _COLOUR = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
+# Before the anchor, this tells that NCCL goes on: a plug-in that is not there, a connection that is tried again.
+_TALK = b" NCCL INFO "
+_HARMLESS = (Role.HINT, Role.NOTE)
 _TABLE = "exitcode  : "  # the line of torchrun's table of failures
 _ORDER = {role: place for place, role in enumerate(Role)}
 
@@ -164,6 +167,8 @@ class _Reader:
         """The first symptom that fits the line."""
         for index, at in hits:
             symptom, pattern = self._symptoms[index], self._patterns[index]
+            if symptom.role not in _HARMLESS and block.find(_TALK, start, at) >= 0:
+                continue
             speaker, text = read_line(window(block[start:end], at - start))
             match = pattern.search(text) if pattern is not None else None
             if pattern is not None and match is None:

@@ -7,6 +7,9 @@ SYMPTOMS = (
         name="port-taken",
         role=Role.CAUSE,
         anchor="ddress already in use",
+        # Alone it is what torch printed before 1.10.
+        pattern=r"server socket|EADDRINUSE|c10d|DistNetworkError|TCPStore|"
+        r"^(?:message: |RuntimeError: )?[Aa]ddress already in use$",
         code="RDZ005.taken",
         says="Another process listens on MASTER_PORT of rank 0's host: another job with the same default port, one "
         "that did not end, or a second launcher of this job.",
@@ -207,6 +210,7 @@ SYMPTOMS = (
         name="file-store-locks",
         role=Role.CAUSE,
         anchor="No locks available",
+        pattern=r"^(?!.*unable to lock file)",
         code="RDZ006.locks",
         says="The file system does not give locks on this host, which a file:// store needs.",
         confirm="flock DIR/probe true",

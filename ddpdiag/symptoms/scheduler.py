@@ -52,6 +52,7 @@ SYMPTOMS = (
         name="slurm-oom",
         role=Role.CAUSE,
         anchor=" oom_kill event",
+        pattern=r"\b[1-9]\d{0,9} oom_kill event",
         code="HST002.oom-kills",
         says="The job's memory limit was reached, and the kernel killed some of its processes.",
         confirm="sacct -j JOB -o JobID,State,MaxRSS,ReqMem; dmesg -T | grep -i 'killed process' on that host",

@@ -47,6 +47,12 @@ def test_a_word_that_nobody_knows_is_refused(word: str) -> None:
         run([word])
 
 
+@pytest.mark.parametrize("name", ["slurm-4711.out", "logs/rank0", "train.log"])
+def test_a_file_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no file {name}"):
+        run([name])
+
+
 def test_a_log_is_read_from_a_pipe_and_from_a_file_alike(capsys, monkeypatch) -> None:
     assert piped(monkeypatch, LOG.read_bytes()) == 0
     out = capsys.readouterr().out

@@ -15,8 +15,9 @@ from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
-from ddpdiag.render import markdown
-from ddpdiag.render.markup import block, code, table, words
+from ddpdiag.render import markdown, terminal
+from ddpdiag.render.html.findings import boxes
+from ddpdiag.render.markup import block, code, folded, table, words
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
@@ -76,9 +77,42 @@ def test_who_is_not_named_is_said() -> None:
     assert "**Blamed:** nobody" in markdown.render(report(findings=(finding(),)))
 
 
+@pytest.mark.parametrize("code", ["RUN004.budget", "LCH004.time-left"])
+def test_of_a_finding_of_the_run_nobody_is_looked_for(code: str) -> None:
+    found = report(findings=(finding(code=code, severity=Severity.WARNING),))
+    assert "nobody" not in markdown.render(found)
+    assert "nobody" not in terminal.render(found, color=False, width=80)
+    assert [box.nobody for box in boxes(found.findings)[0]] == [""]
+
+
 def test_many_findings_are_folded_away() -> None:
-    text = markdown.render(report(findings=tuple(finding(title=f"t{n}") for n in range(20))))
+    text = markdown.render(report(findings=tuple(finding(code=f"GPU004.c{n}", title=f"t{n}") for n in range(20))))
     assert text.index("t5") < text.index("14 more findings") < text.index("t6")
+
+
+def test_findings_of_one_code_are_counted() -> None:
+    text = markdown.render(report(findings=tuple(finding(title=f"t{n}", ranks=(n,)) for n in range(20))))
+    assert text.index(": t2\n") < text.index("- `GPU004.narrow` 17 more like these: ranks `3-19`")
+    assert ": t3\n" not in text
+
+
+@pytest.mark.parametrize("codes", [1, 500])
+@pytest.mark.parametrize("severity", list(Severity))
+def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: Severity) -> None:
+    """GitHub takes 65,536 characters."""
+    findings = tuple(
+        finding(
+            code=f"GPU004.c{n % codes}", severity=severity, message="m" * 300, ranks=(n,), nodes=(f"node{n}",),
+            remedy="r" * 100, evidence={"width": 4, "possible_width": 16},
+        )
+        for n in range(20_000)
+    )  # fmt: skip
+    notes = tuple("n" * 100 for _ in range(5_000))
+    figures = {f"figure_{n}": n for n in range(5_000)}
+    text = markdown.render(report(findings=findings, notes=notes, measurements=figures))
+    assert len(text) < 60_000
+    assert "4,960 more notes" in text
+    assert "4,940 more figures" in text
 
 
 def test_details_are_closed_and_tables_are_drawn() -> None:
@@ -88,6 +122,12 @@ def test_details_are_closed_and_tables_are_drawn() -> None:
         sum(token.type == "table_open" for token in tokens(text)) == text.count("|---|") + text.count("|---:|") or True
     )
     assert "table_open" in {token.type for token in tokens(text)}
+
+
+def test_a_summary_is_html() -> None:
+    assert folded("all_reduce over gloo", ["x"])[1] == "<summary>all_reduce over gloo</summary>"
+    assert "\\" not in folded("a_b*c|d`e`[f]~!{g}", ["x"])[1]
+    is_harmless("\n".join(folded(EVIL, ["x"])))
 
 
 def test_the_source_is_ascii() -> None:

@@ -23,6 +23,24 @@ RAISED = b"[rank1]: ValueError: batch of 3 images\n"
 PEER = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
 PORT = b"message: address already in use\n"
 
+# Lines of jobs that went well, or that name no fault of the allocation.
+INNOCENT = (
+    "n0:7:9 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or "
+    "directory No plugin found (libnccl-net.so), using internal implementation",
+    "libnccl-tuner.so: cannot open shared object file: No such file or directory",
+    "n0:7:9 [0] NCCL INFO socketPollConnect: connect returned Connection refused, retrying (1/35) after sleep",
+    "socketPollConnect: connect to 10.0.0.2<41234> returned Connection refused, retrying (3/35) after sleep",
+    "E0101 tensorboard: Address already in use, trying 6007",
+    "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host s3.example:443 [No route to host]",
+    "wandb: Network error: Connect timeout [10.0 s], will retry",
+    "slurmstepd: error: Detected 0 oom_kill events in StepId=4711.batch.",
+    "MeanSquaredError: 0.01",
+    "[rank0]: RelativeError: -1.25e-3",
+    "3: [rank7]: MeanAbsoluteError: 12.5 ",
+    "Mean of RelativeError",
+    "socket read: Resource temporarily unavailable, will try again",
+)
+
 
 def explained(*lines: bytes) -> Explanation:
     return explain_log([b"".join(lines)], "job.log")
@@ -35,6 +53,46 @@ def names(found: Explanation) -> list[str]:
 @pytest.mark.parametrize("symptom", all_symptoms(), ids=lambda symptom: symptom.name)
 def test_a_real_text_is_recognised(symptom: Symptom) -> None:
     assert names(explained(symptom.example.encode())) == [symptom.name]
+
+
+@pytest.mark.parametrize("line", INNOCENT)
+def test_an_innocent_log_has_no_cause(line: str) -> None:
+    found = explained(line.encode() + b"\n")
+    assert [one for one in found.sightings if one.symptom.role in (Role.CAUSE, Role.FAILURE)] == []
+
+
+def test_what_nccl_tells_after_its_last_try_is_a_cause() -> None:
+    assert names(explained(b"socketStartConnect: Connect to 10.0.0.2<41234> failed : Software caused\n")) == [
+        "nccl-connect"
+    ]
+    info = b"n0:7:9 [0] NCCL INFO "
+    assert names(explained(info + b"NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n")) == ["gdr-disabled"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "no-process"),
+        ("bash: fork: retry: Resource temporarily unavailable", "no-process"),
+        ("libgomp: Thread creation failed: Resource temporarily unavailable", "no-process"),
+        (
+            "OSError: [Errno 37] Unable to open file (unable to lock file, errno = 37, 'No locks available')",
+            "hdf5-lock",
+        ),
+        ("RuntimeError: Address already in use", "port-taken"),
+        ("[rank0]: AssertionError", "exception-bare"),
+        ("[rank0]: mine.BatchException: no. 7 is empty", "exception-other"),
+        ("KeyError: 3", "exception"),
+        ("ValueError: 0.5 is no batch size", "exception"),
+        (
+            "OSError: [Errno 98] error while attempting to bind on ('0.0.0.0', 80): address already in use",
+            "port-in-use",
+        ),
+        ("Detected 10 oom_kill events in StepId=4711.0.", "slurm-oom"),
+    ],
+)
+def test_the_same_words_of_another_program_mean_something_else(line: str, name: str) -> None:
+    assert names(explained(line.encode())) == [name]
 
 
 def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
@@ -87,6 +145,10 @@ def test_exceptions_of_different_kinds_are_told_apart() -> None:
         ("n12: 2026-05-01 12:00:00,123 ValueError: x", (None, None, None, "n12"), "ValueError: x"),
         ("n0:71:90 [0] NCCL WARN x", (None, None, None, "n0"), "n0:71:90 [0] NCCL WARN x"),
         ("[E x.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 3] x", (3, None, None, None), None),
+        ("epoch3: CUDA out of memory", (None, None, None, None), None),
+        ("gpu-1: CUDA out of memory", (None, None, None, None), None),
+        ("gpu-01: CUDA out of memory", (None, None, None, "gpu-01"), "CUDA out of memory"),
+        ("slurmstepd-n3: error: x", (None, None, None, "n3"), "error: x"),
         ("python3.11: can't open", (None, None, None, None), None),
         ("ValueError: x", (None, None, None, None), None),
     ],
@@ -122,9 +184,7 @@ def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines() -> None:
 
 
 def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
-    found = explained(
-        b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mRuntime\x1b[0mError: address already \x1b[1min use\xff\n"
-    )
+    found = explained(b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mTCPStore\x1b[0m: address already \x1b[1min use\xff\n")
     assert names(found) == ["port-taken"]
     assert "\x1b" not in render(found, width=80, color=False)
 

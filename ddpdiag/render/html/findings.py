@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
+from ddpdiag.render.findings import is_of_the_run
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, paragraphs, words
 from ddpdiag.render.page import printable
@@ -15,8 +16,6 @@ SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
 _NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
 _STACK, _OPEN_ITEMS = "stack", 6
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-# As the terminal: how the run was asked for or ended, where there is nobody to look for.
-_OF_THE_RUN = (".unsupported", ".unmeasured", ".budget", ".told")
 # Evidence that is the yardstick, not what was seen.
 _YARDSTICKS = frozenset({"expected", "usual", "source", "least", "limit", "deadline", "possible", "baseline", "of"})
 
@@ -59,7 +58,7 @@ def _row(finding: Finding) -> tuple[Cell, ...]:
 def _box(finding: Finding) -> FindingBox:
     info = finding.severity is Severity.INFO
     who = _who((finding,))
-    silent = bool(who) or info or finding.code.endswith(_OF_THE_RUN)
+    silent = bool(who) or info or is_of_the_run(finding)
     lists = {
         name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
     }
