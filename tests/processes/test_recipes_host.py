@@ -100,6 +100,12 @@ def test_a_task_prolog_shows_the_whole_report_of_an_unfit_node_and_lets_the_task
     assert "print error GPU001.fewer" in done.stdout
 
 
+def test_a_task_prolog_does_not_run_with_the_python_of_the_task(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ImportError('the one of the job')\n")
+    done = run(changed("slurm-task-prolog.sh", tmp_path), PYTHONPATH=str(tmp_path), PYTHONHOME="/nowhere")
+    assert done.stdout.startswith("export DDPDIAG_HOST=fit\n")
+
+
 @pytest.mark.parametrize("variables", [{"SLURM_LOCALID": "1"}, {"DDPDIAG_SKIP": "1"}])
 def test_a_task_prolog_speaks_once_on_each_node_and_can_be_left_out(tmp_path: Path, variables: dict[str, str]) -> None:
     done = run(changed("slurm-task-prolog.sh", tmp_path), **variables)
