@@ -177,7 +177,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     left, wanted = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
     if left is None or wanted is None:
         return
-    # The variable keeps the first time limit: `scontrol update TimeLimit` does not renew it, and scontrol's answer does.
+    # The variable keeps the first time limit, whatever `scontrol update TimeLimit` made of it; scontrol does not.
     renewed = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
     late = left < _TOO_LATE_SECONDS and renewed
     yield seen.finding(
