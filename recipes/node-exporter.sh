@@ -13,7 +13,11 @@ DIRECTORY=${DIRECTORY:-/var/lib/node_exporter/textfile_collector}
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 # The file is replaced at once, so that node-exporter never reads half of it, and must be readable for it.
 umask 022
+written() { stat -c '%i %y' "$DIRECTORY/ddpdiag.prom" 2>/dev/null; }
+before=$(written)
 timeout --kill-after=2 60 "$DDPDIAG" host --budget 30 --prometheus "$DIRECTORY/ddpdiag.prom" >/dev/null
 code=$?
-# Whether the host is fit is in the metrics; the job itself failed if they could not be written.
+# Whether the host is fit is in the metrics; the job itself failed if they could not be written, or were not: a broken
+# installation leaves with 1 as well.
 [ "$code" -le 1 ] || [ "$code" = 3 ] || exit "$code"
+[ "$(written)" != "$before" ] || exit $((code ? code : 1))

@@ -15,8 +15,13 @@ PATH=/usr/bin:/bin
 # Once on each node.
 [ "${SLURM_LOCALID:-0}" = 0 ] || exit 0
 
-report=$(timeout --kill-after=2 20 "$DDPDIAG" host "${OPTIONS[@]}" 2>&1 </dev/null)
-case $? in
+# The task's Python is not ours.
+report=$(timeout --kill-after=2 20 env -u PYTHONPATH -u PYTHONHOME "$DDPDIAG" host "${OPTIONS[@]}" 2>&1 </dev/null)
+code=$?
+# What has no verdict (FIT, where --strict minds a warning) is not ours: Python leaves with 1 itself where an installation
+# is broken.
+grep -Eq '^(UN)?FIT: ' <<<"$report" || code=none
+case $code in
     0) verdict=fit ;;
     1) verdict=unfit ;;
     *) verdict=unknown ;;

@@ -14,7 +14,8 @@ Findings:
 - order: tasks are numbered in turn over the hosts (srun -m cyclic), so that scripts which take rank % GPUs for the
   local rank choose a wrong GPU, and groups of neighbouring ranks span hosts.
 - few-tasks: WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever.
-- time-left: the job ends before the budget would; the budget was shortened, so that the report is out in time.
+- time-left: the job ends before the budget would; the budget was shortened, so that the report is out in time. With
+  less than 10 s left this is an error, but not by SLURM_JOB_END_TIME, which does not follow a changed time limit.
   A step that is told to end (time limit, scancel) writes its files and its report at once. In a batch script, start it
   by `exec srun`, or ask for files (--json): Slurm ends the script's shell, and srun with it, too early for what tasks
   print last.
@@ -176,7 +177,9 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     left, wanted = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
     if left is None or wanted is None:
         return
-    late = left < _TOO_LATE_SECONDS
+    # The variable keeps the first time limit, whatever `scontrol update TimeLimit` made of it; scontrol does not.
+    renewed = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
+    late = left < _TOO_LATE_SECONDS and renewed
     yield seen.finding(
         "time-left",
         Severity.ERROR if late else Severity.WARNING,

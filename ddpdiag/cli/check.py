@@ -16,7 +16,7 @@ from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish
-from ddpdiag.cli.plugin import guarded
+from ddpdiag.cli.plugin import guarded, unknown
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
@@ -126,7 +126,7 @@ class _Reporter:
         except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
             # But who waits for the file shall not go on.
-            code = int(ExitCode.UNKNOWN) if self._outputs.nagios else report.exit_code or int(ExitCode.USAGE)
+            code = unknown(str(error)) if self._outputs.nagios else report.exit_code or int(ExitCode.USAGE)
             return Published(structs.replace(report, exit_code=code), complete=False)
         return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 

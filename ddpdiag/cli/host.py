@@ -98,9 +98,11 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
     except UsageError as error:
+        if outputs.nagios:
+            raise
         complain(str(error))
         # A node that is unfit is drained, whatever file could not be written.
-        return ExitCode.UNKNOWN if outputs.nagios else report.exit_code or ExitCode.USAGE
+        return report.exit_code or ExitCode.USAGE
     return outputs.exit_code(report)
 
 

@@ -159,9 +159,12 @@ def publish(
 ) -> None:
     """Write the files first, then show the report; UsageError, after all was tried, for what could not be written.
 
-    A stream is None where it was closed before the start.
+    A stream is None where it was closed before the start. With --nagios nothing is shown of a report whose files could
+    not be written: the one line is the error's, as the exit code is.
     """
     failed = _write_files(report, lines, outputs)
+    if failed and outputs.nagios:
+        raise UsageError("; ".join((*failed, report.sentence)))
     stream = stderr if outputs.takes_stdout else stdout
     width, color = terminal(stream)
     try:

@@ -27,15 +27,15 @@ def guarded(call: Callable[[], int | None], *, nagios: bool) -> int:
             raise
 
     edge.guarded(noted)
-    return codes[0] if codes else _unknown(sentences[-1])
+    return codes[0] if codes else unknown(sentences[-1])
 
 
 def unparsed(code: int) -> int:
     """The exit code of a process whose arguments could not be read: a command that could begin leaves by itself."""
-    return _unknown("wrong usage; standard error says what was expected") if code == ExitCode.USAGE else code
+    return unknown("wrong usage; standard error says what was expected") if code == ExitCode.USAGE else code
 
 
-def _unknown(sentence: str) -> int:
+def unknown(sentence: str) -> int:
     """Print the plug-in's line; its exit code."""
     from ddpdiag.cli.outputs import show
     from ddpdiag.render.nagios import State, line

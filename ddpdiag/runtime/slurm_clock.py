@@ -29,7 +29,7 @@ def job_left_seconds(env: Environ) -> float | None:
         return None
     if end := _epoch(env.get("SLURM_JOB_END_TIME", "")):
         return _by_our_clock(_epoch(env.get("SLURM_JOB_START_TIME", "")), end)
-    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(_asked(job))
+    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(_record(job, _asked(job)))
 
 
 def within(budget_seconds: float, left_seconds: float | None) -> float:
@@ -49,6 +49,12 @@ def _by_our_clock(start: int | None, end: int) -> float | None:
     if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
         return None
     return end - now
+
+
+def _record(job: str, told: str) -> str:
+    """The line of this very job, or nothing: a job array's first number gets the lines of all its tasks."""
+    lines = [line for line in told.splitlines() if re.match(rf"JobId={job}\b", line)]
+    return lines[0] if len(lines) == 1 else ""
 
 
 def _by_slurms_clock(told: str) -> float | None:

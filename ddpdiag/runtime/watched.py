@@ -1,20 +1,23 @@
 """A call in a process of its own, which is ended when its time is over.
 
 Whatever holds the call up (a file server that does not answer, a driver), the process that watches over it waits on
-local descriptors only, says where the call stood, and leaves in time.
+local descriptors only, says where the call stood, and leaves in time. Who reads what we write is not held up either by
+a call that nothing ends.
 """
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ddpdiag.errors import RunLost
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.procfs import process_state
 from ddpdiag.runtime.page import StepPage
+from ddpdiag.runtime.passage import Passage, open_passages
 from ddpdiag.runtime.running import how_it_ended
 from ddpdiag.runtime.signals import LEAVE, Signals
 from ddpdiag.runtime.tether import die_with_parent
@@ -24,6 +27,8 @@ _TERM_SECONDS = 0.25
 # A process that survives SIGKILL is stuck in the kernel; nobody waits for it any longer.
 _KILL_SECONDS = 0.25
 _LOOK_SECONDS = 0.1
+# A reader that is only slow is given so much, also at the end of the time.
+_READ_SECONDS = 0.25
 
 Stand = Callable[[str], None]
 
@@ -37,7 +42,9 @@ def watched(call: Callable[[Stand], int], seconds: float) -> int:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # a child must not write what we hold in a buffer once more
             stream.flush()
+    end = time.monotonic() + seconds
     signals = Signals(children=True)
+    passages = open_passages()
     parent = os.getpid()
     # Held back until the child has handlers of its own: what comes in between would be lost in ours.
     signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
@@ -45,12 +52,30 @@ def watched(call: Callable[[Stand], int], seconds: float) -> int:
     if pid == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with_parent(parent, signal.SIGTERM)
+        for passage in passages:
+            passage.enter()
         os._exit(call(_Steps(page).stand))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
+    for passage in passages:
+        passage.begin()
     try:
-        return _Watch(pid, page, signals).wait(seconds)
+        code = _Watch(pid, page, signals).wait(seconds)
+    except RunLost:
+        with contextlib.suppress(OSError, RunLost):  # what became of the call says more
+            _hand_over(passages, end)
+        raise
     finally:
         page.close()
+    _hand_over(passages, end)
+    return code
+
+
+def _hand_over(passages: Sequence[Passage], end: float) -> None:
+    """All that was said is passed on before we say anything; RunLost where nobody takes it."""
+    end = max(end, time.monotonic() + _READ_SECONDS)
+    for passage in passages:
+        if not passage.end(end - time.monotonic()):
+            raise RunLost("the reader of the report did not take it in time")
 
 
 class _Steps:

@@ -36,6 +36,15 @@ def test_an_unfit_host_is_unfit_though_its_report_cannot_be_written() -> None:
     assert b"No space left on device" in done.stderr
 
 
+def test_a_broken_installation_is_no_unfit_host(start: Start, tmp_path: Path) -> None:
+    """Python would leave with 1 for an import that fails."""
+    (tmp_path / "typer.py").write_text("raise ImportError('half of typer is gone')\n")
+    job = start(*HOST, PYTHONPATH=str(tmp_path))
+    assert job.wait() == 4
+    assert "the installation is broken" in job.stderr
+    assert "half of typer is gone" in job.stderr
+
+
 def test_nothing_is_imported_that_it_does_not_need(start: Start) -> None:
     job = start("-X", "importtime", *HOST)
     assert job.wait() == 0

@@ -1,6 +1,7 @@
 """Recipes for one host: Prolog, TaskProlog, NHC, node-exporter, a CI service. Run as whoever starts them would."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,35 @@ def test_a_prolog_drains_nothing_for_its_own_mistakes(tmp_path: Path, change: tu
     assert "left with" in done.stderr
 
 
+def broken(folder: Path) -> tuple[str, str]:
+    """The change to an installation half of which is gone: Python leaves with 1, as an unfit host does."""
+    program = folder / "ddpdiag"
+    program.write_text(f"#!{sys.executable}\nfrom ddpdiag_that_is_gone.cli import main\n")
+    program.chmod(0o755)
+    return str(SCRIPTS / "ddpdiag"), str(program)
+
+
+def test_a_broken_installation_drains_nothing(tmp_path: Path) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path, broken(tmp_path)))
+    assert done.returncode == 0
+    assert "left with 1 on" in done.stderr
+    assert "No module named 'ddpdiag_that_is_gone'" in done.stderr
+    told = run(changed("slurm-task-prolog.sh", tmp_path, broken(tmp_path)))
+    assert "export DDPDIAG_HOST=unknown\n" in told.stdout
+    assert nhc(changed("nhc.conf", tmp_path, broken(tmp_path))) == 0
+    (tmp_path / "ddpdiag.prom").write_text("of an hour ago\n")
+    assert run(changed("node-exporter.sh", tmp_path, broken(tmp_path)), DIRECTORY=str(tmp_path)).returncode == 1
+
+
+def test_strictly_a_warning_drains_too(tmp_path: Path) -> None:
+    """The host is FIT, and the exit code 1."""
+    said = tmp_path / "ddpdiag"
+    said.write_text("#!/bin/sh\necho 'FIT: host n3 can train; 1 warning.'\nexit 1\n")
+    said.chmod(0o755)
+    done = run(changed("slurm-prolog.sh", tmp_path, (str(SCRIPTS / "ddpdiag"), str(said))))
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("name", ["SLURM_JOB_COMMENT", "SLURM_JOB_EXTRA"])
 def test_a_job_can_go_without_the_prolog(tmp_path: Path, name: str) -> None:
     done = run(changed("slurm-prolog.sh", tmp_path, LACKS_GPUS), **{name: "night run DDPDIAG_SKIP=1"})
@@ -70,6 +100,12 @@ def test_a_task_prolog_shows_the_whole_report_of_an_unfit_node_and_lets_the_task
     assert "print error GPU001.fewer" in done.stdout
 
 
+def test_a_task_prolog_does_not_run_with_the_python_of_the_task(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ImportError('the one of the job')\n")
+    done = run(changed("slurm-task-prolog.sh", tmp_path), PYTHONPATH=str(tmp_path), PYTHONHOME="/nowhere")
+    assert done.stdout.startswith("export DDPDIAG_HOST=fit\n")
+
+
 @pytest.mark.parametrize("variables", [{"SLURM_LOCALID": "1"}, {"DDPDIAG_SKIP": "1"}])
 def test_a_task_prolog_speaks_once_on_each_node_and_can_be_left_out(tmp_path: Path, variables: dict[str, str]) -> None:
     done = run(changed("slurm-task-prolog.sh", tmp_path), **variables)
@@ -79,10 +115,14 @@ def test_a_task_prolog_speaks_once_on_each_node_and_can_be_left_out(tmp_path: Pa
 @pytest.mark.parametrize(("options", "code"), [("", 0), (" --expect-gpus 8", 1), (" --no-such-option", 0)])
 def test_nhc_takes_only_an_unfit_node_for_a_failure(tmp_path: Path, options: str, code: int) -> None:
     conf = changed("nhc.conf", tmp_path, ("--budget 10", f"--budget 10{options}"))
+    assert nhc(conf) == code
+
+
+def nhc(conf: Path) -> int:
+    """NHC evaluates what stands right of ||; its own function takes these options and compares exit codes."""
     (line,) = [line for line in conf.read_text().splitlines() if not line.startswith("#")]
-    # NHC evaluates what stands right of ||; its own function takes these options and compares exit codes.
-    nhc = 'check_cmd_status() { shift 4; "$@"; }\n' + line.partition("||")[2]
-    assert subprocess.run(["bash", "-c", nhc], capture_output=True).returncode == code
+    script = 'check_cmd_status() { shift 4; "$@"; }\n' + line.partition("||")[2]
+    return subprocess.run(["bash", "-c", script], capture_output=True).returncode
 
 
 def test_node_exporter_gets_metrics_that_it_may_read(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """A call in a child that has a deadline: it ends, whatever the child does."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from jobs import Job, Start
@@ -66,3 +70,42 @@ def test_a_signal_is_passed_on_and_the_call_ends_by_itself(watch):
     time.sleep(60)"""
     code, said, _ = watch(body, 10)
     assert (code, said) == (143, "")
+
+
+def captured(body: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """As $( ) has it: until the last one that holds the pipe has ended."""
+    script = SCRIPT.format(body=body, seconds=seconds)
+    return subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=15
+    )
+
+
+def test_who_reads_the_output_is_not_held_up_by_what_goes_on() -> None:
+    """A process that survives SIGKILL cannot be had; one that was forked off holds the output as long."""
+    body = """\
+    if not (left := os.fork()):
+        time.sleep(60)
+    print("said", left, flush=True)
+    print("and", file=sys.stderr, flush=True)
+    os.write(1, b"more" * 50_000)
+    return 5"""
+    done = captured(body, 20)
+    said, number = done.stdout.split()[:2]
+    os.kill(int(number), signal.SIGKILL)  # it lives
+    assert (done.returncode, said) == (5, "said")
+    assert done.stdout.endswith("\nand\n" + "more" * 50_000)
+
+
+def test_what_was_said_before_the_end_of_the_time_is_passed_on() -> None:
+    done = captured("    print('said', flush=True); time.sleep(60)", 0.6)
+    assert done.returncode == 3
+    assert re.fullmatch(r"said\npid \d+ .* when its 0.6 s were over.*\n", done.stdout)
+
+
+def test_a_reader_that_left_is_noticed() -> None:
+    script = SCRIPT.format(body="    os.write(1, b'said'); return 0", seconds=10)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([sys.executable, "-c", script], stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=15)
+    os.close(theirs)
+    assert "BrokenPipeError" in done.stderr

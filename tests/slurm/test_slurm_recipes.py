@@ -1,5 +1,6 @@
 """The recipes for Slurm, run by Slurm: on good hosts, on bad ones, and while hosts are lost."""
 
+import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,20 @@ def test_bad_hosts_send_the_job_back_into_the_queue_without_them_until_the_limit
     assert (now["Restarts"], now["ExcNodeList"]) == ("1", "h1")
     assert (at_once.state, at_once.exit_code, trained(at_once.output)) == ("FAILED", 1, []), at_once.output
     assert "hosts are bad after 0 turns in the queue: h1\n" in at_once.output
+
+
+def test_whom_the_user_left_out_stays_out_of_a_job_that_is_put_back(four, training, tmp_path):
+    """Slurm is what is tested here: a script in place of the check finds h1 bad at once."""
+    script = tmp_path / "ddpdiag"
+    script.write_text('#!/bin/sh\nwhile [ "$1" != --exclude-file ]; do shift; done\necho h1 >"$2"\nexit 1\n')
+    script.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}:/usr/sbin:/sbin"
+    job = four.sbatch(RECIPES / "slurm-requeue.sbatch", "-N2", "--exclude=h3", arguments=[training], PATH=path)
+    four.wait_for_output(job, "back into the queue, without h1\n")
+    end = time.monotonic() + 20
+    while four.state(job)["ExcNodeList"] != "h1,h3":
+        assert time.monotonic() < end, four.told(job)
+        time.sleep(0.1)
 
 
 SPARES = RECIPES / "slurm-gate-with-spares.sbatch"

@@ -150,6 +150,13 @@ def test_a_job_that_ends_early_is_told(left, severity):
     assert f"left {left:.0f} s when this run began, and the budget was 120 s" in finding.message
 
 
+def test_an_end_that_may_have_been_put_off_is_a_warning():
+    """scontrol update TimeLimit does not renew the variable."""
+    options = Options(job_left_seconds=4.0, wanted_budget_seconds=120.0)
+    (finding,) = found(seen(options=options, SLURM_JOB_END_TIME="1000000"))
+    assert finding.severity is Severity.WARNING
+
+
 def test_enough_time_is_silent():
     assert found(seen(options=Options(job_left_seconds=3600.0))) == []
 

@@ -62,6 +62,15 @@ def test_a_recording_is_judged_as_a_plug_in() -> None:
     assert " | seconds=" in done.stdout
 
 
+def test_a_file_that_cannot_be_written_is_unknown_in_the_line_and_in_the_code() -> None:
+    done = judged("--nagios", "--json", "/dev/full")
+    assert done.returncode == State.UNKNOWN
+    said, sentence = done.stdout.split("; ")
+    assert said == "DDPDIAG UNKNOWN - cannot write /dev/full: No space left on device"
+    assert sentence.startswith("2 ranks on 1 host")
+    assert sentence.endswith("\n")
+
+
 def test_a_mistyped_option_is_no_critical_state() -> None:
     done = judged("--nagios", "--budgets")
     assert (done.returncode, done.stdout.count("\n")) == (State.UNKNOWN, 1)

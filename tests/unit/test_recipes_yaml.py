@@ -1,6 +1,7 @@
 """The recipes for Kubernetes, held against the schemas of what they are for."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -37,6 +38,20 @@ def test_the_preflight_is_a_valid_job_behind_a_headless_service():
     master = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert {"name": "MASTER_ADDR", "value": master} in pod["spec"]["containers"][0]["env"]
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+
+
+@pytest.mark.parametrize("conditions", ["FailureTarget Failed", "SuccessCriteriaMet Complete"])
+def test_whoever_waits_for_the_preflight_sees_its_end_and_its_log(tmp_path, conditions):
+    """The commands of its first lines, with a kubectl that says what a Job's status has (Job API, conditions)."""
+    lines = (RECIPES / "k8s-preflight-job.yaml").read_text().splitlines()
+    told = [line.removeprefix("#   ") for line in lines if line.startswith("#   ")]
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\n[ "$1" = get ] && echo "{conditions}" || echo "$*" >>{tmp_path}/did\n')
+    kubectl.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", "\n".join(told)], env=environ, capture_output=True, text=True, timeout=20)
+    assert (done.stdout, done.stderr) == (f"{conditions.split()[1]}\n", "")
+    assert [line.split()[0] for line in (tmp_path / "did").read_text().splitlines()] == ["apply", "logs", "delete"]
 
 
 def test_what_is_wrong_is_refused():
