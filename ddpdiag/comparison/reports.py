@@ -29,15 +29,21 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
         *_facts(old, new),
     ]
     changes.sort(key=lambda change: _ORDER.index(change.direction))
-    regressions = sum(change.direction is Direction.REGRESSION for change in changes)
     return Comparison(
         old=_side(old, old_source),
         new=_side(new, new_source),
         changes=tuple(changes),
         compared=count,
         sentence=_sentence(changes, count),
-        exit_code=ExitCode.UNFIT if regressions else ExitCode.FIT,
+        exit_code=_exit_code(changes, count, new.verdict),
     )
+
+
+def _exit_code(changes: list[Change], count: int, verdict: Verdict) -> ExitCode:
+    """That nothing was held against each other, or that the new run could not look, is no good news."""
+    if any(change.direction is Direction.REGRESSION for change in changes):
+        return ExitCode.UNFIT
+    return ExitCode.FIT if count and verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
 
 
 def _side(report: Report, source: str) -> Side:
@@ -58,10 +64,12 @@ def _sentence(changes: list[Change], count: int) -> str:
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
+    """A run that could not look is worse than one that was fit, and does not say that one became better."""
     if old.verdict is not new.verdict:
         better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
+        cured = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
         yield Change(
-            direction=Direction.IMPROVEMENT if better else Direction.REGRESSION,
+            direction=cured if better else Direction.REGRESSION,
             name="verdict",
             text=f"verdict: {old.verdict.value.upper()} -> {new.verdict.value.upper()}: {new.sentence}",
         )
@@ -82,9 +90,11 @@ def _findings(old: Report, new: Report) -> Iterator[Change]:
             rises = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(was)
             word = f"changed from {was.value}"
             yield _finding(finding, word, Direction.REGRESSION if rises else Direction.IMPROVEMENT, minor)
+    is_known = new.verdict is not Verdict.UNKNOWN
+    gone = ("gone", Direction.IMPROVEMENT) if is_known else ("not seen again", Direction.NEUTRAL)
     for key, finding in before.items():
         if key not in now:
-            yield _finding(finding, "gone", Direction.IMPROVEMENT, minor)
+            yield _finding(finding, *gone, minor)
 
 
 def _finding(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:

@@ -259,11 +259,23 @@ def test_a_run_compared_with_itself_has_no_change() -> None:
         (Verdict.FIT, Verdict.UNFIT, Direction.REGRESSION, 1),
         (Verdict.FIT, Verdict.UNKNOWN, Direction.REGRESSION, 1),
         (Verdict.UNFIT, Verdict.FIT, Direction.IMPROVEMENT, 0),
+        (Verdict.UNKNOWN, Verdict.FIT, Direction.IMPROVEMENT, 0),
+        (Verdict.UNKNOWN, Verdict.UNFIT, Direction.REGRESSION, 1),
+        (Verdict.UNFIT, Verdict.UNKNOWN, Direction.NEUTRAL, 3),
     ],
 )
 def test_a_verdict_that_changes_counts(old: Verdict, new: Verdict, direction: Direction, code: int) -> None:
     found = of(report(verdict=old), report(verdict=new))
     assert (found.changes[0].direction, found.exit_code) == (direction, code)
+
+
+def test_what_a_run_that_could_not_look_does_not_see_is_not_gone() -> None:
+    found = of(report(verdict=Verdict.UNFIT, findings=(finding(),)), report(verdict=Verdict.UNKNOWN))
+    assert {change.direction for change in found.changes} == {Direction.NEUTRAL}
+    assert any(change.text.startswith("not seen again: error GPU004.narrow") for change in found.changes)
+    assert found.exit_code == 3
+    assert "UNKNOWN: 2 other changes" in rendering.render(found, width=80, color=False)
+    assert of(report(verdict=Verdict.UNKNOWN), report(verdict=Verdict.UNKNOWN)).exit_code == 3
 
 
 def test_findings_come_go_and_change() -> None:
@@ -298,6 +310,7 @@ def test_a_report_without_figures_says_what_to_give() -> None:
     found = of(report(snapshot=None), report())
     assert "give its recording" in found.changes[0].text
     assert rendering.render(found, width=80, color=False).count("NOT COMPARED") == 1
+    assert found.exit_code == 3
 
 
 # The command
