@@ -287,6 +287,34 @@ def test_findings_come_go_and_change() -> None:
     ]  # fmt: skip
 
 
+def variables(**severities: Severity) -> tuple[Finding, ...]:
+    return tuple(
+        finding(code="LCH002.variable", severity=severity, title=f"{name} differs between 2 ranks")
+        for name, severity in severities.items()
+    )
+
+
+def test_several_findings_of_one_code_are_told_apart() -> None:
+    warning, error = Severity.WARNING, Severity.ERROR
+    one, other = variables(NCCL_DEBUG=warning), variables(NCCL_DEBUG=warning, PYTHONHASHSEED=error)
+    (change,) = of(report(findings=one), report(findings=other)).changes
+    assert (change.direction, "PYTHONHASHSEED" in change.text) == (Direction.REGRESSION, True)
+    (change,) = of(report(findings=other), report(findings=one)).changes
+    assert (change.direction, "PYTHONHASHSEED" in change.text) == (Direction.IMPROVEMENT, True)
+    assert of(report(findings=other), report(findings=other[::-1])).changes == ()
+    (change,) = of(
+        report(findings=other), report(findings=variables(PYTHONHASHSEED=warning, NCCL_DEBUG=warning))
+    ).changes
+    assert change.text.startswith("changed from error: warning LCH002.variable")
+
+
+def test_more_of_one_kind_are_more() -> None:
+    two = [finding(code="LCH002.variable", title=f"way {number}") for number in range(2)]
+    three = [*two, finding(code="LCH002.variable", title="way 2")]
+    found = of(report(findings=tuple(two)), report(findings=tuple(three)))
+    assert [(change.direction, change.text[:4]) for change in found.changes] == [(Direction.REGRESSION, "new:")]
+
+
 def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
     assert of(report(), report(findings=(finding(code="RUN004.budget", severity=Severity.WARNING),))).exit_code == 0
 
