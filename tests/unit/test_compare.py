@@ -21,7 +21,7 @@ from ddpdiag.comparison.reports import compare
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.judge import world_of
-from ddpdiag.model import Finding, Matrix, Report, Severity, Verdict
+from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.comparison import Change, Comparison, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
@@ -66,7 +66,7 @@ def report(**changed) -> Report:
 
 
 def finding(**changed) -> Finding:
-    named = {"code": "GPU004.narrow", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
+    named = {"code": "HST003.small", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
     return Finding(**named)
 
 
@@ -272,19 +272,59 @@ def test_a_verdict_that_changes_counts(old: Verdict, new: Verdict, direction: Di
 def test_what_a_run_that_could_not_look_does_not_see_is_not_gone() -> None:
     found = of(report(verdict=Verdict.UNFIT, findings=(finding(),)), report(verdict=Verdict.UNKNOWN))
     assert {change.direction for change in found.changes} == {Direction.NEUTRAL}
-    assert any(change.text.startswith("not seen again: error GPU004.narrow") for change in found.changes)
+    assert any(change.text.startswith("not seen again: error HST003.small") for change in found.changes)
     assert found.exit_code == 3
     assert "UNKNOWN: 2 other changes" in rendering.render(found, width=80, color=False)
     assert of(report(verdict=Verdict.UNKNOWN), report(verdict=Verdict.UNKNOWN)).exit_code == 3
 
 
 def test_findings_come_go_and_change() -> None:
-    stays, worse, gone = finding(title="stays"), finding(code="A", severity=Severity.WARNING), finding(code="B")
-    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="C", severity=Severity.INFO))
+    stays, worse, gone = (
+        finding(title="stays"),
+        finding(code="HST001.a", severity=Severity.WARNING),
+        finding(code="HST002.b"),
+    )
+    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="GPU001.c", severity=Severity.INFO))
     found = of(report(findings=(stays, worse, gone)), report(findings=new))
     assert [(change.direction.value, change.name) for change in found.changes] == [
-        ("regression", "A"), ("improvement", "B"), ("neutral", "C"),
+        ("regression", "HST001.a"), ("improvement", "HST002.b"), ("neutral", "GPU001.c"),
     ]  # fmt: skip
+
+
+def tried(code: str, **statuses: int) -> tuple[CheckLine, ...]:
+    """The healthy run's checks, of which this one ended otherwise; with no status it was skipped."""
+    skip = None if statuses else "the budget was spent"
+    return tuple(
+        structs.replace(line, statuses=statuses, skipped_because=skip) if line.code == code else line
+        for line in healthy().checks
+    )
+
+
+@pytest.mark.parametrize("checks", [tried("HST003"), tried("HST003", done=1, hung=1), ()])
+def test_what_was_not_looked_at_is_neither_new_nor_gone(checks: tuple[CheckLine, ...]) -> None:
+    blind, seen = report(checks=checks), report(findings=(finding(severity=Severity.WARNING),))
+    for old, new, word in ((blind, seen, "then"), (seen, blind, "now")):
+        found = of(old, new)
+        (change,) = found.changes
+        assert (change.direction, found.exit_code) == (Direction.NEUTRAL, 0)
+        assert change.text.startswith(f"not looked at {word}: warning HST003.small")
+
+
+@pytest.mark.parametrize(
+    ("checks", "word"), [(tried("COL001"), "not looked at now"), (tried("COL001", done=2), "gone")]
+)
+def test_a_hang_is_gone_only_where_its_check_was_tried_again(checks: tuple[CheckLine, ...], word: str) -> None:
+    old = report(checks=tried("COL001", hung=2), findings=(finding(code="RUN003.hung", ranks=(1,)),))
+    (change,) = of(old, report(checks=checks)).changes
+    assert change.text.startswith(f"{word}: error RUN003.hung")
+
+
+def test_a_check_that_judges_what_others_saw_has_looked_with_its_stage() -> None:
+    judge_only = CheckLine(code="GPU004", name="pcie", stage="gpu", statuses={}, measures=False)
+    old = report(checks=(*healthy().checks, judge_only), findings=(finding(code="GPU004.narrow"),))
+    assert of(old, structs.replace(old, findings=())).changes[0].direction is Direction.IMPROVEMENT
+    blind = structs.replace(old, checks=(*tried("GPU001"), judge_only), findings=())
+    assert of(old, blind).changes[0].direction is Direction.NEUTRAL
 
 
 def variables(**severities: Severity) -> tuple[Finding, ...]:
@@ -321,7 +361,8 @@ def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
 
 @pytest.mark.parametrize(("busy", "direction"), [(1.0, Direction.REGRESSION), (0.5, Direction.NEUTRAL)])
 def test_a_straggler_on_busy_cores_is_told_and_not_judged(busy: float, direction: Direction) -> None:
-    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy))
+    ran = CheckLine(code="TRN003", name="steps", stage="training", statuses={"done": 2})
+    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy), checks=(ran,))
     found = of(old, structs.replace(old, findings=(finding(code="TRN003.straggler", severity=Severity.WARNING),)))
     assert next(change.direction for change in found.changes if change.name == "TRN003.straggler") is direction
 
