@@ -28,6 +28,7 @@ def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: T
         figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_strategies(train), *_all_reduce(seen)),
         series=tuple(series),
         busy_share=None if world.gpus else _busy_share(steps),
+        on_gpus=bool(world.gpus),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpdiag.comparison.figures import changed_facts, compared_figures
+from ddpdiag.comparison.figures import changed_facts, compared_figures, least_busy
 from ddpdiag.comparison.findings import changed_findings
 from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.errors import ExitCode
@@ -20,7 +20,7 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
         *_verdict(old, new),
         *changed_findings(old, new),
         *figures,
-        *changed_matrices(old.matrices, new.matrices),
+        *changed_matrices(old.matrices, new.matrices, least_busy(old.snapshot, new.snapshot)),
         *_world(old, new),
         *_facts(old, new),
     ]

@@ -57,8 +57,14 @@ def changes(old: Snapshot, new: Snapshot, direction: Direction = Direction.REGRE
 
 
 @cache
-def healthy() -> Report:
+def recorded() -> Report:
     return judge(read_recording([HEALTHY]), all_checks())
+
+
+@cache
+def healthy() -> Report:
+    """The recorded one, on cores of its own: nobody looked."""
+    return structs.replace(recorded(), snapshot=structs.replace(recorded().snapshot, busy_share=1.0))
 
 
 def report(**changed) -> Report:
@@ -110,6 +116,15 @@ def test_busy_cores_are_told_and_not_judged() -> None:
     assert count == 0
     assert [change.direction for change in told] == [Direction.NEUTRAL]
     assert "no times were judged: in one of the runs a rank had 50 % of its core" in told[0].text
+
+
+def test_where_nobody_looked_times_are_judged_on_gpus_only() -> None:
+    slow = (steps(0), steps(1, 1.5))
+    count, (told,) = compared_figures(snapshot(steps(0), steps(1), busy=None), snapshot(*slow, busy=None))
+    assert (count, told.direction) == (0, Direction.NEUTRAL)
+    assert "nobody looked (TRN003 does) whether others used the cores" in told.text
+    on_gpus = (snapshot(*own, busy=None, on_gpus=True) for own in ((steps(0), steps(1)), slow))
+    assert [change.ranks for change in changes(*on_gpus)] == [(1,)]
 
 
 @relaxed
@@ -225,6 +240,14 @@ def test_a_way_that_became_slow_is_named() -> None:
     assert (change.direction, change.text) == (Direction.REGRESSION, "TCP: n0 -> n1: 1 GB/s -> 500 MB/s")
     (back,) = changed_matrices(ways(n0n1=0.5), ways())
     assert back.direction is Direction.IMPROVEMENT
+
+
+@pytest.mark.parametrize(("busy", "exit_code"), [(1.0, 1), (0.5, 3), (None, 3)])
+def test_ways_on_busy_cores_are_told_and_not_judged(busy: float | None, exit_code: int) -> None:
+    own = snapshot(steps(0), steps(1), busy=busy)
+    found = of(report(matrices=ways(), snapshot=own), report(matrices=ways(n0n1=0.5), snapshot=own))
+    assert found.exit_code == exit_code
+    assert any(change.text.startswith("TCP: n0 -> n1") for change in found.changes)
 
 
 def test_a_way_that_varies_is_not() -> None:
@@ -389,13 +412,13 @@ def test_a_report_without_figures_says_what_to_give() -> None:
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """The same run, as a recording and as a JSON report."""
     path = tmp_path / "report.json"
-    path.write_text(report_json.render(report()))
+    path.write_text(report_json.render(recorded()))
     return HEALTHY, path
 
 
 def test_a_recording_and_a_report_may_be_mixed(runs, capsys) -> None:
-    assert run(str(runs[0]), str(runs[1]), Files()) == 0
-    assert "nothing changed" in capsys.readouterr().out
+    assert run(str(runs[0]), str(runs[1]), Files()) == 3
+    assert "NOT COMPARED: 1 other change; no figure was compared." in capsys.readouterr().out
     assert read_report(str(runs[1])).snapshot == read_report(str(runs[0])).snapshot
 
 
@@ -435,38 +458,44 @@ def test_a_run_is_not_overwritten(runs) -> None:
 # check --baseline
 
 
-def judged(baseline: Snapshot | None) -> list[Finding]:
+def judged(old: Snapshot | None) -> list[Finding]:
     recording = read_recording([HEALTHY])
-    header = structs.replace(recording.header, options=structs.replace(recording.header.options, baseline=baseline))
+    header = structs.replace(recording.header, options=structs.replace(recording.header.options, baseline=old))
     recording = structs.replace(recording, header=header)
-    return list(cmp001.CHECK.judge(Seen(world_of(recording), cmp001.CHECK, recording)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cmp001, "snapshot_of", lambda _: healthy().snapshot)
+        return list(cmp001.CHECK.judge(Seen(world_of(recording), cmp001.CHECK, recording)))
+
+
+def baseline() -> Snapshot:
+    return structs.replace(read_baseline(str(HEALTHY)), busy_share=1.0)
 
 
 def test_without_a_baseline_nothing_is_said() -> None:
     assert judged(None) == []
-    assert judged(read_baseline(str(HEALTHY))) == []
+    assert judged(baseline()) == []
 
 
 def test_a_baseline_of_a_quicker_machine_is_a_warning() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     quick = [structs.replace(f, values=tuple(v * 100 if f.is_rate else v / 100 for v in f.values)) for f in old.figures]
     found = judged(structs.replace(old, figures=tuple(quick)))
     assert {(f.code, f.severity) for f in found if f.code != "CMP001.changed"} == {("CMP001.worse", Severity.WARNING)}
 
 
 def test_a_baseline_of_a_slower_machine_is_good_to_know() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     slow = [structs.replace(f, values=tuple(v / 100 if f.is_rate else v * 100 for v in f.values)) for f in old.figures]
     assert {f.code for f in judged(structs.replace(old, figures=tuple(slow)))} == {"CMP001.better", "CMP001.changed"}
 
 
 def test_a_baseline_of_another_world_is_not_compared() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     assert [f.code for f in judged(structs.replace(old, shape={"ranks": "16 ranks"}))] == ["CMP001.incomparable"]
 
 
 def test_other_versions_are_good_to_know() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     (found,) = judged(structs.replace(old, facts={"versions": {**old.facts["versions"], "torch": "1.0"}}))
     assert (found.code, found.severity) == ("CMP001.changed", Severity.INFO)
 
