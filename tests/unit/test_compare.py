@@ -1,9 +1,11 @@
 """Two runs held against each other: what counts, who is named, what is no regression."""
 
 import json
+import time
 from functools import cache
 from itertools import permutations
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -157,6 +159,26 @@ def test_equal_ranks_within_a_few_per_cent_are_equal(noise: list[list[float]]) -
 def test_the_quicker_half_is_at_most_the_mean(values: list[float]) -> None:
     assert min(values) <= quicker_half(values) * (1 + 1e-9)
     assert quicker_half(values) <= sum(values) / len(values) * (1 + 1e-9)
+
+
+@relaxed
+@given(
+    st.lists(st.lists(st.sampled_from((1.0, 1.5, 2.0, 7.0)) | seconds, min_size=5, max_size=5), min_size=2, max_size=9)
+)
+def test_a_rank_is_held_against_the_median_of_the_others(values: list[list[float]]) -> None:
+    found = standings({rank: steps(rank, noise=tuple(own)) for rank, own in enumerate(values)})
+    quick = [quicker_half(own) for own in values]
+    for rank, own in found.items():
+        assert own.ratio == pytest.approx(quick[rank] / median(quick[:rank] + quick[rank + 1 :]))
+
+
+def test_a_fleet_is_compared_in_seconds() -> None:
+    size = 16_384
+    fleet = {rank: steps(rank, 1 + rank % 97 / 1000) for rank in range(size)}
+    began = time.process_time()
+    assert len(standings(fleet)) == size
+    # 0.3 s on a core of our own; where each rank looked at each other one, many minutes.
+    assert time.process_time() - began < 10
 
 
 # The whole machine
