@@ -16,6 +16,7 @@ from ddpdiag.check import Seen
 from ddpdiag.checks import all_checks, cmp001
 from ddpdiag.cli.compare import Files, read_baseline, read_report, run
 from ddpdiag.codec import read_recording
+from ddpdiag.comparison import noise as limits
 from ddpdiag.comparison.figures import compared_figures
 from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
@@ -514,6 +515,19 @@ def test_a_baseline_of_a_slower_machine_is_good_to_know() -> None:
 def test_a_baseline_of_another_world_is_not_compared() -> None:
     old = baseline()
     assert [f.code for f in judged(structs.replace(old, shape={"ranks": "16 ranks"}))] == ["CMP001.incomparable"]
+
+
+def test_the_manual_page_states_the_limits_of_the_code() -> None:
+    page = " ".join(cmp001.CHECK.manual.split())
+    for limit, text in (
+        (limits.WITHIN_RATIO - 1, "at the same moments: {:.0%}"),
+        (limits.ACROSS_RATIO - 1, "against itself: {:.0%}"),
+        (limits.SUMMARY_RATIO - 1, "the all-reduce: {:.0%}"),
+        (limits.SINGLE_RATIO - 1, "a change by {:.0%} is told"),
+        (limits.LEAST_BUSY_WITHIN, "at least {:.0%} of their cores"),
+        (limits.LEAST_BUSY_ACROSS, "({:.0%} for the whole machine's)"),
+    ):
+        assert text.format(limit).replace("%", " %") in page
 
 
 def test_other_versions_are_good_to_know() -> None:
