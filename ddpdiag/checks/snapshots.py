@@ -12,6 +12,7 @@ from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
 from ddpdiag.model.train import TrainReport
 from ddpdiag.stats import Samples
+from ddpdiag.world import World
 
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
@@ -23,13 +24,22 @@ def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: T
     world = seen.world
     return Snapshot(
         created=seen.recording.header.created,
-        shape={**shape_of({str(host): ranks for host, ranks in world.hosts.items()}), "backend": world.backend},
+        shape=_shape(world),
         facts=_facts(seen),
         figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_strategies(train), *_all_reduce(seen)),
         series=tuple(series),
         busy_share=None if world.gpus else _busy_share(steps),
         on_gpus=bool(world.gpus),
     )
+
+
+def _shape(world: World) -> dict[str, str]:
+    """Of the world that was asked for; ranks that never came are told, since the rest measured something else."""
+    came = shape_of({str(host): ranks for host, ranks in world.hosts.items()})
+    missing = world.size - len(world.arrivals)
+    never = f" ({missing} of {world.size} never came)" if missing > 0 else ""
+    ranks = f"{world.size} rank{'' if world.size == 1 else 's'}{never}"
+    return {**came, "ranks": ranks, "backend": world.backend}
 
 
 def _busy_share(steps: Mapping[int, Steps]) -> float | None:

@@ -246,6 +246,15 @@ def test_another_world_is_not_compared() -> None:
     assert (count, change.text) == (0, "figures were not compared, ranks: 2 ranks then, 4 ranks now")
 
 
+def test_ranks_that_never_came_are_told() -> None:
+    recording = read_recording([HEALTHY.parent / "failures" / "host_missing.jsonl"])
+    shape = judge(recording, all_checks()).snapshot.shape
+    size, came = recording.header.world_size, len(recording.arrivals)
+    assert size > came
+    assert shape["ranks"] == f"{size} ranks ({size - came} of {size} never came)"
+    assert healthy().snapshot.shape["ranks"] == "2 ranks"
+
+
 # Ways between hosts
 
 
