@@ -55,7 +55,12 @@ def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
             name, title = "step.core_seconds", "processor time of a training step"
             values = [w.own * w.core_share for w in own.windows]
         within = Figure(
-            name=name, title=title, rank=rank, values=tuple(values), sampling=Sampling.REPEATS, within=len(steps) > 1
+            name=name,
+            title=title,
+            rank=rank,
+            values=tuple(map(_rounded, values)),
+            sampling=Sampling.REPEATS,
+            within=len(steps) > 1,
         )
         yield within
     count = min((len(own.windows) for own in steps.values()), default=0)
@@ -63,6 +68,11 @@ def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
         middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
         title = "own work of the usual rank in a training step"
         yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
+
+
+def _rounded(value: float) -> float:
+    """To six significant digits: of a fleet the report holds these values for every rank, and no clock knows more."""
+    return float(f"{value:.6g}")
 
 
 def _training(seen: Seen[Any]) -> Iterator[Figure]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, cmp001
+from ddpdiag.checks import all_checks, cmp001, snapshots
 from ddpdiag.cli.compare import Files, read_baseline, read_report, run
-from ddpdiag.codec import read_recording
+from ddpdiag.codec import encode, read_recording
 from ddpdiag.comparison import noise as limits
 from ddpdiag.comparison.figures import compared_figures
 from ddpdiag.comparison.matrices import changed_matrices
@@ -28,6 +28,7 @@ from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.comparison import Change, Comparison, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.model.steps import Steps, Window
 from ddpdiag.render import comparison as rendering
 from ddpdiag.render import json as report_json
 
@@ -244,6 +245,17 @@ def test_another_world_is_not_compared() -> None:
     other = snapshot(steps(0), shape={"ranks": "4 ranks"})
     count, (change,) = compared_figures(snapshot(steps(0)), other)
     assert (count, change.text) == (0, "figures were not compared, ranks: 2 ranks then, 4 ranks now")
+
+
+def test_the_values_of_every_rank_are_kept_to_six_digits() -> None:
+    window = Window(1 / 300, 1 / 700, 1 / 900, 1 / 1100, 1 / 1300, 1 / 1.7)
+    own = Steps(windows=(window,) * 10, bucket_bytes=1, bucket_seconds=1.0, edge_bytes=1, edges={}, overlap=None)
+    for on_gpus, whole in ((True, window.own), (False, window.own * window.core_share)):
+        figures = [each for each in snapshots._steps({0: own, 1: own}, on_gpus=on_gpus) if each.rank is not None]
+        (value, *_) = figures[1].values
+        assert len(figures[1].values) == 10
+        assert value == pytest.approx(whole, rel=1e-5)
+        assert max(len(encode(each)) for each in figures) < 300
 
 
 def test_ranks_that_never_came_are_told() -> None:
