@@ -1,11 +1,20 @@
 """This run, held against an earlier one.
 
 With `--baseline FILE`, a recording or a JSON report of an earlier run of the same world, the figures of both are
-compared: each rank's own work in a training step against that of the other ranks at the same moments, the step itself,
-the all-reduce, and in a benchmark the bus bandwidth of every size. A difference counts only beyond the noise that the
-repeats of both runs show, by their quartiles, and beyond 10 % for a rank against its peers, 25 % for the whole machine.
-Where others used the cores meanwhile, that is said, and times are not judged. `ddpdiag compare OLD NEW` does the same
-with two files, and tells of findings, too.
+compared. A difference counts only beyond the noise that the repeats of both runs show, and beyond a share. A rank's own
+work in a training step is held against that of the other ranks at the same moments: 10 %, and two standard errors. That
+work of the usual rank is held against itself: 40 %, and the quartiles of both runs must lie apart. So is the
+all-reduce: 50 %, and the quickest call of one run must be slower than the 95th percentile of the other. Images a second
+in training have no repeats, so that a change by 50 % is told and not judged.
+
+Times on GPUs are judged. On CPUs they are where TRN003 saw that the ranks had at least 60 % of their cores (90 % for
+the whole machine's) in both runs; else that is said.
+
+`ddpdiag compare OLD NEW` holds two files against each other by the same rules. Beyond that it tells of the verdict, of
+findings and of the rates between pairs of hosts or GPUs, and compares the bus bandwidth of benchmarks and the images a
+second of `ddpdiag train`, which this check does not. What one of the runs did not look at is neither new nor gone. It
+leaves with 1 for a regression. Without one it leaves with 3 where no figure was compared, or where the new run's
+verdict is UNKNOWN, else with 0. A benchmark has a baseline of its own: `ddpdiag allreduce-bench --baseline`.
 
 Findings:
 - worse: a rank, or the whole world, is slower than it was.

@@ -12,6 +12,7 @@ from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
 from ddpdiag.model.train import TrainReport
 from ddpdiag.stats import Samples
+from ddpdiag.world import World
 
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
@@ -23,12 +24,22 @@ def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: T
     world = seen.world
     return Snapshot(
         created=seen.recording.header.created,
-        shape={**shape_of({str(host): ranks for host, ranks in world.hosts.items()}), "backend": world.backend},
+        shape=_shape(world),
         facts=_facts(seen),
         figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_strategies(train), *_all_reduce(seen)),
         series=tuple(series),
         busy_share=None if world.gpus else _busy_share(steps),
+        on_gpus=bool(world.gpus),
     )
+
+
+def _shape(world: World) -> dict[str, str]:
+    """Of the world that was asked for; ranks that never came are told, since the rest measured something else."""
+    came = shape_of({str(host): ranks for host, ranks in world.hosts.items()})
+    missing = world.size - len(world.arrivals)
+    never = f" ({missing} of {world.size} never came)" if missing > 0 else ""
+    ranks = f"{world.size} rank{'' if world.size == 1 else 's'}{never}"
+    return {**came, "ranks": ranks, "backend": world.backend}
 
 
 def _busy_share(steps: Mapping[int, Steps]) -> float | None:
@@ -44,7 +55,12 @@ def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
             name, title = "step.core_seconds", "processor time of a training step"
             values = [w.own * w.core_share for w in own.windows]
         within = Figure(
-            name=name, title=title, rank=rank, values=tuple(values), sampling=Sampling.REPEATS, within=len(steps) > 1
+            name=name,
+            title=title,
+            rank=rank,
+            values=tuple(map(_rounded, values)),
+            sampling=Sampling.REPEATS,
+            within=len(steps) > 1,
         )
         yield within
     count = min((len(own.windows) for own in steps.values()), default=0)
@@ -52,6 +68,11 @@ def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
         middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
         title = "own work of the usual rank in a training step"
         yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
+
+
+def _rounded(value: float) -> float:
+    """To six significant digits: of a fleet the report holds these values for every rank, and no clock knows more."""
+    return float(f"{value:.6g}")
 
 
 def _training(seen: Seen[Any]) -> Iterator[Figure]:

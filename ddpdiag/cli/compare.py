@@ -34,7 +34,7 @@ class _Head(Struct):
 
 
 def run(old: str, new: str, files: Files) -> int:
-    """0 no regression, 1 regression; UsageError (2) for what cannot be read."""
+    """0 no regression, 1 regression, 3 not known; UsageError (2) for what cannot be read."""
     from ddpdiag.render import comparison as rendering
     from ddpdiag.render.files import check_writable, write
 

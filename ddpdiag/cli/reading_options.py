@@ -33,7 +33,8 @@ def compare(
 ) -> None:
     """Say what changed between two runs: regressions first, beyond the noise that their repeats show.
 
-    Exit code: 0 no regression, 1 regression, 2 a file that is no run.
+    Exit code: 0 no regression, 1 regression, 2 a file that is no run, 3 no regression, but no figure was compared or
+    the new run's verdict is UNKNOWN.
     """
     from ddpdiag.cli import compare as command
 

@@ -39,7 +39,7 @@ def _common(old: Snapshot, new: Snapshot) -> list[Figure]:
 
 
 def _is_judged(figure: Figure, old: Snapshot, new: Snapshot) -> bool:
-    return _busy(old, new) >= (LEAST_BUSY_WITHIN if figure.within else LEAST_BUSY_ACROSS)
+    return least_busy(old, new) >= (LEAST_BUSY_WITHIN if figure.within else LEAST_BUSY_ACROSS)
 
 
 def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
@@ -56,22 +56,29 @@ def _note(name: str, text: str) -> Change:
 
 
 def times_are_judged(old: Snapshot | None, new: Snapshot | None) -> bool:
-    """Had the ranks of both runs enough of their cores? Also where nobody looked."""
-    return old is None or new is None or _busy(old, new) >= LEAST_BUSY_WITHIN
+    """Had the ranks of both runs enough of their cores? Not known where nobody looked, so no."""
+    return least_busy(old, new) >= LEAST_BUSY_WITHIN
 
 
-def _busy(old: Snapshot, new: Snapshot) -> float:
-    """The least share of their cores that ranks had in either run; 1 where nobody looked (GPUs)."""
-    return min(1.0 if each.busy_share is None else each.busy_share for each in (old, new))
+def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
+    """The least share of their cores that ranks had in either run: 1 on GPUs, 0 where nobody looked."""
+    return min(_own_busy(old), _own_busy(new))
+
+
+def _own_busy(snapshot: Snapshot | None) -> float:
+    if snapshot is None:
+        return 0.0
+    return 1.0 if snapshot.on_gpus else snapshot.busy_share or 0.0
 
 
 def _refused(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    busy = _busy(old, new)
+    busy = least_busy(old, new)
     if busy < LEAST_BUSY_ACROSS and _common(old, new):
         what = "no times" if busy < LEAST_BUSY_WITHIN else "no times of the whole machine"
-        yield _note(
-            "busy", f"{what} were judged: in one of the runs a rank had {share_text(busy)} of its core, others the rest"
-        )
+        why = f"in one of the runs a rank had {share_text(busy)} of its core, others the rest"
+        if any(not each.on_gpus and each.busy_share is None for each in (old, new)):
+            why = "in one of the runs nobody looked (TRN003 does) whether others used the cores"
+        yield _note("busy", f"{what} were judged: {why}")
 
 
 def _by_name(snapshot: Snapshot, *, within: bool) -> dict[str, dict[int | None, Figure]]:
@@ -87,7 +94,7 @@ def _by_name(snapshot: Snapshot, *, within: bool) -> dict[str, dict[int | None, 
 
 def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     """Ranks that fell behind, or caught up with, the others at the same moments: what disturbs all changes nothing."""
-    if _busy(old, new) < LEAST_BUSY_WITHIN:
+    if least_busy(old, new) < LEAST_BUSY_WITHIN:
         return
     before, now = _by_name(old, within=True), _by_name(new, within=True)
     for name in before.keys() & now.keys():
@@ -137,7 +144,7 @@ def _percent(ratio: float) -> str:
 
 
 def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    if _busy(old, new) < LEAST_BUSY_ACROSS:
+    if least_busy(old, new) < LEAST_BUSY_ACROSS:
         return
     before, now = _by_name(old, within=False), _by_name(new, within=False)
     for name in before.keys() & now.keys():

@@ -2,7 +2,8 @@
 
 A cell has no repeats, but a matrix has many cells: how far their changes lie apart is the noise. A way changed where it
 did so by half against the usual change of all ways, and by more than three times the distance between the quartiles of
-these changes. Of fewer than four ways no noise is known, and nothing is judged.
+these changes. Of fewer than four ways no noise is known, and nothing is judged. Where others used the cores, a change
+is told and not judged.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from ddpdiag.bandwidth.text import rate_text
+from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN
 from ddpdiag.model import Matrix
 from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.stats import quantile
@@ -22,12 +24,12 @@ _LEAST_WAYS = 4
 _SHOWN = 8
 
 
-def changed_matrices(old: Sequence[Matrix], new: Sequence[Matrix]) -> Iterator[Change]:
-    """Changes of all matrices of rates that both runs have."""
+def changed_matrices(old: Sequence[Matrix], new: Sequence[Matrix], busy_share: float = 1.0) -> Iterator[Change]:
+    """Changes of all matrices of rates that both runs have. `busy_share` as in `least_busy`."""
     known = {matrix.name: matrix for matrix in old if matrix.unit == "bytes_per_s"}
     for matrix in new:
         if matrix.unit == "bytes_per_s" and matrix.name in known:
-            yield from _changed(matrix, _rates(known[matrix.name]), _rates(matrix))
+            yield from _changed(matrix, _rates(known[matrix.name]), _rates(matrix), busy_share)
 
 
 def _rates(matrix: Matrix) -> dict[Way, float]:
@@ -39,7 +41,7 @@ def _rates(matrix: Matrix) -> dict[Way, float]:
     }
 
 
-def _changed(matrix: Matrix, was: Mapping[Way, float], now: Mapping[Way, float]) -> Iterator[Change]:
+def _changed(matrix: Matrix, was: Mapping[Way, float], now: Mapping[Way, float], busy_share: float) -> Iterator[Change]:
     # How many times as long a byte takes, above one for worse.
     ratios = {way: was[way] / now[way] for way in now if way in was}
     if len(ratios) < _LEAST_WAYS:
@@ -54,10 +56,12 @@ def _changed(matrix: Matrix, was: Mapping[Way, float], now: Mapping[Way, float])
         (Direction.IMPROVEMENT, [way for way in far if math.log(far[way]) < usual]),
     ):
         if ways:
-            yield _of_ways(matrix, direction, ways, was, now, noise)
+            judged = direction if busy_share >= LEAST_BUSY_WITHIN else Direction.NEUTRAL
+            yield _of_ways(matrix, judged, ways, was, now, noise)
     if abs(usual) >= max(math.log(_RATIO), math.log1p(noise)):
         direction = Direction.REGRESSION if usual > 0 else Direction.IMPROVEMENT
-        yield _of_ways(matrix, direction, [way for way in ratios if way not in far], was, now, noise)
+        judged = direction if busy_share >= LEAST_BUSY_ACROSS else Direction.NEUTRAL
+        yield _of_ways(matrix, judged, [way for way in ratios if way not in far], was, now, noise)
 
 
 def _of_ways(

@@ -6,6 +6,7 @@ the whole machine disturbs than for what is held against other ranks at the same
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
@@ -92,18 +93,22 @@ def standings(figures: Mapping[int, Figure]) -> dict[int, Standing]:
     count = min((len(figure.values) for figure in figures.values()), default=0)
     if len(figures) < 2 or count < _LEAST_REPEATS or not all(map(_is_sound, figures.values())):
         return {}
+    moments = [sorted(figure.values[at] for figure in figures.values()) for at in range(count)]
     quick = {rank: quicker_half(figure.values[:count]) for rank, figure in figures.items()}
+    quickest = sorted(quick.values())
     found = {}
     for rank, figure in figures.items():
-        others = [other for other in figures if other != rank]
-        ratios = sorted(
-            figure.values[at] / median(figures[other].values[at] for other in others) for at in range(count)
-        )
+        ratios = sorted(figure.values[at] / _without(moments[at], figure.values[at]) for at in range(count))
         width = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / _QUARTILES_OF_NORMAL
-        found[rank] = Standing(
-            quick[rank] / median(quick[other] for other in others), width / math.sqrt(count) / median(ratios)
-        )
+        found[rank] = Standing(quick[rank] / _without(quickest, quick[rank]), width / math.sqrt(count) / median(ratios))
     return found
+
+
+def _without(ordered: Sequence[float], value: float) -> float:
+    """The median of at least two sorted values without this one of them, by index: a fleet has many ranks."""
+    place, left = bisect_left(ordered, value), len(ordered) - 1
+    low, high = (ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2))
+    return (low + high) / 2
 
 
 def quicker_half(values: Sequence[float]) -> float:

@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator
 
-from ddpdiag.comparison.figures import changed_facts, compared_figures, times_are_judged
+from ddpdiag.comparison.figures import changed_facts, compared_figures, least_busy
+from ddpdiag.comparison.findings import changed_findings
 from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.errors import ExitCode
-from ddpdiag.model import Finding, Report, Severity, Verdict
+from ddpdiag.model import Report, Verdict
 from ddpdiag.model.comparison import Change, Comparison, Direction, Side
 
 _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
-_SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.ERROR)
-# What befell our own run, and no fault of the machine.
-_OF_THE_RUN = ("RUN004.", "CMP001.")
-# Findings from times alone: where these are not judged, since others used the cores, neither are they.
-_OF_TIMES = ("TRN003.straggler", "TRN003.network")
 _ORDER = tuple(Direction)
 
 
@@ -22,22 +18,28 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
     count, figures = _figures(old, new)
     changes = [
         *_verdict(old, new),
-        *_findings(old, new),
+        *changed_findings(old, new),
         *figures,
-        *changed_matrices(old.matrices, new.matrices),
+        *changed_matrices(old.matrices, new.matrices, least_busy(old.snapshot, new.snapshot)),
         *_world(old, new),
         *_facts(old, new),
     ]
     changes.sort(key=lambda change: _ORDER.index(change.direction))
-    regressions = sum(change.direction is Direction.REGRESSION for change in changes)
     return Comparison(
         old=_side(old, old_source),
         new=_side(new, new_source),
         changes=tuple(changes),
         compared=count,
         sentence=_sentence(changes, count),
-        exit_code=ExitCode.UNFIT if regressions else ExitCode.FIT,
+        exit_code=_exit_code(changes, count, new.verdict),
     )
+
+
+def _exit_code(changes: list[Change], count: int, verdict: Verdict) -> ExitCode:
+    """That nothing was held against each other, or that the new run could not look, is no good news."""
+    if any(change.direction is Direction.REGRESSION for change in changes):
+        return ExitCode.UNFIT
+    return ExitCode.FIT if count and verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
 
 
 def _side(report: Report, source: str) -> Side:
@@ -58,45 +60,15 @@ def _sentence(changes: list[Change], count: int) -> str:
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
+    """A run that could not look is worse than one that was fit, and does not say that one became better."""
     if old.verdict is not new.verdict:
         better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
+        cured = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
         yield Change(
-            direction=Direction.IMPROVEMENT if better else Direction.REGRESSION,
+            direction=cured if better else Direction.REGRESSION,
             name="verdict",
             text=f"verdict: {old.verdict.value.upper()} -> {new.verdict.value.upper()}: {new.sentence}",
         )
-
-
-def _key(finding: Finding) -> tuple[object, ...]:
-    return finding.code, finding.ranks, finding.nodes, finding.gpus, finding.links
-
-
-def _findings(old: Report, new: Report) -> Iterator[Change]:
-    before, now = ({_key(f): f for f in report.findings} for report in (old, new))
-    minor = _OF_THE_RUN if times_are_judged(old.snapshot, new.snapshot) else (*_OF_THE_RUN, *_OF_TIMES)
-    for key, finding in now.items():
-        if key not in before:
-            yield _finding(finding, "new", Direction.REGRESSION, minor)
-        elif before[key].severity is not finding.severity:
-            was = before[key].severity
-            rises = _SEVERITIES.index(finding.severity) > _SEVERITIES.index(was)
-            word = f"changed from {was.value}"
-            yield _finding(finding, word, Direction.REGRESSION if rises else Direction.IMPROVEMENT, minor)
-    for key, finding in before.items():
-        if key not in now:
-            yield _finding(finding, "gone", Direction.IMPROVEMENT, minor)
-
-
-def _finding(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
-    """Good to know is neither better nor worse, nor are codes that begin like `minor`."""
-    is_minor = finding.severity is Severity.INFO or finding.code.startswith(minor)
-    return Change(
-        direction=Direction.NEUTRAL if is_minor else direction,
-        name=finding.code,
-        text=f"{word}: {finding.severity.value} {finding.code}: {finding.title}",
-        ranks=finding.ranks,
-        nodes=finding.nodes,
-    )
 
 
 def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:

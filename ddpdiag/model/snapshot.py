@@ -37,7 +37,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     `shape` are ranks, hosts, backend; `facts` are "versions" and "variables", each by name, as far as they were looked
     at. `busy_share` is the share of their cores that the ranks had when they computed, in the median of the rank that
-    had least; None where nobody looked.
+    had least; None where nobody looked. `on_gpus` says that they computed on GPUs, whose times do not depend on that.
     """
 
     created: str
@@ -46,3 +46,4 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...]
     series: tuple[BaselineSeries, ...] = ()
     busy_share: float | None = None
+    on_gpus: bool = False

@@ -5,6 +5,7 @@ import textwrap
 import msgspec
 
 from ddpdiag.codec import encode
+from ddpdiag.errors import ExitCode
 from ddpdiag.model.comparison import Change, Comparison, Direction, Side
 from ddpdiag.render.markup import code, folded, words
 from ddpdiag.render.page import LEAST_WIDTH, one_line
@@ -37,10 +38,12 @@ def render(comparison: Comparison, *, width: int, color: bool) -> str:
 
 
 def _word(comparison: Comparison) -> str:
-    """That nothing was held against each other is no good news."""
-    if comparison.exit_code:
+    """That nothing was held against each other, or that the new run could not look, is no good news."""
+    if comparison.exit_code == ExitCode.UNFIT:
         return "WORSE"
-    return "NO REGRESSION" if comparison.compared else "NOT COMPARED"
+    if not comparison.compared:
+        return "NOT COMPARED"
+    return "UNKNOWN" if comparison.exit_code else "NO REGRESSION"
 
 
 def _name(side: Side) -> str:

@@ -1,9 +1,11 @@
 """Two runs held against each other: what counts, who is named, what is no regression."""
 
 import json
+import time
 from functools import cache
 from itertools import permutations
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, cmp001
+from ddpdiag.checks import all_checks, cmp001, snapshots
 from ddpdiag.cli.compare import Files, read_baseline, read_report, run
-from ddpdiag.codec import read_recording
+from ddpdiag.codec import encode, read_recording
+from ddpdiag.comparison import noise as limits
 from ddpdiag.comparison.figures import compared_figures
 from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
@@ -21,10 +24,11 @@ from ddpdiag.comparison.reports import compare
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.judge import world_of
-from ddpdiag.model import Finding, Matrix, Report, Severity, Verdict
+from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.comparison import Change, Comparison, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.model.steps import Steps, Window
 from ddpdiag.render import comparison as rendering
 from ddpdiag.render import json as report_json
 
@@ -57,8 +61,14 @@ def changes(old: Snapshot, new: Snapshot, direction: Direction = Direction.REGRE
 
 
 @cache
-def healthy() -> Report:
+def recorded() -> Report:
     return judge(read_recording([HEALTHY]), all_checks())
+
+
+@cache
+def healthy() -> Report:
+    """The recorded one, on cores of its own: nobody looked."""
+    return structs.replace(recorded(), snapshot=structs.replace(recorded().snapshot, busy_share=1.0))
 
 
 def report(**changed) -> Report:
@@ -66,7 +76,7 @@ def report(**changed) -> Report:
 
 
 def finding(**changed) -> Finding:
-    named = {"code": "GPU004.narrow", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
+    named = {"code": "HST003.small", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
     return Finding(**named)
 
 
@@ -112,6 +122,15 @@ def test_busy_cores_are_told_and_not_judged() -> None:
     assert "no times were judged: in one of the runs a rank had 50 % of its core" in told[0].text
 
 
+def test_where_nobody_looked_times_are_judged_on_gpus_only() -> None:
+    slow = (steps(0), steps(1, 1.5))
+    count, (told,) = compared_figures(snapshot(steps(0), steps(1), busy=None), snapshot(*slow, busy=None))
+    assert (count, told.direction) == (0, Direction.NEUTRAL)
+    assert "nobody looked (TRN003 does) whether others used the cores" in told.text
+    on_gpus = (snapshot(*own, busy=None, on_gpus=True) for own in ((steps(0), steps(1)), slow))
+    assert [change.ranks for change in changes(*on_gpus)] == [(1,)]
+
+
 @relaxed
 @given(st.lists(seconds, min_size=10, max_size=10), st.floats(0.5, 2.0))
 def test_a_run_does_not_differ_from_itself_however_fast_the_machine(values: list[float], machine: float) -> None:
@@ -142,6 +161,26 @@ def test_equal_ranks_within_a_few_per_cent_are_equal(noise: list[list[float]]) -
 def test_the_quicker_half_is_at_most_the_mean(values: list[float]) -> None:
     assert min(values) <= quicker_half(values) * (1 + 1e-9)
     assert quicker_half(values) <= sum(values) / len(values) * (1 + 1e-9)
+
+
+@relaxed
+@given(
+    st.lists(st.lists(st.sampled_from((1.0, 1.5, 2.0, 7.0)) | seconds, min_size=5, max_size=5), min_size=2, max_size=9)
+)
+def test_a_rank_is_held_against_the_median_of_the_others(values: list[list[float]]) -> None:
+    found = standings({rank: steps(rank, noise=tuple(own)) for rank, own in enumerate(values)})
+    quick = [quicker_half(own) for own in values]
+    for rank, own in found.items():
+        assert own.ratio == pytest.approx(quick[rank] / median(quick[:rank] + quick[rank + 1 :]))
+
+
+def test_a_fleet_is_compared_in_seconds() -> None:
+    size = 16_384
+    fleet = {rank: steps(rank, 1 + rank % 97 / 1000) for rank in range(size)}
+    began = time.process_time()
+    assert len(standings(fleet)) == size
+    # 0.3 s on a core of our own; where each rank looked at each other one, many minutes.
+    assert time.process_time() - began < 10
 
 
 # The whole machine
@@ -208,6 +247,26 @@ def test_another_world_is_not_compared() -> None:
     assert (count, change.text) == (0, "figures were not compared, ranks: 2 ranks then, 4 ranks now")
 
 
+def test_the_values_of_every_rank_are_kept_to_six_digits() -> None:
+    window = Window(1 / 300, 1 / 700, 1 / 900, 1 / 1100, 1 / 1300, 1 / 1.7)
+    own = Steps(windows=(window,) * 10, bucket_bytes=1, bucket_seconds=1.0, edge_bytes=1, edges={}, overlap=None)
+    for on_gpus, whole in ((True, window.own), (False, window.own * window.core_share)):
+        figures = [each for each in snapshots._steps({0: own, 1: own}, on_gpus=on_gpus) if each.rank is not None]
+        (value, *_) = figures[1].values
+        assert len(figures[1].values) == 10
+        assert value == pytest.approx(whole, rel=1e-5)
+        assert max(len(encode(each)) for each in figures) < 300
+
+
+def test_ranks_that_never_came_are_told() -> None:
+    recording = read_recording([HEALTHY.parent / "failures" / "host_missing.jsonl"])
+    shape = judge(recording, all_checks()).snapshot.shape
+    size, came = recording.header.world_size, len(recording.arrivals)
+    assert size > came
+    assert shape["ranks"] == f"{size} ranks ({size - came} of {size} never came)"
+    assert healthy().snapshot.shape["ranks"] == "2 ranks"
+
+
 # Ways between hosts
 
 
@@ -225,6 +284,14 @@ def test_a_way_that_became_slow_is_named() -> None:
     assert (change.direction, change.text) == (Direction.REGRESSION, "TCP: n0 -> n1: 1 GB/s -> 500 MB/s")
     (back,) = changed_matrices(ways(n0n1=0.5), ways())
     assert back.direction is Direction.IMPROVEMENT
+
+
+@pytest.mark.parametrize(("busy", "exit_code"), [(1.0, 1), (0.5, 3), (None, 3)])
+def test_ways_on_busy_cores_are_told_and_not_judged(busy: float | None, exit_code: int) -> None:
+    own = snapshot(steps(0), steps(1), busy=busy)
+    found = of(report(matrices=ways(), snapshot=own), report(matrices=ways(n0n1=0.5), snapshot=own))
+    assert found.exit_code == exit_code
+    assert any(change.text.startswith("TCP: n0 -> n1") for change in found.changes)
 
 
 def test_a_way_that_varies_is_not() -> None:
@@ -259,6 +326,9 @@ def test_a_run_compared_with_itself_has_no_change() -> None:
         (Verdict.FIT, Verdict.UNFIT, Direction.REGRESSION, 1),
         (Verdict.FIT, Verdict.UNKNOWN, Direction.REGRESSION, 1),
         (Verdict.UNFIT, Verdict.FIT, Direction.IMPROVEMENT, 0),
+        (Verdict.UNKNOWN, Verdict.FIT, Direction.IMPROVEMENT, 0),
+        (Verdict.UNKNOWN, Verdict.UNFIT, Direction.REGRESSION, 1),
+        (Verdict.UNFIT, Verdict.UNKNOWN, Direction.NEUTRAL, 3),
     ],
 )
 def test_a_verdict_that_changes_counts(old: Verdict, new: Verdict, direction: Direction, code: int) -> None:
@@ -266,13 +336,90 @@ def test_a_verdict_that_changes_counts(old: Verdict, new: Verdict, direction: Di
     assert (found.changes[0].direction, found.exit_code) == (direction, code)
 
 
+def test_what_a_run_that_could_not_look_does_not_see_is_not_gone() -> None:
+    found = of(report(verdict=Verdict.UNFIT, findings=(finding(),)), report(verdict=Verdict.UNKNOWN))
+    assert {change.direction for change in found.changes} == {Direction.NEUTRAL}
+    assert any(change.text.startswith("not seen again: error HST003.small") for change in found.changes)
+    assert found.exit_code == 3
+    assert "UNKNOWN: 2 other changes" in rendering.render(found, width=80, color=False)
+    assert of(report(verdict=Verdict.UNKNOWN), report(verdict=Verdict.UNKNOWN)).exit_code == 3
+
+
 def test_findings_come_go_and_change() -> None:
-    stays, worse, gone = finding(title="stays"), finding(code="A", severity=Severity.WARNING), finding(code="B")
-    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="C", severity=Severity.INFO))
+    stays, worse, gone = (
+        finding(title="stays"),
+        finding(code="HST001.a", severity=Severity.WARNING),
+        finding(code="HST002.b"),
+    )
+    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="GPU001.c", severity=Severity.INFO))
     found = of(report(findings=(stays, worse, gone)), report(findings=new))
     assert [(change.direction.value, change.name) for change in found.changes] == [
-        ("regression", "A"), ("improvement", "B"), ("neutral", "C"),
+        ("regression", "HST001.a"), ("improvement", "HST002.b"), ("neutral", "GPU001.c"),
     ]  # fmt: skip
+
+
+def tried(code: str, **statuses: int) -> tuple[CheckLine, ...]:
+    """The healthy run's checks, of which this one ended otherwise; with no status it was skipped."""
+    skip = None if statuses else "the budget was spent"
+    return tuple(
+        structs.replace(line, statuses=statuses, skipped_because=skip) if line.code == code else line
+        for line in healthy().checks
+    )
+
+
+@pytest.mark.parametrize("checks", [tried("HST003"), tried("HST003", done=1, hung=1), ()])
+def test_what_was_not_looked_at_is_neither_new_nor_gone(checks: tuple[CheckLine, ...]) -> None:
+    blind, seen = report(checks=checks), report(findings=(finding(severity=Severity.WARNING),))
+    for old, new, word in ((blind, seen, "then"), (seen, blind, "now")):
+        found = of(old, new)
+        (change,) = found.changes
+        assert (change.direction, found.exit_code) == (Direction.NEUTRAL, 0)
+        assert change.text.startswith(f"not looked at {word}: warning HST003.small")
+
+
+@pytest.mark.parametrize(
+    ("checks", "word"), [(tried("COL001"), "not looked at now"), (tried("COL001", done=2), "gone")]
+)
+def test_a_hang_is_gone_only_where_its_check_was_tried_again(checks: tuple[CheckLine, ...], word: str) -> None:
+    old = report(checks=tried("COL001", hung=2), findings=(finding(code="RUN003.hung", ranks=(1,)),))
+    (change,) = of(old, report(checks=checks)).changes
+    assert change.text.startswith(f"{word}: error RUN003.hung")
+
+
+def test_a_check_that_judges_what_others_saw_has_looked_with_its_stage() -> None:
+    judge_only = CheckLine(code="GPU004", name="pcie", stage="gpu", statuses={}, measures=False)
+    old = report(checks=(*healthy().checks, judge_only), findings=(finding(code="GPU004.narrow"),))
+    assert of(old, structs.replace(old, findings=())).changes[0].direction is Direction.IMPROVEMENT
+    blind = structs.replace(old, checks=(*tried("GPU001"), judge_only), findings=())
+    assert of(old, blind).changes[0].direction is Direction.NEUTRAL
+
+
+def variables(**severities: Severity) -> tuple[Finding, ...]:
+    return tuple(
+        finding(code="LCH002.variable", severity=severity, title=f"{name} differs between 2 ranks")
+        for name, severity in severities.items()
+    )
+
+
+def test_several_findings_of_one_code_are_told_apart() -> None:
+    warning, error = Severity.WARNING, Severity.ERROR
+    one, other = variables(NCCL_DEBUG=warning), variables(NCCL_DEBUG=warning, PYTHONHASHSEED=error)
+    (change,) = of(report(findings=one), report(findings=other)).changes
+    assert (change.direction, "PYTHONHASHSEED" in change.text) == (Direction.REGRESSION, True)
+    (change,) = of(report(findings=other), report(findings=one)).changes
+    assert (change.direction, "PYTHONHASHSEED" in change.text) == (Direction.IMPROVEMENT, True)
+    assert of(report(findings=other), report(findings=other[::-1])).changes == ()
+    (change,) = of(
+        report(findings=other), report(findings=variables(PYTHONHASHSEED=warning, NCCL_DEBUG=warning))
+    ).changes
+    assert change.text.startswith("changed from error: warning LCH002.variable")
+
+
+def test_more_of_one_kind_are_more() -> None:
+    two = [finding(code="LCH002.variable", title=f"way {number}") for number in range(2)]
+    three = [*two, finding(code="LCH002.variable", title="way 2")]
+    found = of(report(findings=tuple(two)), report(findings=tuple(three)))
+    assert [(change.direction, change.text[:4]) for change in found.changes] == [(Direction.REGRESSION, "new:")]
 
 
 def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
@@ -281,7 +428,8 @@ def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
 
 @pytest.mark.parametrize(("busy", "direction"), [(1.0, Direction.REGRESSION), (0.5, Direction.NEUTRAL)])
 def test_a_straggler_on_busy_cores_is_told_and_not_judged(busy: float, direction: Direction) -> None:
-    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy))
+    ran = CheckLine(code="TRN003", name="steps", stage="training", statuses={"done": 2})
+    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy), checks=(ran,))
     found = of(old, structs.replace(old, findings=(finding(code="TRN003.straggler", severity=Severity.WARNING),)))
     assert next(change.direction for change in found.changes if change.name == "TRN003.straggler") is direction
 
@@ -298,6 +446,7 @@ def test_a_report_without_figures_says_what_to_give() -> None:
     found = of(report(snapshot=None), report())
     assert "give its recording" in found.changes[0].text
     assert rendering.render(found, width=80, color=False).count("NOT COMPARED") == 1
+    assert found.exit_code == 3
 
 
 # The command
@@ -307,13 +456,13 @@ def test_a_report_without_figures_says_what_to_give() -> None:
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """The same run, as a recording and as a JSON report."""
     path = tmp_path / "report.json"
-    path.write_text(report_json.render(report()))
+    path.write_text(report_json.render(recorded()))
     return HEALTHY, path
 
 
 def test_a_recording_and_a_report_may_be_mixed(runs, capsys) -> None:
-    assert run(str(runs[0]), str(runs[1]), Files()) == 0
-    assert "nothing changed" in capsys.readouterr().out
+    assert run(str(runs[0]), str(runs[1]), Files()) == 3
+    assert "NOT COMPARED: 1 other change; no figure was compared." in capsys.readouterr().out
     assert read_report(str(runs[1])).snapshot == read_report(str(runs[0])).snapshot
 
 
@@ -353,38 +502,57 @@ def test_a_run_is_not_overwritten(runs) -> None:
 # check --baseline
 
 
-def judged(baseline: Snapshot | None) -> list[Finding]:
+def judged(old: Snapshot | None) -> list[Finding]:
     recording = read_recording([HEALTHY])
-    header = structs.replace(recording.header, options=structs.replace(recording.header.options, baseline=baseline))
+    header = structs.replace(recording.header, options=structs.replace(recording.header.options, baseline=old))
     recording = structs.replace(recording, header=header)
-    return list(cmp001.CHECK.judge(Seen(world_of(recording), cmp001.CHECK, recording)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cmp001, "snapshot_of", lambda _: healthy().snapshot)
+        return list(cmp001.CHECK.judge(Seen(world_of(recording), cmp001.CHECK, recording)))
+
+
+def baseline() -> Snapshot:
+    return structs.replace(read_baseline(str(HEALTHY)), busy_share=1.0)
 
 
 def test_without_a_baseline_nothing_is_said() -> None:
     assert judged(None) == []
-    assert judged(read_baseline(str(HEALTHY))) == []
+    assert judged(baseline()) == []
 
 
 def test_a_baseline_of_a_quicker_machine_is_a_warning() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     quick = [structs.replace(f, values=tuple(v * 100 if f.is_rate else v / 100 for v in f.values)) for f in old.figures]
     found = judged(structs.replace(old, figures=tuple(quick)))
     assert {(f.code, f.severity) for f in found if f.code != "CMP001.changed"} == {("CMP001.worse", Severity.WARNING)}
 
 
 def test_a_baseline_of_a_slower_machine_is_good_to_know() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     slow = [structs.replace(f, values=tuple(v / 100 if f.is_rate else v * 100 for v in f.values)) for f in old.figures]
     assert {f.code for f in judged(structs.replace(old, figures=tuple(slow)))} == {"CMP001.better", "CMP001.changed"}
 
 
 def test_a_baseline_of_another_world_is_not_compared() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     assert [f.code for f in judged(structs.replace(old, shape={"ranks": "16 ranks"}))] == ["CMP001.incomparable"]
 
 
+def test_the_manual_page_states_the_limits_of_the_code() -> None:
+    page = " ".join(cmp001.CHECK.manual.split())
+    for limit, text in (
+        (limits.WITHIN_RATIO - 1, "at the same moments: {:.0%}"),
+        (limits.ACROSS_RATIO - 1, "against itself: {:.0%}"),
+        (limits.SUMMARY_RATIO - 1, "the all-reduce: {:.0%}"),
+        (limits.SINGLE_RATIO - 1, "a change by {:.0%} is told"),
+        (limits.LEAST_BUSY_WITHIN, "at least {:.0%} of their cores"),
+        (limits.LEAST_BUSY_ACROSS, "({:.0%} for the whole machine's)"),
+    ):
+        assert text.format(limit).replace("%", " %") in page
+
+
 def test_other_versions_are_good_to_know() -> None:
-    old = read_baseline(str(HEALTHY))
+    old = baseline()
     (found,) = judged(structs.replace(old, facts={"versions": {**old.facts["versions"], "torch": "1.0"}}))
     assert (found.code, found.severity) == ("CMP001.changed", Severity.INFO)
 
