@@ -6,6 +6,7 @@ terminal: its width, its colours, its signals. A pipe shows nothing (since Linux
 another one, which one thread for each empties into it, byte by byte as they come. `/dev/null` shows nothing at all.
 """
 
+import contextlib
 import glob
 import os
 import stat
@@ -141,6 +142,7 @@ class Outlets(Struct):
 
     ears: list[Ear]
     relays: dict[int, Relay]  # by descriptor of the command, 1 and 2
+    files: Ear | None  # one of the ears, for files beside them
     deaf: bool  # is there nothing that could be heard?
     step_seconds: float  # what was heard is at most so much older than it seems
 
@@ -163,38 +165,55 @@ def open_outlets(patterns: Sequence[str]) -> Outlets:
         elif not stat.S_ISCHR(seen.st_mode):
             relays[descriptor] = Relay(descriptor)
             ears.append(relays[descriptor])
-    if patterns:
-        ears.append(FileEar(patterns))
+    files = FileEar(patterns) if patterns else None
+    ears += [files] if files is not None else []
     on_terminal = any(isinstance(ear, TerminalEar) for ear in ears)
-    return Outlets(ears, relays, not ears, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
+    return Outlets(ears, relays, files, not ears, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
 
 
 class Listener:
-    """A thread that listens: a file system that does not answer holds it up, and nobody else.
+    """A thread for each ear: a file system that does not answer holds up its own ear, and nobody else.
 
-    `last` is when something was heard last, on the clock of time.monotonic.
+    `heard` are the ears that have heard something at all.
     """
 
     def __init__(self, ears: Sequence[Ear]) -> None:
-        self.last = time.monotonic()
-        self._ears = ears
-        self._own = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="ddpdiag-listener", daemon=True)
-        self._thread.start()
+        self.heard: set[Ear] = set()
+        self._last: dict[Ear | None, float] = dict.fromkeys((None, *ears), time.monotonic())
+        self._tellings = 0
+        self._telling = False
+        for ear in ears:
+            threading.Thread(target=self._listen, args=(ear,), name="ddpdiag-listener", daemon=True).start()
 
-    def _listen(self) -> None:
+    @property
+    def last(self) -> float:
+        """When something was heard last, on the clock of time.monotonic."""
+        return max(self._last.values())
+
+    def _listen(self, ear: Ear) -> None:
+        forgotten = 0
         while True:
-            begin = time.monotonic()
-            with self._own:
-                for ear in self._ears:
-                    self.last = max(self.last, ear.heard() or 0.0)
+            begin, tellings = time.monotonic(), self._tellings
+            if not self._telling:
+                if forgotten == tellings:
+                    self._hear(ear, tellings)
+                else:
+                    ear.deafen()
+                    forgotten = tellings
             time.sleep(max(_EAR_SECONDS, (time.monotonic() - begin) / _LOOKING_SHARE))
 
-    def ignoring(self) -> threading.Lock:
-        """Held while we write ourselves; call `forget` before it is let go."""
-        return self._own
+    def _hear(self, ear: Ear, tellings: int) -> None:
+        heard = ear.heard()
+        if heard is not None and self._tellings == tellings:  # else it may have been ourselves
+            self._last[ear] = max(self._last[ear], heard)
+            self.heard.add(ear)
 
-    def forget(self) -> None:
-        """What was written since the lock was taken was ours."""
-        for ear in self._ears:
-            ear.deafen()
+    @contextlib.contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """While this is open we write ourselves. It never waits: each ear forgets what came at its own next turn."""
+        self._tellings += 1
+        self._telling = True
+        try:
+            yield
+        finally:
+            self._telling = False

@@ -156,7 +156,6 @@ class Watch:
         verdict = judged(stall)
         with self._listener.ignoring():
             self._tell(stall, verdict)
-            self._listener.forget()
         self._turn = time.monotonic()  # a look takes its time
         return verdict
 

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
 from ddpdiag.runtime.fellows import Fellows, job_name
-from ddpdiag.runtime.outlets import FileEar, Relay
+from ddpdiag.runtime.outlets import FileEar, Listener, Relay
 from ddpdiag.runtime.watching import Silence
 from ddpdiag.runtime.wrapped import HEARD
 
@@ -88,3 +91,46 @@ def test_the_first_leads_and_another_takes_its_place():
 
 def test_sigkill_and_what_python_needs_is_left_alone():
     assert HEARD.isdisjoint({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE})
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+class HangingEar:
+    """A file system that does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def heard(self) -> float | None:
+        self.answers.wait(30)
+        return time.monotonic()
+
+    def deafen(self) -> None:
+        self.answers.wait(30)
+
+
+def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path):
+    hangs, log = HangingEar(), FileEar([str(tmp_path / "*.log")])
+    listener = Listener([hangs, log])
+    begin = time.monotonic()
+    with listener.ignoring():
+        pass
+    assert time.monotonic() - begin < 1
+    time.sleep(1.0)  # until the other ear has forgotten what was ours
+    (tmp_path / "a.log").write_text("x")
+    assert _soon(lambda: listener.last > begin and listener.heard == {log})
+    hangs.answers.set()
+    assert _soon(lambda: hangs in listener.heard), "only what began before the report is not believed"
+
+
+def test_what_we_write_ourselves_is_not_heard(tmp_path):
+    listener = Listener([FileEar([str(tmp_path / "*.log")])])
+    with listener.ignoring():
+        (tmp_path / "a.log").write_text("a report")
+    time.sleep(1.0)
+    assert listener.heard == set()
