@@ -62,7 +62,7 @@ def run(
         wrapped = Wrapped(command, env, {number: relay.descriptor for number, relay in outlets.relays.items()})
         for relay in dict.fromkeys(outlets.relays.values()):
             relay.start()
-        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else ())
+        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else (), output)
         watching = Watch(
             wanted, wrapped, outlets, Fellows(None if alone else job_name(os.environ)), lambda s, j: _tell(s, j, keeper)
         )

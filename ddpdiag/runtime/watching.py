@@ -11,8 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
+from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.watch import is_start, judged, progress_age
+from ddpdiag.judgement.watch_apart import is_apart, stands_as
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.runtime.fellows import Fellows
 from ddpdiag.runtime.lookout import Lookout
@@ -36,6 +40,7 @@ class Wanted(NamedTuple):
     stall_seconds: float
     kill: bool
     notes: tuple[str, ...] = ()
+    files: Sequence[str] = ()  # of --output
 
 
 # Shows a look to people, and keeps it if that was asked for.
@@ -79,6 +84,7 @@ class Watch:
         self._silence = Silence(wanted.stall_seconds + outlets.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
+        self._before: Stall | None = None
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
@@ -143,10 +149,23 @@ class Watch:
         # What goes on while we look was seen at several moments, and nothing fits together.
         if self._was_heard(silent):
             return
+        why = self._why_not_kill(stall) if self._wanted.kill else ""
+        stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
         self._silence.looked()
         verdict = self._report(stall)
-        if self._wanted.kill and not (self._outlets.deaf and posted is None):
+        if self._wanted.kill and not why:
             self._kill(verdict)
+
+    def _why_not_kill(self, stall: Stall) -> str:
+        """A sentence where the silence does not prove that a healthy job would be heard; else nothing."""
+        if progress_age(stall) is not None or self._outlets.files in self._listener.heard:
+            return ""
+        if not self._listener.heard:
+            files = f", nor in {' '.join(map(readable, self._wanted.files))}" if self._wanted.files else ""
+            return f"Not ended: nothing was ever heard of the command{files}, so that silence is no sign."
+        if is_apart(stall):
+            return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
+        return ""
 
     def _was_heard(self, silent: float) -> bool:
         """Was there anything new since the silence was so long?"""
@@ -161,7 +180,7 @@ class Watch:
 
     def _looked(self, silent: float, *, asked: bool) -> Stall:
         look = self._lookout.look()
-        return Stall(
+        stall = Stall(
             host=self._lookout.host,
             unix_seconds=time.time(),
             silent_seconds=silent,
@@ -179,6 +198,8 @@ class Watch:
             notes=self._wanted.notes,
             variables=look.variables,
         )
+        stall, self._before = structs.replace(stall, unmoved=stands_as(self._before, stall)), stall
+        return stall
 
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN

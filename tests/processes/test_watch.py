@@ -229,16 +229,29 @@ def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch):
 
 def test_another_file_that_grows_is_output_too(watch, tmp_path):
     log = tmp_path / "rank0.log"
-    program = f"import time\nfor _ in range(8):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
-    own = watch(*PYTHON, program, options=("--stall", "1.5", "--output", str(tmp_path / "*.log")))
+    program = f"import time\nfor _ in range(14):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
+    own = watch(*PYTHON, program, options=("--stall", "5", "--output", str(tmp_path / "*.log")))
     assert own.communicate(timeout=20) == ("", "")
 
 
 def test_a_job_that_nothing_shows_alive_is_not_killed(watch):
     mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     assert watch("true", options=("--kill",), **mute).wait(10) == 2
-    assert watch("true", options=("--kill", "--output", "x"), **mute).wait(10) == 0
     assert watch("true", **mute).wait(10) == 0
+    own = watch("sleep", "4", options=("--stall", "1", "--kill", "--output", "no-such-file"), stdout=subprocess.DEVNULL)
+    _, told = own.communicate(timeout=30)
+    assert own.returncode == 0
+    assert "Not ended: nothing was ever heard of the command, nor in no-such-file" in " ".join(told.split())
+
+
+def test_a_host_without_rank_0_is_not_killed_for_its_silence(watch):
+    program = "import time; print('up', flush=True); time.sleep(5)"
+    env = os.environ | {"RANK": "3", "WORLD_SIZE": "4"}
+    own = watch(*PYTHON, program, options=("--stall", "1", "--kill", "--alone"), env=env)
+    _, told = own.communicate(timeout=30)
+    assert own.returncode == 0
+    assert "silent here" in told
+    assert "Not ended: rank 0 runs on another host" in " ".join(told.split())
 
 
 def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):

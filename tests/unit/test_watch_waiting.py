@@ -125,7 +125,6 @@ def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path
     (tmp_path / "a.log").write_text("x")
     assert _soon(lambda: listener.last > begin and listener.heard == {log})
     hangs.answers.set()
-    assert _soon(lambda: hangs in listener.heard), "only what began before the report is not believed"
 
 
 def test_what_we_write_ourselves_is_not_heard(tmp_path):
