@@ -85,6 +85,7 @@ class Watch:
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
         self._before: Stall | None = None
+        self._spared: tuple[int, ...] = ()  # commands of fellows that were started without --kill
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
@@ -131,6 +132,7 @@ class Watch:
         news = self._fellows.exchange(self._command.pid, time.monotonic() - last)
         if not news.leads:
             return
+        self._spared = news.spared
         self._lookout.tops = [self._command.pid, *news.pids]
         self._since = max(self._since, time.monotonic() - news.silent_seconds)
         silent = time.monotonic() - max(last, self._since)
@@ -203,4 +205,5 @@ class Watch:
 
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
-        end_all(self._command, self._lookout.tops[1:], self._lookout.living, GRACE_SECONDS)
+        others = [pid for pid in self._lookout.tops[1:] if pid not in self._spared]
+        end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpdiag.runtime.fellows import Fellows, job_name
+from ddpdiag.runtime.fellows import Fellows, Who, job_name, who_we_are
 from ddpdiag.runtime.outlets import FileEar, Listener, Relay
 from ddpdiag.runtime.watching import Silence
 from ddpdiag.runtime.wrapped import HEARD
@@ -74,9 +74,30 @@ def test_who_is_of_one_launch_meets_under_one_name():
     assert job_name(by_hand) is None
 
 
+def test_a_shell_of_salloc_is_no_launch():
+    shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "PMIX_NAMESPACE": "slurm.pmix.7.4294967290"}
+    assert job_name(shell) is None
+    assert job_name(shell | {"OMPI_MCA_ess_base_jobid": "9"}) is not None
+
+
+def test_two_of_one_number_or_of_two_launches_lead_each_for_itself():
+    name = f"double-{os.getpid()}"
+    zero, one = (who_we_are(SLURM | {"SLURM_PROCID": n}, kill=n == "0") for n in "01")
+    other = who_we_are(SLURM | {"SLURM_PROCID": "2", "MASTER_PORT": "2"}, kill=True)
+    leader = Fellows(name, zero)
+    double, fellow, stranger = Fellows(name, zero), Fellows(name, one), Fellows(name, other)
+    for pid, each in enumerate((double, fellow, stranger), 2):
+        assert not each.exchange(pid, 1.0).leads
+    news = leader.exchange(1, 1.0)
+    assert (news.pids, news.spared) == ((3,), (3,)), "a fellow without --kill is not ended"
+    assert [each.exchange(9, 1.0).leads for each in (double, fellow, stranger)] == [True, False, True]
+    for each in (leader, double, fellow, stranger):
+        each.close()
+
+
 def test_the_first_leads_and_another_takes_its_place():
     name = f"test-{os.getpid()}"
-    first, second = Fellows(name), Fellows(name)
+    first, second = Fellows(name, Who("0")), Fellows(name, Who("1"))
     assert first.exchange(1, 5.0).leads
     second.ask()
     assert not second.exchange(2, 1.0).leads
