@@ -211,6 +211,13 @@ def test_who_stands_elsewhere_or_works_otherwise_has_moved(now):
     assert not stands_as(None, before)
 
 
+def test_those_who_are_done_are_not_to_blame_for_a_last_save():
+    verdict = judged(stalled(seen(0, SAVES, "R"), *(RankSeen(rank=rank, pid=9) for rank in (1, 2, 3))))
+    assert (verdict.named, verdict.moving) == ((), True)
+    assert verdict.title == "ranks 1-3 have ended; rank 0 goes on, which is in save (serialization.py:90)"
+    assert named(seen(0, SAVES, "T"), seen(1, state="Z")) == (0,), "but it does not go on if it is stopped"
+
+
 def test_no_rank_at_all():
     assert judged(stalled()).title == "no rank was found"
 
