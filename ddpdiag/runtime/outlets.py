@@ -6,10 +6,14 @@ terminal: its width, its colours, its signals. A pipe shows nothing (since Linux
 another one, which one thread for each empties into it, byte by byte as they come. `/dev/null` shows nothing at all.
 """
 
+import array
 import contextlib
+import fcntl
 import glob
 import os
+import select
 import stat
+import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -95,6 +99,7 @@ class Relay:
         self._outer = outer
         self._inner, self.descriptor = os.pipe()
         self._heard = 0.0
+        self._carried = 0.0  # the same, and not taken back
         self._since: float | None = None  # a write that the reader has not taken yet
         self._thread = threading.Thread(target=self._carry, name="ddpdiag-relay", daemon=True)
 
@@ -105,18 +110,24 @@ class Relay:
 
     def _carry(self) -> None:
         while chunk := os.read(self._inner, _CHUNK_BYTES):
-            self._heard = time.monotonic()
+            self._heard = self._carried = time.monotonic()
             try:
                 self._put(memoryview(chunk))
+                self._carried = time.monotonic()
             except OSError:  # the reader left: as without us, the command's next write tells it (SIGPIPE)
                 break
         os.close(self._inner)
 
     def _put(self, rest: memoryview) -> None:
         self._since = time.monotonic()
-        while rest:
-            rest = rest[os.write(self._outer, rest) :]
-        self._since = None
+        try:
+            while rest:
+                try:
+                    rest = rest[os.write(self._outer, rest) :]
+                except BlockingIOError:  # whoever shares the pipe with us made it non-blocking
+                    select.select([], [self._outer], [])
+        finally:
+            self._since = None
 
     def heard(self) -> float | None:
         last, self._heard = self._heard, 0.0
@@ -130,11 +141,17 @@ class Relay:
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
-    def drain(self, seconds: float) -> None:
-        """Wait until all that was written has been passed on, as long as more comes."""
-        end = time.monotonic() + seconds
-        while self._thread.is_alive() and time.monotonic() < max(end, self._heard + seconds):
-            self._thread.join(0.05)
+    def is_owing(self, quiet_seconds: float, ended: float = 0.0) -> bool:
+        """Is there something that was written and not passed on, or was there, or the command, so short a time ago?
+
+        What has ended may have left a process of its own that holds the pipe open and says nothing.
+        """
+        if not self._thread.is_alive():
+            return False
+        left = array.array("i", [0])
+        with contextlib.suppress(OSError):  # closed since
+            fcntl.ioctl(self._inner, termios.FIONREAD, left)
+        return self._since is not None or left[0] > 0 or time.monotonic() - max(self._carried, ended) < quiet_seconds
 
 
 class Outlets(Struct):

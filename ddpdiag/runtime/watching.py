@@ -29,6 +29,8 @@ _GAP_SECONDS = 4.0
 # torchrun gives its ranks 30 s; a job that hangs will not use them.
 GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
+_DRAIN_POLL_SECONDS = 0.05
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Who imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
 
@@ -98,8 +100,15 @@ class Watch:
                 self._obey(heard.signum, shared=heard.shared)
             if not self._command.is_over() and self.bug is None:
                 self._watch_safely()
-        for relay in self._outlets.relays.values():
-            relay.drain(_DRAIN_SECONDS)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Pass on what the command has written, however slow its reader is; a signal ends that."""
+        relays, ended = self._outlets.relays.values(), time.monotonic()
+        while any(relay.is_owing(_DRAIN_SECONDS, ended) for relay in relays):
+            heard = self._command.hear(_DRAIN_POLL_SECONDS)
+            if heard is not None and heard.signum in _ENDING:
+                return
 
     def _watch_safely(self) -> None:
         try:
@@ -155,7 +164,7 @@ class Watch:
         stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
         self._silence.looked()
         verdict = self._report(stall)
-        if self._wanted.kill and not why:
+        if self._wanted.kill and not why and not verdict.moving:
             self._kill(verdict)
 
     def _why_not_kill(self, stall: Stall) -> str:

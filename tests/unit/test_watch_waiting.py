@@ -57,7 +57,26 @@ def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
     assert relay.heard() is not None
     assert relay.blocked_seconds() < 5
     os.close(inner)
-    relay.drain(5.0)
+    assert _soon(lambda: not relay.is_owing(0.0))
+    os.close(reader)
+    os.close(outer)
+
+
+def test_a_relay_waits_for_a_slow_reader_even_of_a_pipe_that_does_not_block():
+    reader, outer = os.pipe()
+    os.set_blocking(outer, False)
+    relay = Relay(outer)
+    inner = os.dup(relay.descriptor)
+    relay.start()
+    most = 1 << 17  # a pipe holds half of that
+    os.write(inner, b"x" * (1 << 16))
+    os.write(inner, b"x" * (1 << 16))
+    os.close(inner)
+    assert relay.is_owing(0.0)
+    got = 0
+    while got < most:
+        got += len(os.read(reader, most))
+    assert _soon(lambda: not relay.is_owing(0.0))
     os.close(reader)
     os.close(outer)
 
