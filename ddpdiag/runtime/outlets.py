@@ -197,6 +197,7 @@ class Listener:
     def __init__(self, ears: Sequence[Ear]) -> None:
         self.heard: set[Ear] = set()
         self._last: dict[Ear | None, float] = dict.fromkeys((None, *ears), time.monotonic())
+        self._told = {ear: threading.Event() for ear in ears}
         self._tellings = 0
         self._telling = False
         for ear in ears:
@@ -217,7 +218,9 @@ class Listener:
                 else:
                     ear.deafen()
                     forgotten = tellings
-            time.sleep(max(_EAR_SECONDS, (time.monotonic() - begin) / _LOOKING_SHARE))
+            told = self._told[ear]  # forget at once, before the command writes more
+            told.wait(max(_EAR_SECONDS, (time.monotonic() - begin) / _LOOKING_SHARE))
+            told.clear()
 
     def _hear(self, ear: Ear, tellings: int) -> None:
         heard = ear.heard()
@@ -234,3 +237,5 @@ class Listener:
             yield
         finally:
             self._telling = False
+            for told in self._told.values():
+                told.set()
