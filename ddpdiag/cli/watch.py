@@ -21,7 +21,7 @@ from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
 from ddpdiag.render import files, watch
-from ddpdiag.runtime.fellows import Fellows, job_name
+from ddpdiag.runtime.fellows import Fellows, job_name, who_we_are
 from ddpdiag.runtime.outlets import open_outlets
 from ddpdiag.runtime.watching import Wanted, Watch
 from ddpdiag.runtime.wrapped import Wrapped, leave_as
@@ -62,10 +62,9 @@ def run(
         wrapped = Wrapped(command, env, {number: relay.descriptor for number, relay in outlets.relays.items()})
         for relay in dict.fromkeys(outlets.relays.values()):
             relay.start()
-        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else ())
-        watching = Watch(
-            wanted, wrapped, outlets, Fellows(None if alone else job_name(os.environ)), lambda s, j: _tell(s, j, keeper)
-        )
+        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else (), output)
+        fellows = Fellows(None if alone else job_name(os.environ), who_we_are(os.environ, kill=kill))
+        watching = Watch(wanted, wrapped, outlets, fellows, lambda s, j: _tell(s, j, keeper))
         watching.run()
     finally:
         if folder is not None:

@@ -29,7 +29,12 @@ def watch(
         typer.Option(metavar="SECONDS", help="Look when nothing new was heard for so long."),
     ] = 300.0,
     kill: Annotated[
-        bool, typer.Option("--kill", help="Then end the command (default: report, and let it go on).")
+        bool,
+        typer.Option(
+            "--kill",
+            help="Then end the command (default: report, and let it go on). Only if it was ever heard; on hosts "
+            "without rank 0, which mostly prints alone, only with --output or --flight-recorder.",
+        ),
     ] = False,
     output: Annotated[
         list[str] | None,

@@ -13,6 +13,7 @@ from ddpdiag.checks.bundle import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.flights import in_words, lag, split
 from ddpdiag.judgement.standing import Stand, call_of, is_busy, is_idle, is_launching, is_starting, place_of, stand
+from ddpdiag.judgement.watch_apart import apart
 from ddpdiag.judgement.watch_faults import FAULTS, Rule
 from ddpdiag.judgement.watch_words import (
     Stands,
@@ -193,6 +194,7 @@ _RULES: tuple[Rule, ...] = (
     *FAULTS,
     _posted,
     _alone,
+    apart,
     _awaited,
     _unseen,
     _idle_gpus,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.judgement.standing import Stand
-from ddpdiag.judgement.watch_words import Stands, agree, for_whom, rank_seen, those
+from ddpdiag.judgement.watch_words import Stands, agree, for_whom, rank_seen, those, where_text, which_is
 from ddpdiag.model.watch import Helper, Judged, RankSeen, Stall
 
 Rule = Callable[[Stall, Stands], Judged | None]
@@ -17,7 +17,7 @@ _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is s
 
 def _gone(stall: Stall, stands: Stands) -> Judged | None:
     ranks = those(stands, Stand.GONE)
-    if not ranks:
+    if not ranks or (len(ranks) < len(stands) and not those(stands, Stand.WAITING)):
         return None
     who = ranks_text(ranks)
     return Judged(
@@ -26,6 +26,22 @@ def _gone(stall: Stall, stands: Stands) -> Judged | None:
         message=f"The process of {who} is gone, or dead: the launcher has not noticed, or waits for something else."
         + for_whom(stall, stands, ranks),
         remedy="Look at what it wrote last, and at the kernel log of the host (out of memory, segfault).",
+    )
+
+
+def _last_to_end(stall: Stall, stands: Stands) -> Judged | None:
+    """Some have ended, and nobody is known to wait for them: mostly rank 0 saves what was trained."""
+    ended = those(stands, Stand.GONE)
+    left = tuple(sorted(rank for rank in stands if rank not in ended))
+    if not ended or not left:
+        return None
+    return Judged(
+        named=(),
+        title=f"{ranks_text(ended)} {agree(ended, 'has', 'have')} ended; "
+        f"{ranks_text(left)} {agree(left, 'goes', 'go')} on{which_is(stall, left)}",
+        message=f"No rank is known to wait for another one{where_text(stall, left)}.",
+        remedy="Look at what it does there, which may be its last save.",
+        moving=True,
     )
 
 
@@ -94,4 +110,4 @@ def _sick_helpers(seen: RankSeen) -> Sequence[Helper]:
     return [helper for helper in seen.helpers if helper.state in _HELPER_STATES]
 
 
-FAULTS: tuple[Rule, ...] = (_gone, _stopped, _blocked, _stuck, _starved)
+FAULTS: tuple[Rule, ...] = (_gone, _stopped, _blocked, _stuck, _starved, _last_to_end)

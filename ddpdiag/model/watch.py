@@ -56,7 +56,8 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     `unix_seconds` is when; `silent_seconds` is how long nothing had been heard, `asked` that a signal wanted the look,
     and `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
     `guessed` says that nothing named the ranks, so that they are numbered in the order of their start. `blocked` is
-    how long the reader of the command's output has not taken any. `notes` are sentences on what could not be seen.
+    how long the reader of the command's output has not taken any. `unmoved` says that an earlier look at this silence
+    saw all ranks in the same places. `notes` are sentences on what could not be seen.
     """
 
     host: str
@@ -73,6 +74,7 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     gpus: tuple[GpuUse, ...] = ()
     gpus_unseen: str = ""
     blocked_seconds: float = 0.0
+    unmoved: bool = False
     notes: tuple[str, ...] = ()
     variables: dict[str, str] = {}
     schema: str = WATCH_SCHEMA

@@ -24,6 +24,9 @@ WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
 _LARGEST_ENVIRON = 1 << 20
 
+# NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL.
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
+
 
 class Task(Struct, frozen=True):
     """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
@@ -161,13 +164,13 @@ def _threads(folder: Path) -> Iterator[Path]:
 
 
 def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
-    """Has it a device file of NVIDIA's driver open? None where its open files cannot be seen."""
+    """Has it a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
     folder = root / str(pid) / "fd"
     try:
         names = os.listdir(folder)
     except OSError:
         return None
-    return any(_target(folder / name).startswith("/dev/nvidia") for name in names)
+    return any(_target(folder / name).startswith(_DEVICES) for name in names)
 
 
 def _target(link: Path) -> str:

@@ -3,7 +3,8 @@
 Those of one job meet at an abstract Unix socket, which has no file and goes with the process. The first one there
 leads: the others tell it once a second which process they started and how long that was silent, and it looks at all
 ranks of the host. Mostly rank 0 prints and the others do not: the silence that counts is the shortest. Who gets no
-answer from the leader (it is stopped, or another user has taken the name) leads itself.
+answer from the leader (it is stopped, or another user has taken the name) leads itself, and so does whom it refuses:
+two trainings may run in one step, and then both have a fellow of the same number.
 """
 
 import contextlib
@@ -30,6 +31,21 @@ _JOBS = (
     ("OMPI_MCA_ess_base_jobid",),
     ("MASTER_ADDR", "MASTER_PORT", "RANK"),
 )
+# Slurm gives steps that are not started by srun numbers from here on: the shell of `salloc`, a batch script, extern
+# (SLURM_MAX_NORMAL_STEP_ID in slurm.h). More than one training may run there.
+_FIRST_PSEUDO_STEP = 0xFFFFFFF0
+# What tells one of a launch from the others, and one launch from another.
+_NUMBERS = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
+_RUNS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+_WELCOME, _REFUSED = b"1", b"0"
+
+
+class Who(Struct, frozen=True):
+    """One fellow: its number in its launch, the launch, and whether --kill ends its command with the others."""
+
+    number: str = ""
+    run: str = ""
+    kill: bool = False
 
 
 class Word(Struct, frozen=True, omit_defaults=True):
@@ -38,15 +54,17 @@ class Word(Struct, frozen=True, omit_defaults=True):
     pid: int
     silent_seconds: float
     asked: bool = False
+    who: Who = Who()
 
 
 class News(Struct, frozen=True):
-    """What the leader knows of its fellows: their processes, and the shortest of their silences."""
+    """What the leader knows of its fellows: their processes, those that --kill spares, and their shortest silence."""
 
     leads: bool
     pids: tuple[int, ...] = ()
     silent_seconds: float = float("inf")
     asked: bool = False
+    spared: tuple[int, ...] = ()
 
 
 _word: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
@@ -54,7 +72,7 @@ _word: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 def job_name(env: Mapping[str, str]) -> str | None:
     """The same for all `ddpdiag watch` of one launch; None where the environment names none."""
-    for names in _JOBS:
+    for names in _JOBS if is_step(env) or "SLURM_STEP_ID" not in env else _JOBS[2:]:
         values = [env.get(name, "") for name in names]
         if all(values):
             # Ranks differ, but who has one was launched by hand, and meets the others at their store.
@@ -62,10 +80,23 @@ def job_name(env: Mapping[str, str]) -> str | None:
     return None
 
 
+def is_step(env: Mapping[str, str]) -> bool:
+    """Has srun started us?"""
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_PSEUDO_STEP
+
+
+def who_we_are(env: Mapping[str, str], *, kill: bool) -> Who:
+    """What tells us from our fellows, by the environment."""
+    number = "/".join(env.get(name, "") for name in _NUMBERS)
+    return Who(number, digest(*(env.get(name, "") for name in _RUNS)), kill)
+
+
 class Fellows:
     """Leads, or tells the one that does."""
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, who: Who) -> None:
+        self._who = who
         self._address = None if name is None else f"\0ddpdiag-watch-{name}"
         self._link = _link()
         self._words: dict[int, tuple[float, Word]] = {}
@@ -94,19 +125,29 @@ class Fellows:
         """Hear what there is, and tell the leader if it is time to."""
         self._receive()
         if not self._leads:
-            self._tell(Word(pid, silent_seconds, self._asked))
+            self._tell(Word(pid, silent_seconds, self._asked, self._who))
         if not self._leads:
             return News(leads=False)
         return self._news()
 
     def _news(self) -> News:
         now = time.monotonic()
-        fresh = {pid: (at, word) for pid, (at, word) in self._words.items() if now - at < _PATIENCE_SECONDS}
+        fresh = self._fresh()
         asked = self._asked or any(word.asked for _, word in fresh.values())
         self._asked = False
-        self._words = {pid: (at, Word(pid, word.silent_seconds)) for pid, (at, word) in fresh.items()}
+        self._words = {pid: (at, Word(pid, word.silent_seconds, who=word.who)) for pid, (at, word) in fresh.items()}
         silent = min((now - at + word.silent_seconds for at, word in fresh.values()), default=float("inf"))
-        return News(True, tuple(fresh), silent, asked)
+        spared = tuple(pid for pid, (_, word) in fresh.items() if not word.who.kill)
+        return News(True, tuple(fresh), silent, asked, spared)
+
+    def _fresh(self) -> dict[int, tuple[float, Word]]:
+        now = time.monotonic()
+        return {pid: (at, word) for pid, (at, word) in self._words.items() if now - at < _PATIENCE_SECONDS}
+
+    def _is_of_us(self, word: Word) -> bool:
+        """Is it of our launch, and nobody's double?"""
+        others = [self._who.number, *(own.who.number for pid, (_, own) in self._fresh().items() if pid != word.pid)]
+        return word.who.run == self._who.run and word.who.number not in others
 
     def _receive(self) -> None:
         while True:
@@ -118,13 +159,18 @@ class Fellows:
                 continue
             if not self._leads:
                 self._answered = time.monotonic()
+                if data == _REFUSED:
+                    self._leads = True
                 continue
             with contextlib.suppress(msgspec.DecodeError, OSError):
                 word = _word.decode(data)
+                if not self._is_of_us(word):
+                    self._link.sendto(_REFUSED, socket.MSG_DONTWAIT, sender)
+                    continue
                 before = self._words.get(word.pid)
                 asked = word.asked or (before is not None and before[1].asked)
-                self._words[word.pid] = time.monotonic(), Word(word.pid, word.silent_seconds, asked)
-                self._link.sendto(b"1", socket.MSG_DONTWAIT, sender)
+                self._words[word.pid] = time.monotonic(), Word(word.pid, word.silent_seconds, asked, word.who)
+                self._link.sendto(_WELCOME, socket.MSG_DONTWAIT, sender)
 
     def _tell(self, word: Word) -> None:
         now = time.monotonic()

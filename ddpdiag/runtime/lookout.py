@@ -107,10 +107,14 @@ class Lookout:
             return now
         return Crew({**before.ranks, **now.ranks}, now.world_size, now.guessed)
 
-    def living(self) -> list[int]:
-        """All processes of the command that are still there, also those whose parent is gone."""
+    def living(self, spared: Sequence[int] = ()) -> list[int]:
+        """All processes of the command that are still there, also those whose parent is gone.
+
+        Of what was started by `spared` nothing; then orphans are left out, for they may be theirs.
+        """
         self._find()
-        own = {(task.pid, task.start) for task in self._tasks} | self._environs.keys()
+        own = {(task.pid, task.start) for task in self._tasks}
+        own = own - {(task.pid, task.start) for task in below(spared)} if spared else own | self._environs.keys()
         tasks = [(start, task) for pid, start in sorted(own) if (task := read_task(pid)) is not None]
         return [task.pid for start, task in tasks if task.start == start and task.state not in "ZX"]
 

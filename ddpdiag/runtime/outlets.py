@@ -6,9 +6,14 @@ terminal: its width, its colours, its signals. A pipe shows nothing (since Linux
 another one, which one thread for each empties into it, byte by byte as they come. `/dev/null` shows nothing at all.
 """
 
+import array
+import contextlib
+import fcntl
 import glob
 import os
+import select
 import stat
+import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -94,6 +99,7 @@ class Relay:
         self._outer = outer
         self._inner, self.descriptor = os.pipe()
         self._heard = 0.0
+        self._carried = 0.0  # the same, and not taken back
         self._since: float | None = None  # a write that the reader has not taken yet
         self._thread = threading.Thread(target=self._carry, name="ddpdiag-relay", daemon=True)
 
@@ -104,18 +110,24 @@ class Relay:
 
     def _carry(self) -> None:
         while chunk := os.read(self._inner, _CHUNK_BYTES):
-            self._heard = time.monotonic()
+            self._heard = self._carried = time.monotonic()
             try:
                 self._put(memoryview(chunk))
+                self._carried = time.monotonic()
             except OSError:  # the reader left: as without us, the command's next write tells it (SIGPIPE)
                 break
         os.close(self._inner)
 
     def _put(self, rest: memoryview) -> None:
         self._since = time.monotonic()
-        while rest:
-            rest = rest[os.write(self._outer, rest) :]
-        self._since = None
+        try:
+            while rest:
+                try:
+                    rest = rest[os.write(self._outer, rest) :]
+                except BlockingIOError:  # whoever shares the pipe with us made it non-blocking
+                    select.select([], [self._outer], [])
+        finally:
+            self._since = None
 
     def heard(self) -> float | None:
         last, self._heard = self._heard, 0.0
@@ -129,11 +141,17 @@ class Relay:
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
-    def drain(self, seconds: float) -> None:
-        """Wait until all that was written has been passed on, as long as more comes."""
-        end = time.monotonic() + seconds
-        while self._thread.is_alive() and time.monotonic() < max(end, self._heard + seconds):
-            self._thread.join(0.05)
+    def is_owing(self, quiet_seconds: float, ended: float = 0.0) -> bool:
+        """Is there something that was written and not passed on, or was there, or the command, so short a time ago?
+
+        What has ended may have left a process of its own that holds the pipe open and says nothing.
+        """
+        if not self._thread.is_alive():
+            return False
+        left = array.array("i", [0])
+        with contextlib.suppress(OSError):  # closed since
+            fcntl.ioctl(self._inner, termios.FIONREAD, left)
+        return self._since is not None or left[0] > 0 or time.monotonic() - max(self._carried, ended) < quiet_seconds
 
 
 class Outlets(Struct):
@@ -141,6 +159,7 @@ class Outlets(Struct):
 
     ears: list[Ear]
     relays: dict[int, Relay]  # by descriptor of the command, 1 and 2
+    files: Ear | None  # one of the ears, for files beside them
     deaf: bool  # is there nothing that could be heard?
     step_seconds: float  # what was heard is at most so much older than it seems
 
@@ -163,38 +182,60 @@ def open_outlets(patterns: Sequence[str]) -> Outlets:
         elif not stat.S_ISCHR(seen.st_mode):
             relays[descriptor] = Relay(descriptor)
             ears.append(relays[descriptor])
-    if patterns:
-        ears.append(FileEar(patterns))
+    files = FileEar(patterns) if patterns else None
+    ears += [files] if files is not None else []
     on_terminal = any(isinstance(ear, TerminalEar) for ear in ears)
-    return Outlets(ears, relays, not ears, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
+    return Outlets(ears, relays, files, not ears, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
 
 
 class Listener:
-    """A thread that listens: a file system that does not answer holds it up, and nobody else.
+    """A thread for each ear: a file system that does not answer holds up its own ear, and nobody else.
 
-    `last` is when something was heard last, on the clock of time.monotonic.
+    `heard` are the ears that have heard something at all.
     """
 
     def __init__(self, ears: Sequence[Ear]) -> None:
-        self.last = time.monotonic()
-        self._ears = ears
-        self._own = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="ddpdiag-listener", daemon=True)
-        self._thread.start()
+        self.heard: set[Ear] = set()
+        self._last: dict[Ear | None, float] = dict.fromkeys((None, *ears), time.monotonic())
+        self._told = {ear: threading.Event() for ear in ears}
+        self._tellings = 0
+        self._telling = False
+        for ear in ears:
+            threading.Thread(target=self._listen, args=(ear,), name="ddpdiag-listener", daemon=True).start()
 
-    def _listen(self) -> None:
+    @property
+    def last(self) -> float:
+        """When something was heard last, on the clock of time.monotonic."""
+        return max(self._last.values())
+
+    def _listen(self, ear: Ear) -> None:
+        forgotten = 0
         while True:
-            begin = time.monotonic()
-            with self._own:
-                for ear in self._ears:
-                    self.last = max(self.last, ear.heard() or 0.0)
-            time.sleep(max(_EAR_SECONDS, (time.monotonic() - begin) / _LOOKING_SHARE))
+            begin, tellings = time.monotonic(), self._tellings
+            if not self._telling:
+                if forgotten == tellings:
+                    self._hear(ear, tellings)
+                else:
+                    ear.deafen()
+                    forgotten = tellings
+            told = self._told[ear]  # forget at once, before the command writes more
+            told.wait(max(_EAR_SECONDS, (time.monotonic() - begin) / _LOOKING_SHARE))
+            told.clear()
 
-    def ignoring(self) -> threading.Lock:
-        """Held while we write ourselves; call `forget` before it is let go."""
-        return self._own
+    def _hear(self, ear: Ear, tellings: int) -> None:
+        heard = ear.heard()
+        if heard is not None and self._tellings == tellings:  # else it may have been ourselves
+            self._last[ear] = max(self._last[ear], heard)
+            self.heard.add(ear)
 
-    def forget(self) -> None:
-        """What was written since the lock was taken was ours."""
-        for ear in self._ears:
-            ear.deafen()
+    @contextlib.contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """While this is open we write ourselves. It never waits: each ear forgets what came at its own next turn."""
+        self._tellings += 1
+        self._telling = True
+        try:
+            yield
+        finally:
+            self._telling = False
+            for told in self._told.values():
+                told.set()

@@ -11,8 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
+from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.watch import is_start, judged, progress_age
+from ddpdiag.judgement.watch_apart import is_apart, stands_as
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.runtime.fellows import Fellows
 from ddpdiag.runtime.lookout import Lookout
@@ -25,6 +29,8 @@ _GAP_SECONDS = 4.0
 # torchrun gives its ranks 30 s; a job that hangs will not use them.
 GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
+_DRAIN_POLL_SECONDS = 0.05
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Who imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
 
@@ -36,6 +42,7 @@ class Wanted(NamedTuple):
     stall_seconds: float
     kill: bool
     notes: tuple[str, ...] = ()
+    files: Sequence[str] = ()  # of --output
 
 
 # Shows a look to people, and keeps it if that was asked for.
@@ -79,6 +86,8 @@ class Watch:
         self._silence = Silence(wanted.stall_seconds + outlets.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
+        self._before: Stall | None = None
+        self._spared: tuple[int, ...] = ()  # commands of fellows that were started without --kill
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
@@ -91,8 +100,15 @@ class Watch:
                 self._obey(heard.signum, shared=heard.shared)
             if not self._command.is_over() and self.bug is None:
                 self._watch_safely()
-        for relay in self._outlets.relays.values():
-            relay.drain(_DRAIN_SECONDS)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Pass on what the command has written, however slow its reader is; a signal ends that."""
+        relays, ended = self._outlets.relays.values(), time.monotonic()
+        while any(relay.is_owing(_DRAIN_SECONDS, ended) for relay in relays):
+            heard = self._command.hear(_DRAIN_POLL_SECONDS)
+            if heard is not None and heard.signum in _ENDING:
+                return
 
     def _watch_safely(self) -> None:
         try:
@@ -125,6 +141,7 @@ class Watch:
         news = self._fellows.exchange(self._command.pid, time.monotonic() - last)
         if not news.leads:
             return
+        self._spared = news.spared
         self._lookout.tops = [self._command.pid, *news.pids]
         self._since = max(self._since, time.monotonic() - news.silent_seconds)
         silent = time.monotonic() - max(last, self._since)
@@ -143,10 +160,23 @@ class Watch:
         # What goes on while we look was seen at several moments, and nothing fits together.
         if self._was_heard(silent):
             return
+        why = self._why_not_kill(stall) if self._wanted.kill else ""
+        stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
         self._silence.looked()
         verdict = self._report(stall)
-        if self._wanted.kill and not (self._outlets.deaf and posted is None):
+        if self._wanted.kill and not why and not verdict.moving:
             self._kill(verdict)
+
+    def _why_not_kill(self, stall: Stall) -> str:
+        """A sentence where the silence does not prove that a healthy job would be heard; else nothing."""
+        if progress_age(stall) is not None or self._outlets.files in self._listener.heard:
+            return ""
+        if not self._listener.heard:
+            files = f", nor in {' '.join(map(readable, self._wanted.files))}" if self._wanted.files else ""
+            return f"Not ended: nothing was ever heard of the command{files}, so that silence is no sign."
+        if is_apart(stall):
+            return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
+        return ""
 
     def _was_heard(self, silent: float) -> bool:
         """Was there anything new since the silence was so long?"""
@@ -156,13 +186,12 @@ class Watch:
         verdict = judged(stall)
         with self._listener.ignoring():
             self._tell(stall, verdict)
-            self._listener.forget()
         self._turn = time.monotonic()  # a look takes its time
         return verdict
 
     def _looked(self, silent: float, *, asked: bool) -> Stall:
         look = self._lookout.look()
-        return Stall(
+        stall = Stall(
             host=self._lookout.host,
             unix_seconds=time.time(),
             silent_seconds=silent,
@@ -180,7 +209,10 @@ class Watch:
             notes=self._wanted.notes,
             variables=look.variables,
         )
+        stall, self._before = structs.replace(stall, unmoved=stands_as(self._before, stall)), stall
+        return stall
 
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
-        end_all(self._command, self._lookout.tops[1:], self._lookout.living, GRACE_SECONDS)
+        others = [pid for pid in self._lookout.tops[1:] if pid not in self._spared]
+        end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS)

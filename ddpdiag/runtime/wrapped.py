@@ -2,7 +2,8 @@
 
 It stays in our process group and session: what a terminal or a batch system sends to the group reaches it without us.
 A signal that was sent to us alone is passed on; one that the terminal sent (si_code SI_KERNEL) is not, because the
-command has it already.
+command has it already, nor one of `timeout` or slurmstepd, which send it to the whole group or step. A second SIGTERM
+would keep torchrun from ending its ranks. Whoever else signals the group reaches the command twice.
 """
 
 import contextlib
@@ -11,9 +12,13 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import NamedTuple
 
 from ddpdiag.errors import Explained
+from ddpdiag.probes.files import read_text
+from ddpdiag.probes.tree import read_task
 
 # Passed on to the command. SIGUSR1 is a question to us.
 PASSED = (
@@ -54,6 +59,9 @@ class Wrapped:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int]) -> None:
         """Start it; `descriptors` replaces some of its standard descriptors. Signals wait until `hear`."""
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # ignored, as a parent may have left it, nobody could be waited for
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
         actions = [(os.POSIX_SPAWN_DUP2, own, number) for number, own in descriptors.items()]
         try:
@@ -67,7 +75,7 @@ class Wrapped:
     def hear(self, seconds: float) -> Heard | None:
         """The next signal within so many seconds, or None."""
         told = signal.sigtimedwait(HEARD, max(0.0, seconds))
-        return None if told is None else Heard(told.si_signo, told.si_code == _SI_KERNEL)
+        return None if told is None else Heard(told.si_signo, told.si_code == _SI_KERNEL or _is_to_all(told.si_pid))
 
     def is_over(self) -> bool:
         """Has it ended? Its own children may live on."""
@@ -79,7 +87,19 @@ class Wrapped:
     def send(self, signum: int) -> None:
         """A signal for it; it was not waited for yet, so its number is still its own."""
         if not self.is_over():
-            os.kill(self.pid, signum)
+            _kill(self.pid, signum)  # sudo's may not be signalled by us
+
+
+def _is_to_all(sender: int) -> bool:
+    """Does this process send its signals to more than us?"""
+    task = read_task(sender) if sender > 0 else None
+    if task is None or task.name != "timeout":
+        return task is not None and task.name == "slurmstepd"
+    words = (read_text(Path("/proc") / str(sender) / "cmdline") or "").split("\0")
+    options = list(takewhile(lambda word: word.startswith("-"), words[1:]))
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        return os.getpgid(sender) == os.getpgrp() and not {"--foreground", "-f"} & set(options)
+    return False
 
 
 def stop_ourselves() -> None:

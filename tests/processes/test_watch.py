@@ -197,6 +197,25 @@ def test_a_signal_is_passed_on_and_answered_by_the_command(watch):
     assert own.wait(10) == 5
 
 
+COUNTS_TERMS = (
+    "import signal, time; got = []; signal.signal(15, lambda *_: got.append(1)); print('up', flush=True)\n"
+    "while not got: time.sleep(0.1)\n"
+    "time.sleep(1.5); print(len(got), flush=True)"
+)
+
+
+def test_a_signal_to_the_group_reaches_the_command_once():
+    own = subprocess.Popen(
+        ["timeout", "4", sys.executable, *WATCH, "--", *PYTHON, COUNTS_TERMS], stdout=subprocess.PIPE, text=True
+    )
+    assert own.communicate(timeout=30)[0].split() == ["up", "1"]
+
+
+def test_a_parent_that_ignores_its_children_changes_nothing(watch):
+    own = watch("sh", "-c", "exit 7", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert own.wait(10) == 7
+
+
 def test_a_reader_that_leaves_ends_the_command(watch):
     own = watch("yes")
     own.stdout.read(10)
@@ -229,16 +248,29 @@ def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch):
 
 def test_another_file_that_grows_is_output_too(watch, tmp_path):
     log = tmp_path / "rank0.log"
-    program = f"import time\nfor _ in range(8):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
-    own = watch(*PYTHON, program, options=("--stall", "1.5", "--output", str(tmp_path / "*.log")))
+    program = f"import time\nfor _ in range(14):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
+    own = watch(*PYTHON, program, options=("--stall", "5", "--output", str(tmp_path / "*.log")))
     assert own.communicate(timeout=20) == ("", "")
 
 
 def test_a_job_that_nothing_shows_alive_is_not_killed(watch):
     mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     assert watch("true", options=("--kill",), **mute).wait(10) == 2
-    assert watch("true", options=("--kill", "--output", "x"), **mute).wait(10) == 0
     assert watch("true", **mute).wait(10) == 0
+    own = watch("sleep", "4", options=("--stall", "1", "--kill", "--output", "no-such-file"), stdout=subprocess.DEVNULL)
+    _, told = own.communicate(timeout=30)
+    assert own.returncode == 0
+    assert "Not ended: nothing was ever heard of the command, nor in no-such-file" in " ".join(told.split())
+
+
+def test_a_host_without_rank_0_is_not_killed_for_its_silence(watch):
+    program = "import time; print('up', flush=True); time.sleep(5)"
+    env = os.environ | {"RANK": "3", "WORLD_SIZE": "4"}
+    own = watch(*PYTHON, program, options=("--stall", "1", "--kill", "--alone"), env=env)
+    _, told = own.communicate(timeout=30)
+    assert own.returncode == 0
+    assert "silent here" in told
+    assert "Not ended: rank 0 runs on another host" in " ".join(told.split())
 
 
 def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):

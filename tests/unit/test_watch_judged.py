@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ddpdiag.codec import decode, encode
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.watch import is_start, judged
+from ddpdiag.judgement.watch_apart import stands_as
 from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.model.watch import GpuUse, Helper, Judged, RankSeen, Stall
@@ -189,6 +190,32 @@ def test_a_launcher_of_other_hosts_is_no_culprit():
     verdict = judged(stalled(seen(0), guessed=True, world_size=None, command="srun"))
     assert verdict.named == ()
     assert "srun ddpdiag watch -- COMMAND" in verdict.remedy
+
+
+def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way():
+    ranks = [seen(2, WAITS), seen(3, COMPUTES, "R", cores=1.0)]
+    first = stalled(*ranks, world_size=4)
+    assert judged(first).named == ()
+    assert "silent here" in judged(first).title
+    assert named(seen(2, WAITS), seen(3, COMPUTES, "T"), world_size=4) == (3,), "nobody is stopped in a healthy one"
+    assert stands_as(first, stalled(*ranks, world_size=4))
+    assert named(*ranks, world_size=4, unmoved=True) == (3,)
+
+
+@pytest.mark.parametrize("now", [seen(0, SAVES, "R"), seen(0, COMPUTES, "R", cores=0.5), seen(0), seen(1, COMPUTES)])
+def test_who_stands_elsewhere_or_works_otherwise_has_moved(now):
+    before = stalled(seen(0, COMPUTES, "R", cores=1.0))
+    assert stands_as(before, before)
+    assert not stands_as(before, stalled(now))
+    assert not stands_as(before, stalled(before.ranks[0], number=2))
+    assert not stands_as(None, before)
+
+
+def test_those_who_are_done_are_not_to_blame_for_a_last_save():
+    verdict = judged(stalled(seen(0, SAVES, "R"), *(RankSeen(rank=rank, pid=9) for rank in (1, 2, 3))))
+    assert (verdict.named, verdict.moving) == ((), True)
+    assert verdict.title == "ranks 1-3 have ended; rank 0 goes on, which is in save (serialization.py:90)"
+    assert named(seen(0, SAVES, "T"), seen(1, state="Z")) == (0,), "but it does not go on if it is stopped"
 
 
 def test_no_rank_at_all():

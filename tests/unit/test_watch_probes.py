@@ -11,7 +11,7 @@ import pytest
 
 from ddpdiag.probes import flight_dump, ptrace, pyspy
 from ddpdiag.probes.recorder import Flown
-from ddpdiag.probes.tree import Task, below, crew, environ, read_task, thread_names
+from ddpdiag.probes.tree import Task, below, crew, environ, holds_gpu, read_task, thread_names
 
 ENTRY = {
     "record_id": 2,
@@ -81,6 +81,16 @@ def test_our_own_process_is_below_itself():
     assert read_task(own).parent == os.getppid()
     assert environ(own) is not None
     assert thread_names(own)
+
+
+@pytest.mark.parametrize("device", ["/dev/nvidia0", "/dev/kfd", "/dev/dri/renderD128", "/dev/accel/accel0", "/dev/dxg"])
+def test_an_open_device_of_any_maker_is_a_gpu(tmp_path, device):
+    folder = tmp_path / "1" / "fd"
+    folder.mkdir(parents=True)
+    (folder / "0").symlink_to("/dev/null")
+    assert holds_gpu(1, tmp_path) is False
+    (folder / "3").symlink_to(device)
+    assert holds_gpu(1, tmp_path) is True
 
 
 def test_a_process_that_is_gone_shows_nothing(tmp_path):

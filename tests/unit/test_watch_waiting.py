@@ -2,11 +2,14 @@
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
-from ddpdiag.runtime.fellows import Fellows, job_name
-from ddpdiag.runtime.outlets import FileEar, Relay
+from ddpdiag.runtime.fellows import Fellows, Who, job_name, who_we_are
+from ddpdiag.runtime.outlets import FileEar, Listener, Relay
 from ddpdiag.runtime.watching import Silence
 from ddpdiag.runtime.wrapped import HEARD
 
@@ -54,7 +57,26 @@ def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
     assert relay.heard() is not None
     assert relay.blocked_seconds() < 5
     os.close(inner)
-    relay.drain(5.0)
+    assert _soon(lambda: not relay.is_owing(0.0))
+    os.close(reader)
+    os.close(outer)
+
+
+def test_a_relay_waits_for_a_slow_reader_even_of_a_pipe_that_does_not_block():
+    reader, outer = os.pipe()
+    os.set_blocking(outer, False)
+    relay = Relay(outer)
+    inner = os.dup(relay.descriptor)
+    relay.start()
+    most = 1 << 17  # a pipe holds half of that
+    os.write(inner, b"x" * (1 << 16))
+    os.write(inner, b"x" * (1 << 16))
+    os.close(inner)
+    assert relay.is_owing(0.0)
+    got = 0
+    while got < most:
+        got += len(os.read(reader, most))
+    assert _soon(lambda: not relay.is_owing(0.0))
     os.close(reader)
     os.close(outer)
 
@@ -71,9 +93,30 @@ def test_who_is_of_one_launch_meets_under_one_name():
     assert job_name(by_hand) is None
 
 
+def test_a_shell_of_salloc_is_no_launch():
+    shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "PMIX_NAMESPACE": "slurm.pmix.7.4294967290"}
+    assert job_name(shell) is None
+    assert job_name(shell | {"OMPI_MCA_ess_base_jobid": "9"}) is not None
+
+
+def test_two_of_one_number_or_of_two_launches_lead_each_for_itself():
+    name = f"double-{os.getpid()}"
+    zero, one = (who_we_are(SLURM | {"SLURM_PROCID": n}, kill=n == "0") for n in "01")
+    other = who_we_are(SLURM | {"SLURM_PROCID": "2", "MASTER_PORT": "2"}, kill=True)
+    leader = Fellows(name, zero)
+    double, fellow, stranger = Fellows(name, zero), Fellows(name, one), Fellows(name, other)
+    for pid, each in enumerate((double, fellow, stranger), 2):
+        assert not each.exchange(pid, 1.0).leads
+    news = leader.exchange(1, 1.0)
+    assert (news.pids, news.spared) == ((3,), (3,)), "a fellow without --kill is not ended"
+    assert [each.exchange(9, 1.0).leads for each in (double, fellow, stranger)] == [True, False, True]
+    for each in (leader, double, fellow, stranger):
+        each.close()
+
+
 def test_the_first_leads_and_another_takes_its_place():
     name = f"test-{os.getpid()}"
-    first, second = Fellows(name), Fellows(name)
+    first, second = Fellows(name, Who("0")), Fellows(name, Who("1"))
     assert first.exchange(1, 5.0).leads
     second.ask()
     assert not second.exchange(2, 1.0).leads
@@ -88,3 +131,45 @@ def test_the_first_leads_and_another_takes_its_place():
 
 def test_sigkill_and_what_python_needs_is_left_alone():
     assert HEARD.isdisjoint({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE})
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+class HangingEar:
+    """A file system that does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def heard(self) -> float | None:
+        self.answers.wait(30)
+        return time.monotonic()
+
+    def deafen(self) -> None:
+        self.answers.wait(30)
+
+
+def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path):
+    hangs, log = HangingEar(), FileEar([str(tmp_path / "*.log")])
+    listener = Listener([hangs, log])
+    begin = time.monotonic()
+    with listener.ignoring():
+        pass
+    assert time.monotonic() - begin < 1
+    time.sleep(1.0)  # until the other ear has forgotten what was ours
+    (tmp_path / "a.log").write_text("x")
+    assert _soon(lambda: listener.last > begin and listener.heard == {log})
+    hangs.answers.set()
+
+
+def test_what_we_write_ourselves_is_not_heard(tmp_path):
+    listener = Listener([FileEar([str(tmp_path / "*.log")])])
+    with listener.ignoring():
+        (tmp_path / "a.log").write_text("a report")
+    time.sleep(1.0)
+    assert listener.heard == set()
