@@ -14,7 +14,7 @@ the whole machine's) in both runs; else that is said.
 findings and of the rates between pairs of hosts or GPUs, and compares the bus bandwidth of benchmarks and the images a
 second of `ddpdiag train`, which this check does not. What one of the runs did not look at is neither new nor gone. It
 leaves with 1 for a regression. Without one it leaves with 3 where no figure was compared, or where the new run's
-verdict is UNKNOWN, else with 0. A benchmark has a baseline of its own: `ddpdiag allreduce-bench --baseline`.
+verdict is UNKNOWN, else with 0. `ddpdiag allreduce-bench` has a `--baseline` of its own.
 
 Findings:
 - worse: a rank, or the whole world, is slower than it was.

@@ -59,7 +59,6 @@ def test_the_block_blocks(blocked, module):
         (["explain", "COL001"], "COL001"),
         (["explain", "Duplicate GPU"], "GPU002"),
         (["manual"], "## GPU002"),
-        (["compare", str(HEALTHY), str(HEALTHY)], "nothing changed"),
         (["checks"], "TRN001"),
         (["judge", str(HEALTHY)], "FIT"),
         (["lint", str(SCRIPT)], "nothing found"),
@@ -70,6 +69,12 @@ def test_a_command_needs_none_of_them(blocked, arguments, word):
     done = python("-m", "ddpdiag", *arguments, **blocked)
     assert (done.returncode, done.stderr) == (0, "")
     assert word in done.stdout
+
+
+def test_runs_are_compared_without_them(blocked):
+    done = python("-m", "ddpdiag", "compare", str(HEALTHY), str(HEALTHY), **blocked)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "NOT COMPARED" in done.stdout
 
 
 def test_a_recording_is_judged_alike_without_them(blocked):
