@@ -4,8 +4,9 @@ With `--baseline FILE`, a recording or a JSON report of an earlier run of the sa
 compared. A difference counts only beyond the noise that the repeats of both runs show, and beyond a share. A rank's own
 work in a training step is held against that of the other ranks at the same moments: 10 %, and two standard errors. That
 work of the usual rank is held against itself: 40 %, and the quartiles of both runs must lie apart. So is the
-all-reduce: 50 %, and the quickest call of one run must be slower than the 95th percentile of the other. Images a second
-in training have no repeats, so that a change by 50 % is told and not judged.
+all-reduce: 50 %, twice what the calls of either run spread (from the quickest to the 95th percentile), and the quickest
+call of one run must be slower than the 95th percentile of the other. Images a second in training have no repeats, so
+that a change by 50 % is told and not judged.
 
 Times on GPUs are judged. On CPUs they are where TRN003 saw that the ranks had at least 60 % of their cores (90 % for
 the whole machine's) in both runs; else that is said.

@@ -205,6 +205,13 @@ def test_a_summary_must_be_apart_from_end_to_end() -> None:
     assert not shift(old, late).is_beyond
 
 
+def test_calls_of_a_run_that_spread_ask_for_twice_as_much() -> None:
+    old = world((80e-6, 105e-6, 144e-6), Sampling.SUMMARY)
+    # As it was seen of two healthy runs of one machine: 4 bytes over gloo.
+    assert not shift(old, world((150e-6, 191e-6, 260e-6), Sampling.SUMMARY)).is_beyond
+    assert shift(old, world((200e-6, 250e-6, 320e-6), Sampling.SUMMARY)).is_beyond
+
+
 def test_a_single_value_is_told_and_not_judged() -> None:
     def rate(value: float) -> Snapshot:
         return snapshot(world((value,), Sampling.SINGLE, is_rate=True))
