@@ -1,13 +1,9 @@
 """The README's pictures are what the tool says today."""
 
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
-
 from make_screenshots import FOLDER, SHOTS, draw
 
 README = Path(__file__).parents[2] / "README.md"
