@@ -225,6 +225,7 @@ class Seen(Generic[D]):
         evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
         remedy: str = "",
         env: Mapping[str, str | None] | None = None,
+        of_the_run: bool = False,
     ) -> Finding:
         """A finding of this check, `CODE.word`; `nodes` are those of the ranks unless given."""
         return Finding(
@@ -239,6 +240,7 @@ class Seen(Generic[D]):
             evidence=dict(evidence or {}),
             remedy=remedy,
             env=dict(env or {}),
+            of_the_run=of_the_run,
         )
 
 

@@ -38,6 +38,7 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
             f"{'; '.join(missing)}.",
             evidence={"unsupported": list(missing)},
             remedy="Leave it out, or name another backend.",
+            of_the_run=True,
         )
 
 
@@ -55,6 +56,7 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             f"nothing was measured of {sweep.collective} over {sweep.backend}",
             f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + remarks if remarks else ''}.",
             remedy="Ask for smaller sizes (-b, -e), or for more time (-T).",
+            of_the_run=True,
         )
 
 
@@ -119,6 +121,7 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
                 f"It was cut short after {rate_text(one.peak_busbw_bytes_per_s)} busbw at {size_text(one.best_bytes)}.",
                 remedy="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
+                of_the_run=True,
             )
             continue
         yield seen.finding(

@@ -157,6 +157,7 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
         evidence=_evidence(outcome),
         remedy=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or look at what keeps "
         f"{node} busy.",
+        of_the_run=True,
     )
 
 
@@ -175,6 +176,7 @@ def untried(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
                 nodes=(view.host.name,),
                 evidence={"done": view.done, "of": view.jobs},
                 remedy=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
+                of_the_run=True,
             )
 
 

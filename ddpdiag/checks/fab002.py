@@ -215,6 +215,7 @@ def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
         f"{len(seen.trials)} rounds were begun when the run ended, and on {hosts} "
         f"{'host' if hosts == 1 else 'hosts'} it is not known which rank holds the others back.",
         remedy="Give it more time (--budget 300).",
+        of_the_run=True,
     )
 
 

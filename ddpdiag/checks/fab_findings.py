@@ -223,4 +223,5 @@ def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
         "the search among hosts was cut short",
         f"{len(view.answers)} rounds were done when the run ended; who holds the others back is not known.",
         remedy="Give it more time (--budget 300).",
+        of_the_run=True,
     )

@@ -109,6 +109,7 @@ def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
         remedy=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
         "srun ddpdiag check",
+        of_the_run=True,
     )
 
 
@@ -132,6 +133,7 @@ def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
             evidence={"world_size": seen.world.size, "tasks": step.tasks},
             remedy="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
             "script, where they are the job's.",
+            of_the_run=True,
         )
 
 
@@ -152,6 +154,7 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
         remedy=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
         "batch script.",
+        of_the_run=True,
     )
 
 
@@ -170,6 +173,7 @@ def _order(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
         "not the local rank, and groups of neighbouring ranks span hosts.",
         evidence={"hosts": len(scattered), "distribution": step.distribution},
         remedy="srun --distribution=block ..., and SLURM_LOCALID for the local rank.",
+        of_the_run=True,
     )
 
 
@@ -188,6 +192,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
         f"was shortened to {seen.options.budget_seconds:.0f} s, so that the report is out in time.",
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
         remedy="Ask for more time (sbatch --time), or give a --budget that fits.",
+        of_the_run=True,
     )
 
 

@@ -114,6 +114,7 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
             next(iter(said.values())),
             f"No rank has a backend of the name {backend}, so nothing was tried over it.",
             remedy="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
+            of_the_run=True,
         )
         for backend, said in asked.items()
     }

@@ -41,6 +41,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"Too little of the budget of {seen.options.budget_seconds:g} s was left after {event.seconds:.1f} s, "
                 f"{event.detail}.",
                 remedy="Give more time with --budget, or ask for less with --stage or --select.",
+                of_the_run=True,
             )
     yield from _unfinished(seen)
     leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
@@ -55,6 +56,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             f"the run was ended by {name}",
             f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
             remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
+            of_the_run=True,
         )
 
 

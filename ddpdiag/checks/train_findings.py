@@ -59,6 +59,7 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
         "no strategy that was asked for is possible here",
         f"{told}.",
         remedy="Ask for others with --strategy, or run this where they are possible.",
+        of_the_run=True,
     )
 
 
@@ -76,6 +77,7 @@ def _absent_backend(seen: Seen[Data], why: str) -> Finding:
         f"whether ranks can train over {seen.world.backend} is not known",
         f"{why}.",
         remedy="Install a torch that was built with this backend, or name another one with --backend.",
+        of_the_run=True,
     )
 
 
@@ -90,6 +92,7 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
         remedy=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
         if run.ended is Ended.UNFINISHED
         else "See first why single did not work.",
+        of_the_run=True,
     )
 
 

@@ -19,7 +19,7 @@ from ddpdiag.model.comparison import Change, Direction
 _Key = tuple[object, ...]
 _SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.ERROR)
 # What befell our own run, and no fault of the machine.
-_OF_THE_RUN = ("RUN004.", "CMP001.")
+_MINOR = ("RUN004.", "CMP001.")
 # Findings from times alone: where these are not judged, since others used the cores, neither are they.
 _OF_TIMES = ("TRN003.straggler", "TRN003.network")
 # They judge how the trials of all checks ended.
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     """What is new or changed, then what is gone."""
-    minor = _OF_THE_RUN if times_are_judged(old.snapshot, new.snapshot) else (*_OF_THE_RUN, *_OF_TIMES)
+    minor = _MINOR if times_are_judged(old.snapshot, new.snapshot) else (*_MINOR, *_OF_TIMES)
     then, here = _looked(old, new), _looked(new, old)
     pairs = list(_pairs(_by_key(old.findings), _by_key(new.findings)))
     for was, now in pairs:

@@ -36,7 +36,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One judgement: who is concerned, the numbers, and what to do.
 
     `code` is "<check code>.<word>". `ranks`, `nodes`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
-    all are empty when the evidence cannot decide. `env` holds variables that help (None: unset).
+    all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
+    tell what was asked for, not looked at, or how the run was laid out or ended: there is nobody to look for.
     """
 
     code: str
@@ -50,6 +51,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
     remedy: str = ""
     env: dict[str, str | None] = field(default_factory=dict)
+    of_the_run: bool = False
 
 
 class Matrix(Struct, frozen=True, kw_only=True):

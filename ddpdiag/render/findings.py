@@ -4,7 +4,7 @@ Who reads at night wants the way out before the evidence, so that of the first f
 stands on the first screen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from ddpdiag.model import Finding, Scalar, Severity
@@ -13,18 +13,6 @@ from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.units import label, quantity
 
-# What was asked for, what was not looked at, how the run was ended or laid out: there is nobody to look for.
-_OF_THE_RUN = (
-    ".unsupported",
-    ".unmeasured",
-    ".budget",
-    ".told",
-    ".time-left",
-    ".torchruns",
-    ".few-tasks",
-    ".order",
-    ".cpus",
-)
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 
@@ -36,18 +24,19 @@ FINDINGS_SHOWN = 5
 LIST_SHOWN = 8
 
 
-def is_of_the_run(finding: Finding) -> bool:
-    """Is it of the run itself, so that nobody is looked for?"""
-    return finding.code.endswith(_OF_THE_RUN)
+def grouped(findings: Iterable[Finding]) -> dict[tuple[Severity, str], list[Finding]]:
+    """Findings of one severity and code together, errors first."""
+    groups: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
+        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    return groups
 
 
 def write_findings(
     page: Page, findings: Sequence[Finding], *, details: bool, severities: Sequence[Severity] = SEVERITIES
 ) -> None:
     """Those of the `severities`, errors first; where all `findings` are many, a few of each code, unless `details`."""
-    groups: dict[tuple[Severity, str], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
-        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    groups = grouped(findings)
     few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     for (severity, _), group in groups.items():
         if severity not in severities:
@@ -72,7 +61,7 @@ def _finding(page: Page, finding: Finding, *, details: bool) -> None:
         # Good to know is no blame.
         word = "about: " if finding.severity is Severity.INFO else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
-    elif finding.severity is not Severity.INFO and not is_of_the_run(finding):
+    elif finding.severity is not Severity.INFO and not finding.of_the_run:
         page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
     if finding.remedy:
         page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render.exports import shell_line
-from ddpdiag.render.findings import SAME_SHOWN, is_of_the_run, shown_of
+from ddpdiag.render.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.markdown_bench import bench_lines, train_lines
 from ddpdiag.render.markup import block, code, folded, table, words
 from ddpdiag.render.units import count, label, quantity, seconds
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # A ticket that is longer is not read, and GitHub takes 65,536 characters; the JSON report has everything.
 _SHOWN, _FOLDED = 6, 24
 _INFOS, _NOTES, _FIGURES = 20, 40, 60
@@ -50,7 +49,7 @@ def _world(report: Report) -> str:
 def _serious(findings: Sequence[Finding]) -> list[str]:
     """Errors and warnings, a few of each code: the first ones in full, the others folded away."""
     pieces: list[tuple[int, list[str]]] = []
-    for group in _groups(findings, _ORDER[:2]):
+    for group in _groups(findings, SEVERITIES[:2]):
         most = shown_of(group, SAME_SHOWN)
         pieces += [(1, finding_lines(finding)) for finding in group[:most]]
         pieces += [(len(group) - most, [_more(group[most:]), ""])] if group[most:] else []
@@ -62,12 +61,7 @@ def _serious(findings: Sequence[Finding]) -> list[str]:
 
 
 def _groups(findings: Sequence[Finding], severities: Sequence[Severity]) -> Iterator[list[Finding]]:
-    """Findings of one code and severity, errors first."""
-    groups: dict[tuple[Severity, str], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.severity, finding.code), []).append(finding)
-    for wanted in severities:
-        yield from (group for (severity, _), group in groups.items() if severity is wanted)
+    return (group for (severity, _), group in grouped(findings).items() if severity in severities)
 
 
 def _more(findings: Sequence[Finding]) -> str:
@@ -78,7 +72,7 @@ def _more(findings: Sequence[Finding]) -> str:
 
 def _infos(findings: Sequence[Finding]) -> list[str]:
     lines: list[str] = []
-    for group in _groups(findings, _ORDER[2:]):
+    for group in _groups(findings, SEVERITIES[2:]):
         most = shown_of(group, SAME_SHOWN)
         lines += [_brief(finding) for finding in group[:most]]
         lines += [_more(group[most:])] if group[most:] else []
@@ -96,7 +90,7 @@ def finding_lines(finding: Finding) -> list[str]:
     lines = [f"### {finding.severity.value} {code(finding.code)}: {words(finding.title)}", "", words(finding.message)]
     if whom := blamed(finding):
         lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {whom}"]
-    elif finding.severity is not Severity.INFO and not is_of_the_run(finding):
+    elif finding.severity is not Severity.INFO and not finding.of_the_run:
         lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
     else:
         lines.append("")

@@ -146,7 +146,7 @@ def test_a_world_that_is_larger_than_the_step_is_an_error():
 def test_a_job_that_ends_early_is_told(left, severity):
     options = Options(job_left_seconds=left, wanted_budget_seconds=120.0, budget_seconds=35.0)
     (finding,) = found(seen(options=options))
-    assert (finding.code, finding.severity) == ("LCH004.time-left", severity)
+    assert (finding.code, finding.severity, finding.of_the_run) == ("LCH004.time-left", severity, True)
     assert f"left {left:.0f} s when this run began, and the budget was 120 s" in finding.message
 
 

@@ -77,9 +77,8 @@ def test_who_is_not_named_is_said() -> None:
     assert "**Blamed:** nobody" in markdown.render(report(findings=(finding(),)))
 
 
-@pytest.mark.parametrize("code", ["RUN004.budget", "LCH004.time-left"])
-def test_of_a_finding_of_the_run_nobody_is_looked_for(code: str) -> None:
-    found = report(findings=(finding(code=code, severity=Severity.WARNING),))
+def test_of_a_finding_of_the_run_nobody_is_looked_for() -> None:
+    found = report(findings=(finding(severity=Severity.WARNING, of_the_run=True),))
     assert "nobody" not in markdown.render(found)
     assert "nobody" not in terminal.render(found, color=False, width=80)
     assert [box.nobody for box in boxes(found.findings)[0]] == [""]

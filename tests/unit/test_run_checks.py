@@ -234,8 +234,8 @@ def test_a_large_run_is_judged_group_by_group() -> None:
 def test_a_spent_budget_and_a_signal_are_said() -> None:
     budget = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
     told = Event(kind=EventKind.SIGNAL, seconds=2.0, detail="15")
-    words = [finding.code for finding in judge_as(run004.CHECK, with_events(run_of(), budget, told))]
-    assert words == ["RUN004.budget", "RUN004.told"]
+    findings = judge_as(run004.CHECK, with_events(run_of(), budget, told))
+    assert [(each.code, each.of_the_run) for each in findings] == [("RUN004.budget", True), ("RUN004.told", True)]
 
 
 def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault() -> None:

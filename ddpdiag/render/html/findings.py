@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
-from ddpdiag.render.findings import is_of_the_run
+from ddpdiag.render.findings import grouped
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, paragraphs, words
 from ddpdiag.render.page import printable
@@ -15,19 +15,15 @@ SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
 # Names of one kind, items of one list; a list of so few letters is a value like others.
 _NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
 _STACK, _OPEN_ITEMS = "stack", 6
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # Evidence that is the yardstick, not what was seen.
 _YARDSTICKS = frozenset({"expected", "usual", "source", "least", "limit", "deadline", "possible", "baseline", "of"})
 
 
 def boxes(findings: Sequence[Finding]) -> tuple[tuple[FindingBox, ...], tuple[Table, ...]]:
     """The findings, errors first, and a table for each code of which some have no box."""
-    groups: dict[tuple[Severity, str], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
-        groups.setdefault((finding.severity, finding.code), []).append(finding)
     shown: list[FindingBox] = []
     more: list[Table] = []
-    for group in groups.values():
+    for group in grouped(findings).values():
         most = min(SAME_SHOWN, max(1, ALL_SHOWN - len(shown)))
         shown += map(_box, group[:most])
         if rest := group[most:]:
@@ -58,7 +54,7 @@ def _row(finding: Finding) -> tuple[Cell, ...]:
 def _box(finding: Finding) -> FindingBox:
     info = finding.severity is Severity.INFO
     who = _who((finding,))
-    silent = bool(who) or info or is_of_the_run(finding)
+    silent = bool(who) or info or finding.of_the_run
     lists = {
         name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
     }
