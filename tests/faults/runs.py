@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cgroups import Unavailable
+from cores import cores
 from fault import Fault
 from jobs import CHECK
 from launch import Launched, launch
@@ -163,7 +164,7 @@ def check_command(fault: Fault) -> tuple[str, ...]:
 
 def run(name: str, fault: Fault, folder: Path, begun: Callable[[Launched], None] = lambda _running: None) -> Result:
     """Make the hosts, break something, run the check, and note what it said and what it left."""
-    with Network(len(fault.bed.ranks), folder / "network") as network:
+    with cores(), Network(len(fault.bed.ranks), folder / "network") as network:
         try:
             running = start(fault, network, check_command(fault), folder / "run")
         except Unavailable as error:

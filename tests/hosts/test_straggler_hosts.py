@@ -5,7 +5,7 @@ import json
 import pytest
 from launch import Bed, Launcher, launch
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.alone]
 
 CHECK = ("-m", "ddpdiag", "check", "--select", "LCH003,TRN003", "--budget", "60", "--json", "{json}")
 

@@ -113,6 +113,7 @@ class Slowed(threading.Thread):
             pass
 
 
+@pytest.mark.alone
 def test_a_rank_that_is_made_slow_from_outside_is_named(start):
     options = ("-b", "64K", "-e", "16M", "-n", "20", "--json", "{json}")
     job = start(*BENCH, *options, DDPDIAG_TEST_FAULT="pause 1")

@@ -13,6 +13,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_rank_is_named(start: Start, fault: str) -> None:
     code, ranks, exit_code, words = FAULTS[fault]

@@ -6,6 +6,9 @@ from jobs import CHECK, Job, Start, free_port
 from ddpdiag.codec import read_recording
 from ddpdiag.model import Outcome, Status
 
+# One of them is held to a second.
+pytestmark = pytest.mark.alone
+
 GUILTY = 1
 BUDGET = 40
 

