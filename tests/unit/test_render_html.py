@@ -247,7 +247,7 @@ def test_p2p_on_and_off_stand_side_by_side():
 def test_the_slowest_pair_of_hosts_is_named():
     text = Reader(page_of("slow-host-3-ranks")).text
     assert "All-reduce between two hosts, busbw: 6 ways" in text
-    assert re.search(r"slowest h\d to h\d at 2\.\d+ MB/s", text)
+    assert re.search(r"slowest n\d to n\d at 2\.\d+ MB/s", text)
 
 
 def test_an_outlier_is_marked_in_words_and_by_the_finding():
