@@ -43,6 +43,7 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.model.comparison import Change, Direction
 
 _SHOWN = 20
+_JUDGED = (Direction.REGRESSION, Direction.IMPROVEMENT)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -62,10 +63,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         return
     _, changes = compared_figures(old, new)
     for change in changes:
-        if change.direction is not Direction.NEUTRAL:
+        if change.direction in _JUDGED:
             yield _changed(seen, change, old.created)
-    told = [change.text for change in (*changes, *changed_facts(old.facts, new.facts))]
-    told = [text for text in told if text not in {c.text for c in changes if c.direction is not Direction.NEUTRAL}]
+    others = (change for change in changes if change.direction not in _JUDGED)
+    told = [change.text for change in (*others, *changed_facts(old.facts, new.facts))]
     if told:
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         yield seen.finding(

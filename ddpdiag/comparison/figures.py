@@ -24,10 +24,10 @@ def comparable(old: Snapshot, new: Snapshot) -> str | None:
 def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, ...]]:
     """How many figures were held against each other, and what changed."""
     if (why := comparable(old, new)) is not None:
-        return 0, (_note("shape", f"figures were not compared, {why}"),)
+        return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
     changes = [*chain(_within(old, new), _across(old, new), _series(old, new)), *_refused(old, new)]
     if not _common(old, new) and not (old.series and new.series):
-        changes.append(_note("figures", "the runs have no figure in common"))
+        changes.append(_unjudged("figures", "the runs have no figure in common"))
     held = sum(not isinstance(find(old.series, series), str) for series in new.series)
     return sum(_is_judged(figure, old, new) for figure in _common(old, new)) + held, tuple(changes)
 
@@ -55,6 +55,10 @@ def _note(name: str, text: str) -> Change:
     return Change(direction=Direction.NEUTRAL, name=name, text=text)
 
 
+def _unjudged(name: str, text: str) -> Change:
+    return Change(direction=Direction.UNJUDGED, name=name, text=text)
+
+
 def times_are_judged(old: Snapshot | None, new: Snapshot | None) -> bool:
     """Had the ranks of both runs enough of their cores? Not known where nobody looked, so no."""
     return least_busy(old, new) >= LEAST_BUSY_WITHIN
@@ -78,7 +82,7 @@ def _refused(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         why = f"in one of the runs a rank had {share_text(busy)} of its core, others the rest"
         if any(not each.on_gpus and each.busy_share is None for each in (old, new)):
             why = "in one of the runs nobody looked (TRN003 does) whether others used the cores"
-        yield _note("busy", f"{what} were judged: {why}")
+        yield _unjudged("busy", f"{what} were judged: {why}")
 
 
 def _by_name(snapshot: Snapshot, *, within: bool) -> dict[str, dict[int | None, Figure]]:
@@ -187,7 +191,7 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         held = find(old.series, series) if old.series else None
         what = f"{series.collective} over {series.backend} ({series.dtype})"
         if isinstance(held, str):
-            yield _note(what, f"{what} was not compared: {held}")
+            yield _unjudged(what, f"{what} was not compared: {held}")
         elif held is not None:
             # What became better is what would be worse the other way round.
             for direction, first, second in (

@@ -11,6 +11,10 @@ from ddpdiag.model.comparison import Change, Comparison, Direction, Side
 
 _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
 _ORDER = tuple(Direction)
+_WORDS = {direction: direction.value for direction in Direction} | {
+    Direction.NEUTRAL: "other change",
+    Direction.UNJUDGED: "reason not to judge",
+}
 
 
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
@@ -53,10 +57,15 @@ def _sentence(changes: list[Change], count: int) -> str:
     parts = []
     for direction in _ORDER:
         if number := sum(change.direction is direction for change in changes):
-            word = "other change" if direction is Direction.NEUTRAL else direction.value
-            parts.append(f"{number} {word}{'' if number == 1 else 's'}")
-    of = f"{count} figure{'' if count == 1 else 's'} compared" if count else "no figure was compared"
-    return f"{', '.join(parts) or 'nothing changed'}; {of}."
+            parts.append(_counted(number, _WORDS[direction]))
+    changed = any(change.direction is not Direction.UNJUDGED for change in changes)
+    none = "nothing changed" if count else "no change was seen"
+    of = f"{_counted(count, 'figure')} compared" if count else "no figure was compared"
+    return f"{', '.join(parts if changed else [none, *parts])}; {of}."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
@@ -75,7 +84,7 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
     if old.snapshot is None or new.snapshot is None:
         which = "first" if old.snapshot is None else "second"
         text = f"figures were not compared: the {which} report is of a ddpdiag that kept none; give its recording"
-        return 0, (Change(direction=Direction.NEUTRAL, name="figures", text=text),)
+        return 0, (Change(direction=Direction.UNJUDGED, name="figures", text=text),)
     return compared_figures(old.snapshot, new.snapshot)
 
 

@@ -8,11 +8,12 @@ SCHEMA = "ddpdiag.comparison/1"
 
 
 class Direction(Enum):
-    """What a change means, the worst first."""
+    """What a change means, the worst first. `UNJUDGED` is none: what was not held against the other run, and why."""
 
     REGRESSION = "regression"
     IMPROVEMENT = "improvement"
     NEUTRAL = "neutral"
+    UNJUDGED = "unjudged"
 
 
 class Change(Struct, frozen=True, kw_only=True):

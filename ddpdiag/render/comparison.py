@@ -10,8 +10,19 @@ from ddpdiag.model.comparison import Change, Comparison, Direction, Side
 from ddpdiag.render.markup import code, folded, words
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
-_COLORS = {Direction.REGRESSION: "31", Direction.IMPROVEMENT: "32", Direction.NEUTRAL: "2"}
-_MARKS = {Direction.REGRESSION: "worse", Direction.IMPROVEMENT: "better", Direction.NEUTRAL: "other"}
+_COLORS = {Direction.REGRESSION: "31", Direction.IMPROVEMENT: "32", Direction.NEUTRAL: "2", Direction.UNJUDGED: "33"}
+_MARKS = {
+    Direction.REGRESSION: "worse",
+    Direction.IMPROVEMENT: "better",
+    Direction.NEUTRAL: "other",
+    Direction.UNJUDGED: "??",
+}
+
+_TITLES = {
+    Direction.REGRESSION: "Regressions",
+    Direction.IMPROVEMENT: "Improvements",
+    Direction.UNJUDGED: "Not judged",
+}
 
 
 def as_json(comparison: Comparison) -> str:
@@ -70,12 +81,13 @@ def as_markdown(comparison: Comparison) -> str:
     for direction in (Direction.REGRESSION, Direction.IMPROVEMENT):
         lines += _items(comparison, direction)
     other = [_item(change) for change in comparison.changes if change.direction is Direction.NEUTRAL]
+    lines += _items(comparison, Direction.UNJUDGED)
     return "\n".join([*lines, *folded("Other changes", other)]).rstrip() + "\n"
 
 
 def _items(comparison: Comparison, direction: Direction) -> list[str]:
     found = [_item(change) for change in comparison.changes if change.direction is direction]
-    return [f"### {direction.value.capitalize()}s", "", *found, ""] if found else []
+    return [f"### {_TITLES[direction]}", "", *found, ""] if found else []
 
 
 def _item(change: Change) -> str:

@@ -118,14 +118,14 @@ def test_busy_cores_are_told_and_not_judged() -> None:
     old, new = snapshot(steps(0), steps(1), busy=0.5), snapshot(steps(0), steps(1, 1.5))
     count, told = compared_figures(old, new)
     assert count == 0
-    assert [change.direction for change in told] == [Direction.NEUTRAL]
+    assert [change.direction for change in told] == [Direction.UNJUDGED]
     assert "no times were judged: in one of the runs a rank had 50 % of its core" in told[0].text
 
 
 def test_where_nobody_looked_times_are_judged_on_gpus_only() -> None:
     slow = (steps(0), steps(1, 1.5))
     count, (told,) = compared_figures(snapshot(steps(0), steps(1), busy=None), snapshot(*slow, busy=None))
-    assert (count, told.direction) == (0, Direction.NEUTRAL)
+    assert (count, told.direction) == (0, Direction.UNJUDGED)
     assert "nobody looked (TRN003 does) whether others used the cores" in told.text
     on_gpus = (snapshot(*own, busy=None, on_gpus=True) for own in ((steps(0), steps(1)), slow))
     assert [change.ranks for change in changes(*on_gpus)] == [(1,)]
@@ -469,7 +469,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_recording_and_a_report_may_be_mixed(runs, capsys) -> None:
     assert run(str(runs[0]), str(runs[1]), Files()) == 3
-    assert "NOT COMPARED: 1 other change; no figure was compared." in capsys.readouterr().out
+    assert "NOT COMPARED: no change was seen, 1 reason not to judge; no figure was compared." in capsys.readouterr().out
     assert read_report(str(runs[1])).snapshot == read_report(str(runs[0])).snapshot
 
 
