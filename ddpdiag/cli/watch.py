@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
 from ddpdiag.render import files, watch
 from ddpdiag.runtime.fellows import Fellows, job_name, who_we_are
+from ddpdiag.runtime.mouth import Mouth
 from ddpdiag.runtime.outlets import open_outlets
 from ddpdiag.runtime.watching import Wanted, Watch
 from ddpdiag.runtime.wrapped import Wrapped, leave_as
@@ -64,7 +65,8 @@ def run(
             relay.start()
         wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else (), output)
         fellows = Fellows(None if alone else job_name(os.environ), who_we_are(os.environ, kill=kill))
-        watching = Watch(wanted, wrapped, outlets, fellows, lambda s, j: _tell(s, j, keeper))
+        mouth = Mouth(lambda s, j: _briefly(lambda: _told(s, j, keeper)), lambda said: _briefly(lambda: complain(said)))
+        watching = Watch(wanted, wrapped, outlets, fellows, mouth)
         watching.run()
     finally:
         if folder is not None:
@@ -139,14 +141,15 @@ class Bundle:
             file.write(encode(stall) + b"\n")
 
 
-def _tell(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
-    """Show and keep a look, for so long only: the terminal or the file system may be what hangs."""
-    thread = threading.Thread(target=_told, args=(stall, verdict, keeper), daemon=True)
+def _briefly(write: Callable[[], None]) -> None:
+    """For so long only: the terminal or the file system may be what hangs."""
+    thread = threading.Thread(target=write, daemon=True)
     thread.start()
     thread.join(_SHOW_SECONDS)
 
 
 def _told(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
+    """Show and keep a look."""
     width, color = terminal(sys.stderr)
     # A progress bar leaves the cursor in the middle of its line.
     text = "\n" + watch.render(stall, verdict, color=color, width=width)

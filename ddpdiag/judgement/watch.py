@@ -120,7 +120,7 @@ def _unseen(stall: Stall, stands: Stands) -> Judged | None:
         f"{ranks_text(others)} {agree(others, doing, 'sleep')}",
         message=f"{begun(ranks_text(busy))} {agree(busy, 'uses', 'use')} a core, and {ranks_text(others)} none, as "
         "ranks do that wait for another one over gloo. Where it is cannot be seen.",
-        remedy="Let its stack be seen (below), and look again with SIGUSR1.",
+        remedy="Let its stack be seen (a note says how), and look again with SIGUSR1.",
     )
 
 
@@ -227,7 +227,9 @@ def _nobody(stall: Stall, stands: Stands) -> Judged:
             else ""
         )
         message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
-        return Judged(named=(), title=waits + nothing, message=message, remedy="Let the stacks be seen (below).")
+        return Judged(
+            named=(), title=waits + nothing, message=message, remedy="Let the stacks be seen (a note says how)."
+        )
     return Judged(
         named=(),
         title="nothing tells the ranks apart",

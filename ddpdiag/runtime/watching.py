@@ -7,7 +7,7 @@ Time in which we were stopped ourselves does not count.
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ddpdiag.judgement.watch_apart import is_apart, stands_as
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.runtime.fellows import Fellows
 from ddpdiag.runtime.lookout import Lookout
+from ddpdiag.runtime.mouth import Mouth
 from ddpdiag.runtime.outlets import Listener, Outlets
 from ddpdiag.runtime.wrapped import Wrapped, end_all, stop_ourselves
 
@@ -43,10 +44,6 @@ class Wanted(NamedTuple):
     kill: bool
     notes: tuple[str, ...] = ()
     files: Sequence[str] = ()  # of --output
-
-
-# Shows a look to people, and keeps it if that was asked for.
-Tell = Callable[[Stall, Judged], None]
 
 
 class Silence:
@@ -75,12 +72,12 @@ class Silence:
 class Watch:
     """One command, from its start to its end."""
 
-    def __init__(self, wanted: Wanted, command: Wrapped, outlets: Outlets, fellows: Fellows, tell: Tell) -> None:
+    def __init__(self, wanted: Wanted, command: Wrapped, outlets: Outlets, fellows: Fellows, mouth: Mouth) -> None:
         self._wanted = wanted
         self._command = command
         self._outlets = outlets
         self._fellows = fellows
-        self._tell = tell
+        self._mouth = mouth
         self._listener = Listener(outlets.ears)
         self._lookout = Lookout([command.pid])
         self._silence = Silence(wanted.stall_seconds + outlets.step_seconds)
@@ -129,11 +126,15 @@ class Watch:
         if signum == signal.SIGCHLD:
             return
         if not shared:
-            self._command.send(signum)
+            self._say(self._command.send(signum))
         if signum == signal.SIGTSTP:
             stop_ourselves()
         if signum in (signal.SIGTSTP, signal.SIGCONT):
             self._since = time.monotonic()
+
+    def _say(self, sentence: str) -> None:
+        with self._listener.ignoring():
+            self._mouth.say_once(sentence)
 
     def _watch(self) -> None:
         self._lookout.keep_sight()
@@ -163,7 +164,7 @@ class Watch:
         why = self._why_not_kill(stall) if self._wanted.kill else ""
         stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
         self._silence.looked()
-        verdict = self._report(stall)
+        verdict = self._report(stall, why)
         if self._wanted.kill and not why and not verdict.moving:
             self._kill(verdict)
 
@@ -182,10 +183,10 @@ class Watch:
         """Was there anything new since the silence was so long?"""
         return time.monotonic() - max(self._listener.last, self._since) < silent
 
-    def _report(self, stall: Stall) -> Judged:
+    def _report(self, stall: Stall, why: str = "") -> Judged:
         verdict = judged(stall)
         with self._listener.ignoring():
-            self._tell(stall, verdict)
+            self._mouth.tell(stall, verdict, why)
         self._turn = time.monotonic()  # a look takes its time
         return verdict
 
@@ -215,4 +216,4 @@ class Watch:
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
         others = [pid for pid in self._lookout.tops[1:] if pid not in self._spared]
-        end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS)
+        self._say(end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS))

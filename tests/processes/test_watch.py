@@ -197,20 +197,6 @@ def test_a_signal_is_passed_on_and_answered_by_the_command(watch):
     assert own.wait(10) == 5
 
 
-COUNTS_TERMS = (
-    "import signal, time; got = []; signal.signal(15, lambda *_: got.append(1)); print('up', flush=True)\n"
-    "while not got: time.sleep(0.1)\n"
-    "time.sleep(1.5); print(len(got), flush=True)"
-)
-
-
-def test_a_signal_to_the_group_reaches_the_command_once():
-    own = subprocess.Popen(
-        ["timeout", "4", sys.executable, *WATCH, "--", *PYTHON, COUNTS_TERMS], stdout=subprocess.PIPE, text=True
-    )
-    assert own.communicate(timeout=30)[0].split() == ["up", "1"]
-
-
 def test_a_parent_that_ignores_its_children_changes_nothing(watch):
     own = watch("sh", "-c", "exit 7", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     assert own.wait(10) == 7
