@@ -79,11 +79,11 @@ def run(
 
 
 def read(paths: Sequence[str]) -> int:
-    """Judge what --bundle kept, of all hosts together; 1 if a rank is named, else 3."""
+    """Judge what --bundle kept, of all hosts that looked at the newest silence; 1 if a rank is named, else 3."""
     stall = merged([stall for path in paths for stall in _kept(path)])
     verdict = judged(stall)
     width, color = terminal(sys.stdout)
-    show(watch.render(stall, verdict, color=color, width=width), sys.stdout)
+    show(watch.render(stall, verdict, color=color, width=width, stacks=True), sys.stdout)
     return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
 
 

@@ -52,7 +52,8 @@ def watch(
         bool,
         typer.Option(
             "--read",
-            help="Start nothing: judge the files that --bundle kept (in place of COMMAND), of all hosts together.",
+            help="Start nothing: judge the files that --bundle kept (in place of COMMAND), of all hosts together, as "
+            "far as they looked at the newest silence.",
             rich_help_panel=options.OUT,
         ),
     ] = False,
