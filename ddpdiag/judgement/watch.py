@@ -30,12 +30,11 @@ from ddpdiag.judgement.watch_words import (
     which_is,
 )
 from ddpdiag.model.watch import Judged, Stall
+from ddpdiag.probes.far import is_far
 from ddpdiag.stats import odd_ones_out
 
 # A waiting kernel of NCCL shows as 100 %.
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
-# They start ranks on other hosts, or through a daemon, which a look from here does not see.
-FAR_LAUNCHERS = ("srun", "mpirun", "mpiexec", "ssh", "pdsh")
 _ELSEWHERE_REMEDY = "Look at what it does there, the stack is below: the other ranks only wait for it."
 _PATHS_REMEDY = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
@@ -168,12 +167,13 @@ def _alone(stall: Stall, stands: Stands) -> Judged | None:
     if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
         return None
     seen = stall.ranks[0]
-    if stall.guessed and stall.command in FAR_LAUNCHERS:
+    launcher = stall.far_launcher or (stall.command if is_far(stall.command) else "")
+    if stall.guessed and launcher:
         return Judged(
             named=(),
             title="no rank was found on this host",
-            message=f"{stall.command} started the ranks elsewhere, or not as its own children.",
-            remedy=f"Start us on each host: `{stall.command} ddpdiag watch -- COMMAND`.",
+            message=f"{launcher} started the ranks elsewhere, or not as its own children.",
+            remedy=f"Start us on each host: `{launcher} ddpdiag watch -- COMMAND`.",
         )
     if is_launching(seen):
         return Judged(

@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from ddpdiag.probes.files import read_text
 from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.slurm import is_pseudo_step
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
 # comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
-# LOCAL_RANK as well.
+# LOCAL_RANK as well. A batch script of Slurm has the SLURM_PROCID 0, and is no rank.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _TOLD = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
 WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -124,7 +125,7 @@ def _topmost(
     for task in tasks:
         own = environs.get(task.pid, {})
         value = own.get(name, "")
-        if value.isdecimal() and beside in own:
+        if value.isdecimal() and beside in own and not (name == "SLURM_PROCID" and is_pseudo_step(own)):
             tops.setdefault(int(value), task)
     return tops
 
@@ -145,20 +146,22 @@ def _trainer(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> T
 
 
 def _topmost_pythons(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> list[Task]:
-    """It, or those below it that are below no other Python.
-
-    By the program's file: a console script and setproctitle give the process another name.
-    """
+    """It, or those below it that are below no other Python."""
     found: list[Task] = []
     others: set[int] = set()
     for task in tasks:  # parents first
         if task.pid != top.pid and task.parent not in others:
             continue
-        if programs.get(task.pid, task.name).startswith(_PYTHONS):
+        if is_python(task, programs):
             found.append(task)
         else:
             others.add(task.pid)
     return found
+
+
+def is_python(task: Task, programs: Mapping[int, str]) -> bool:
+    """By its program's file where that is known: a console script and setproctitle give a process another name."""
+    return programs.get(task.pid, task.name).startswith(_PYTHONS)
 
 
 def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Task]) -> int | None:

@@ -15,7 +15,7 @@ from ddpdiag.probes.procfs import PROC
 from ddpdiag.probes.tree import RANK_NAMES, WORLD_NAMES, Task, environ, is_spawned, program
 from ddpdiag.probes.variables import is_recorded
 
-_KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
+_KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
 
 
 class _Met(Struct, frozen=True):

@@ -15,6 +15,7 @@ from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
 from ddpdiag.model.watch import GpuUse, Helper, RankSeen
 from ddpdiag.probes import flight_dump, ptrace, pyspy
+from ddpdiag.probes.far import far_process
 from ddpdiag.probes.gpu_use import read_uses
 from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
 from ddpdiag.probes.recorder import Flown
@@ -47,6 +48,7 @@ class Look(NamedTuple):
     gpus: tuple[GpuUse, ...]
     gpus_unseen: str
     variables: dict[str, str]
+    far_launcher: str
 
 
 class Lookout:
@@ -59,6 +61,7 @@ class Lookout:
         self._crew = Crew({})
         self._tasks: list[Task] = []
         self._again = 0.0
+        self.far_launcher = ""
 
     def keep_sight(self) -> None:
         """Look who is there, if it is time to."""
@@ -73,7 +76,10 @@ class Lookout:
         self._tasks = below(self.tops)
         self._known.meet(self._tasks)
         known, spawned = self._known.environs(self._tasks), self._known.spawned(self._tasks)
-        self._crew = self._with_lost(crew(self._tasks, known, spawned, self._known.programs(self._tasks)))
+        programs = self._known.programs(self._tasks)
+        self._crew = self._with_lost(crew(self._tasks, known, spawned, programs))
+        far = far_process(self._tasks, programs)
+        self.far_launcher = readable(far.name) if far is not None else ""
 
     def _with_lost(self, now: Crew) -> Crew:
         """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
@@ -118,7 +124,9 @@ class Lookout:
         seen = tuple(
             self._rank(rank, task, dumps[rank], flown.get(rank, _LATE.trouble), uses) for rank, task in ranks.items()
         )
-        return Look(seen, self._crew.world_size, self._crew.guessed, cards, unseen, self._known.variables)
+        return Look(
+            seen, self._crew.world_size, self._crew.guessed, cards, unseen, self._known.variables, self.far_launcher
+        )
 
     def _flights(self, end: float) -> Mapping[int, Flown | str]:
         """Each rank's recorder: all are asked first, and then waited for."""

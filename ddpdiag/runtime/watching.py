@@ -32,6 +32,10 @@ GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 _DRAIN_POLL_SECONDS = 0.05
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FAR = (
+    "--flight-recorder: {} below the command may start ranks on other hosts, and NCCL ends a rank that cannot make its "
+    "pipe, for which we made the directory on this host only; start us behind it, on each host."
+)
 # Who imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
 
@@ -44,6 +48,7 @@ class Wanted(NamedTuple):
     kill: bool
     notes: tuple[str, ...] = ()
     files: Sequence[str] = ()  # of --output
+    recorder: bool = False  # --flight-recorder
 
 
 class Silence:
@@ -138,6 +143,8 @@ class Watch:
 
     def _watch(self) -> None:
         self._lookout.keep_sight()
+        if self._wanted.recorder and self._lookout.far_launcher:
+            self._say(_FAR.format(self._lookout.far_launcher))
         last = max(self._listener.last, self._since)
         news = self._fellows.exchange(self._command.pid, time.monotonic() - last)
         if not news.leads:
@@ -203,6 +210,7 @@ class Watch:
             looks=self._silence.looks + 1,
             world_size=look.world_size,
             guessed=look.guessed,
+            far_launcher=look.far_launcher,
             ranks=look.ranks,
             gpus=look.gpus,
             gpus_unseen=look.gpus_unseen,

@@ -174,6 +174,8 @@ def test_a_launcher_of_other_hosts_is_no_culprit():
     verdict = judged(stalled(seen(0), guessed=True, world_size=None, command="srun"))
     assert verdict.named == ()
     assert "srun ddpdiag watch -- COMMAND" in verdict.remedy
+    behind = judged(stalled(seen(0), guessed=True, world_size=None, command="run.sh", far_launcher="mpirun"))
+    assert (behind.named, behind.title) == ((), "no rank was found on this host")
 
 
 def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way():
