@@ -23,8 +23,8 @@ _SEPARATORS = ";&|(){}`"
 # Behind these a shell still expects a command, and behind their options, numbers and variables.
 _BEFORE = frozenset(
     {
-        "if", "then", "elif", "else", "while", "until", "do", "!", "$", "exec", "time", "timeout", "nohup", "nice", "env",
-        "eval", "command",
+        "if", "then", "elif", "else", "while", "until", "do", "!", "$", "exec", "time", "timeout", "nohup", "nice",
+        "env", "eval", "command",
     }
 )  # fmt: skip
 _PASSED_OVER = re.compile(r"-.*|[\d.]+[smhd]?|[A-Za-z_]\w*=.*")
