@@ -114,7 +114,8 @@ def crew(
     own = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
     if len(own) > 1:
         return Crew(dict(enumerate(sorted(own, key=lambda task: (task.start, task.pid)))), None, True)
-    return Crew({0: _trainer(tasks[0], tasks, programs)}, None, True) if tasks else Crew({})
+    # What a script without any Python starts may be anything, one after the other: only the script stays.
+    return Crew({0: _python(tasks[0], tasks, programs) or tasks[0]}, None, True) if tasks else Crew({})
 
 
 def _topmost(
@@ -131,18 +132,24 @@ def _topmost(
 
 
 def _trainer(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> Task:
-    """The process that trains: the only Python behind a shell, numactl and such.
-
-    Without any it is behind those that start one process and wait for it; of several nobody knows which.
-    """
-    pythons = _topmost_pythons(top, tasks, programs)
-    living = [task for task in pythons if task.state not in "ZX"] or pythons
-    if living:
-        return living[0] if len(living) == 1 else top
+    """The process that trains, behind a shell, numactl and such; without any Python the end of a chain of processes
+    that start one and wait for it."""
+    own = _python(top, tasks, programs)
+    if own is not None:
+        return own
     own = top
     while len(children := [task for task in tasks if task.parent == own.pid]) == 1:
         own = children[0]
     return own
+
+
+def _python(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> Task | None:
+    """The only Python, at this process or below; the process itself where there are more, for any of them may train."""
+    pythons = _topmost_pythons(top, tasks, programs)
+    living = [task for task in pythons if task.state not in "ZX"] or pythons
+    if not living:
+        return None
+    return living[0] if len(living) == 1 else top
 
 
 def _topmost_pythons(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> list[Task]:

@@ -1,27 +1,31 @@
 """`ddpdiag watch`: a signal reaches the command once, whoever sends it, and whomever it is sent to."""
 
 import contextlib
+import fcntl
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 
 import pytest
 
 WATCH = (sys.executable, "-m", "ddpdiag", "watch", "--")
 # Blocked, two that come one after the other are seen as two.
-COUNTS_TERMS = """
+COUNTS = """
 import signal
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+wanted = signal.SIGTERM, signal.SIGHUP
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 print("up", flush=True)
 count = 0
-while signal.sigtimedwait([signal.SIGTERM], 1.0 if count else 20.0):
+while signal.sigtimedwait(wanted, 1.0 if count else 20.0):
     count += 1
 print(count, flush=True)
 """
-PYTHON = (sys.executable, "-c", COUNTS_TERMS)
+PYTHON = (sys.executable, "-c", COUNTS)
 
 
 @pytest.fixture
@@ -62,6 +66,15 @@ def test_one_of_slurmstepd_to_us_alone_is_passed_on(started, tmp_path):
 def test_a_command_of_another_group_is_passed_what_the_group_gets(started):
     own = started(*WATCH, "setsid", *PYTHON)
     os.killpg(own.pid, signal.SIGTERM)
+    assert own.communicate(timeout=30) == ("1\n", "")
+
+
+def test_a_terminal_that_hangs_up_tells_the_first_of_its_session_only(started):
+    # As with `ssh -t HOST ddpdiag watch ...`, which makes us that: the kernel tells nobody else.
+    outer, inner = pty.openpty()
+    own = started(*WATCH, *PYTHON, stdin=inner, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+    os.close(inner)
+    os.close(outer)
     assert own.communicate(timeout=30) == ("1\n", "")
 
 

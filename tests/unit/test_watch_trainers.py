@@ -37,6 +37,8 @@ def test_of_several_pythons_that_a_script_started_none_is_taken_for_the_trainer(
 
 def test_without_any_python_the_only_child_trains_as_far_as_there_is_one():
     assert trainer(task(1, 0, "sh"), task(2, 1, "train.exe")) == 2
+    found = crew([task(1, 0, "sh"), task(2, 1, "rsync")], {})
+    assert (found.ranks[0].pid, found.guessed) == (1, True), "where nothing names a rank it may be anything"
 
 
 # Who starts another program ------------------------------------------------------------------------------------------
