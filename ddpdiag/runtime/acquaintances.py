@@ -41,11 +41,12 @@ class Acquaintances:
             before = self._met.get((task.pid, task.start))
             if before is not None and task.env_start in (0, before.env_start):
                 continue
-            if env := environ(task.pid, self._root):
+            env, own = environ(task.pid, self._root) or {}, program(task.pid, self._root)
+            if env or own is not None:
                 self._met[task.pid, task.start] = _Met(
                     env_start=task.env_start,
                     environ={name: env[name] for name in _KEPT if name in env},
-                    program=program(task.pid, self._root),
+                    program=own,
                     spawned=is_spawned(task.pid, self._root),
                 )
                 self.variables = self.variables or {n: v for n, v in env.items() if is_recorded(n)}

@@ -77,6 +77,15 @@ def test_a_process_that_overwrites_its_environment_or_hides_it_stays_what_it_was
     assert known.environ(hidden) == {"RANK": "3"}
 
 
+def test_who_has_overwritten_its_environment_before_it_was_met_is_known_by_its_program(tmp_path):
+    known = Acquaintances(tmp_path)
+    trains = put(tmp_path, 5000, "python3.11", "my job")
+    known.meet([trains])
+    assert (known.environ(trains), known.programs([trains])) == ({}, {7: "python3.11"})
+    ranks = crew([task(1, 0, "bash"), trains], {1: RANK, 7: {}}, (), {1: "bash", 7: "python3.11"}).ranks
+    assert ranks[0].pid == 7
+
+
 def test_what_multiprocessing_spawned_is_known_by_its_command_line(tmp_path):
     known = Acquaintances(tmp_path)
     forked = put(tmp_path, 5000, "python3.11", "A=1\0")
