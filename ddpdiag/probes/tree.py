@@ -109,7 +109,7 @@ def crew(
     for name, beside in _TOLD:
         if tops := _topmost(tasks, environs, name, beside):
             ranks = {rank: _trainer(top, tasks, programs) for rank, top in sorted(tops.items())}
-            return Crew(ranks, _world(environs, ranks.values()))
+            return Crew(ranks, _world(environs, (*ranks.values(), *tops.values())))
     born = {task.pid: task for task in tasks if task.pid in spawned and task.state not in "ZX"}
     own = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
     if len(own) > 1:

@@ -82,8 +82,8 @@ def test_who_has_overwritten_its_environment_before_it_was_met_is_known_by_its_p
     trains = put(tmp_path, 5000, "python3.11", "my job")
     known.meet([trains])
     assert (known.environ(trains), known.programs([trains])) == ({}, {7: "python3.11"})
-    ranks = crew([task(1, 0, "bash"), trains], {1: RANK, 7: {}}, (), {1: "bash", 7: "python3.11"}).ranks
-    assert ranks[0].pid == 7
+    found = crew([task(1, 0, "bash"), trains], {1: RANK, 7: {}}, (), {1: "bash", 7: "python3.11"})
+    assert (found.ranks[0].pid, found.world_size) == (7, 2)
 
 
 def test_what_multiprocessing_spawned_is_known_by_its_command_line(tmp_path):
