@@ -28,19 +28,26 @@ class Bystander:
     def __init__(self) -> None:
         self._pid: int | None = None
         self._line: int | None = None
+        self._owed = 0
         self._stand()
 
     def saw(self, signum: int) -> bool | None:
         """Did a signal that we have just got reach it, too? None where there is nobody to ask."""
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while (pending := self._pending()) is not None and not pending >> signum - 1 & 1:
+        bit, end = 1 << signum - 1, time.monotonic() + _PATIENCE_SECONDS
+        while (pending := self._pending()) is not None and not pending & bit:
             if time.monotonic() > end:
                 return False
             time.sleep(_POLL_SECONDS)
-        if self._pid is not None:
-            self.leave()
-            self._stand()
-        return None if pending is None else True
+        self._replace()
+        if pending is None:
+            return None
+        self._owed = pending & ~bit  # they came at the same time, and we are told one after the other
+        return True
+
+    def forget(self) -> None:
+        """We have heard of nothing: what is pending now was for it alone, as by `pkill cat`, and is no sign later."""
+        if self._pending() and not signal.sigpending():
+            self._replace()
 
     def leave(self) -> None:
         """End it."""
@@ -51,6 +58,12 @@ class Bystander:
             os.waitpid(self._pid, 0)
         os.close(self._line)
         self._pid = self._line = None
+
+    def _replace(self) -> None:
+        self._owed = 0
+        if self._pid is not None:
+            self.leave()
+            self._stand()
 
     def _stand(self) -> None:
         held, line = os.pipe()
@@ -74,4 +87,4 @@ class Bystander:
         status = read_pairs(PROC / str(self._pid) / "status", ":")
         if status.get("State", "Z")[0] in "ZX":
             return None
-        return int(status.get("ShdPnd", "0"), 16)
+        return self._owed | int(status.get("ShdPnd", "0"), 16)

@@ -76,6 +76,7 @@ class Wrapped:
         """The next signal within so many seconds, or None."""
         told = signal.sigtimedwait(HEARD, max(0.0, seconds))
         if told is None:
+            self._bystander.forget()
             return None
         return Heard(told.si_signo, told.si_signo in PASSED and self._has(told))
 

@@ -28,6 +28,28 @@ def test_a_signal_to_all_is_told_from_one_to_us_alone():
     assert set(bystanders()) == before
 
 
+def test_two_signals_at_once_are_both_known():
+    before = set(bystanders())
+    bystander = Bystander()
+    (own,) = set(bystanders()) - before
+    os.kill(own, signal.SIGTERM)
+    os.kill(own, signal.SIGHUP)
+    assert bystander.saw(signal.SIGHUP) is True
+    assert bystander.saw(signal.SIGTERM) is True
+    assert bystander.saw(signal.SIGTERM) is False
+    bystander.leave()
+
+
+def test_a_signal_that_was_never_ours_is_forgotten():
+    before = set(bystanders())
+    bystander = Bystander()
+    (own,) = set(bystanders()) - before
+    os.kill(own, signal.SIGTERM)  # pkill cat
+    bystander.forget()
+    assert bystander.saw(signal.SIGTERM) is False
+    bystander.leave()
+
+
 def test_a_bystander_that_is_gone_says_nothing_and_gets_a_successor():
     before = set(bystanders())
     bystander = Bystander()
