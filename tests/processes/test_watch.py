@@ -72,10 +72,10 @@ def rank_process(job, rank: int):
 
 
 def new_report(job, before: int, since: float) -> str:
-    """The next report, which must come in time."""
+    """The next report, which must come in time, and whole: it names its file at its end."""
     job.wait_until(lambda: len(reports(job)) > before, PROMISE)
     assert time.monotonic() - since < PROMISE
-    time.sleep(0.2)
+    job.wait_until(lambda: "all that was seen is in" in reports(job)[before], 5)
     return " ".join(reports(job)[before].split())
 
 
