@@ -2,12 +2,15 @@
 
 import math
 import os
+import re
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -16,12 +19,14 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.judgement.watch import FAR_LAUNCHERS, judged
+from ddpdiag.judgement.watch import judged
 from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model.watch import Judged, Stall
+from ddpdiag.probes.far import in_script, is_far, is_near
 from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
 from ddpdiag.render import files, watch
 from ddpdiag.runtime.fellows import Fellows, job_name, who_we_are
+from ddpdiag.runtime.mouth import Mouth
 from ddpdiag.runtime.outlets import open_outlets
 from ddpdiag.runtime.watching import Wanted, Watch
 from ddpdiag.runtime.wrapped import Wrapped, leave_as
@@ -30,6 +35,8 @@ _LEAST_STALL = 1.0
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
 _BUFFER_ENTRIES = "2000"
 _SHOW_SECONDS = 2.0
+_LARGEST_SCRIPT = 1 << 20
+_INLINE = re.compile("-[a-z]*c")  # a shell's option, as -c and -lc
 _DEAF = (
     "Standard output and error go where nothing shows that they are written to (/dev/null), and no --output names "
     "another file."
@@ -62,9 +69,10 @@ def run(
         wrapped = Wrapped(command, env, {number: relay.descriptor for number, relay in outlets.relays.items()})
         for relay in dict.fromkeys(outlets.relays.values()):
             relay.start()
-        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else (), output)
+        wanted = Wanted(command, stall, kill, (_DEAF,) if outlets.deaf else (), output, flight_recorder)
         fellows = Fellows(None if alone else job_name(os.environ), who_we_are(os.environ, kill=kill))
-        watching = Watch(wanted, wrapped, outlets, fellows, lambda s, j: _tell(s, j, keeper))
+        mouth = Mouth(lambda s, j: _briefly(lambda: _told(s, j, keeper)), lambda said: _briefly(lambda: complain(said)))
+        watching = Watch(wanted, wrapped, outlets, fellows, mouth)
         watching.run()
     finally:
         if folder is not None:
@@ -77,11 +85,11 @@ def run(
 
 
 def read(paths: Sequence[str]) -> int:
-    """Judge what --bundle kept, of all hosts together; 1 if a rank is named, else 3."""
+    """Judge what --bundle kept, of all hosts that looked at the newest silence; 1 if a rank is named, else 3."""
     stall = merged([stall for path in paths for stall in _kept(path)])
     verdict = judged(stall)
     width, color = terminal(sys.stdout)
-    show(watch.render(stall, verdict, color=color, width=width), sys.stdout)
+    show(watch.render(stall, verdict, color=color, width=width, stacks=True), sys.stdout)
     return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
 
 
@@ -104,13 +112,45 @@ def _kept(path: str) -> list[Stall]:
 
 
 def refuse_far(command: Sequence[str], *, flight_recorder: bool) -> None:
-    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in our directory."""
-    launcher = os.path.basename(command[0])
-    if flight_recorder and launcher in FAR_LAUNCHERS:
+    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in our directory.
+
+    A script is searched for launchers by name. What a program starts by itself shows only once it runs.
+    """
+    found = _far(command) if flight_recorder else None
+    if found is not None:
+        where, launcher = found
         raise UsageError(
-            f"--flight-recorder: {launcher} starts ranks on other hosts, where its files are not: start us on each, "
-            f"as `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
+            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files are not: start us on "
+            f"each, as `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
         )
+
+
+def _far(command: Sequence[str]) -> tuple[str, str] | None:
+    """Which far launcher a command line names, or the script that it starts; and where that is, with ": ".
+
+    Words behind a script, or behind the program that trains, are arguments of it.
+    """
+    for before, word in pairwise(("", *command)):
+        inline = _INLINE.fullmatch(before) is not None
+        text = word if inline else _script(word)
+        if is_near(word) or (text is not None and "python" in text.partition("\n")[0]):
+            return None
+        if is_far(word):
+            return "", os.path.basename(word)
+        if text is not None:
+            found = in_script(text)
+            return None if found is None else (f"{readable(word)}:{found[0]}: " if not inline else "", found[1])
+    return None
+
+
+def _script(word: str) -> str | None:
+    """The text of a file of the command's that is one."""
+    try:
+        with open(word, "rb") as file:
+            data = file.read(_LARGEST_SCRIPT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b"\0"
+    except (OSError, ValueError):
+        return None
+    return None if b"\0" in data else data.decode(errors="replace")
 
 
 def recorder_variables(folder: str) -> dict[str, str]:
@@ -139,14 +179,15 @@ class Bundle:
             file.write(encode(stall) + b"\n")
 
 
-def _tell(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
-    """Show and keep a look, for so long only: the terminal or the file system may be what hangs."""
-    thread = threading.Thread(target=_told, args=(stall, verdict, keeper), daemon=True)
+def _briefly(write: Callable[[], None]) -> None:
+    """For so long only: the terminal or the file system may be what hangs."""
+    thread = threading.Thread(target=write, daemon=True)
     thread.start()
     thread.join(_SHOW_SECONDS)
 
 
 def _told(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
+    """Show and keep a look."""
     width, color = terminal(sys.stderr)
     # A progress bar leaves the cursor in the middle of its line.
     text = "\n" + watch.render(stall, verdict, color=color, width=width)

@@ -52,7 +52,8 @@ def watch(
         bool,
         typer.Option(
             "--read",
-            help="Start nothing: judge the files that --bundle kept (in place of COMMAND), of all hosts together.",
+            help="Start nothing: judge the files that --bundle kept (in place of COMMAND), of all hosts together, as "
+            "far as they looked at the newest silence.",
             rich_help_panel=options.OUT,
         ),
     ] = False,
@@ -61,7 +62,8 @@ def watch(
         typer.Option(
             "--flight-recorder",
             help="Set torch's variables with which NCCL tells its last collectives (default: the command's "
-            "environment stays as it is).",
+            "environment stays as it is). For ranks of this host only: where srun, mpirun and such start them, start "
+            "us behind those (refused as far as the command or a shell script shows it, else told when it is seen).",
         ),
     ] = False,
     alone: Annotated[

@@ -30,12 +30,11 @@ from ddpdiag.judgement.watch_words import (
     which_is,
 )
 from ddpdiag.model.watch import Judged, Stall
+from ddpdiag.probes.far import is_far
 from ddpdiag.stats import odd_ones_out
 
 # A waiting kernel of NCCL shows as 100 %.
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
-# They start ranks on other hosts, or through a daemon, which a look from here does not see.
-FAR_LAUNCHERS = ("srun", "mpirun", "mpiexec", "ssh", "pdsh")
 _ELSEWHERE_REMEDY = "Look at what it does there, the stack is below: the other ranks only wait for it."
 _PATHS_REMEDY = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
@@ -120,7 +119,7 @@ def _unseen(stall: Stall, stands: Stands) -> Judged | None:
         f"{ranks_text(others)} {agree(others, doing, 'sleep')}",
         message=f"{begun(ranks_text(busy))} {agree(busy, 'uses', 'use')} a core, and {ranks_text(others)} none, as "
         "ranks do that wait for another one over gloo. Where it is cannot be seen.",
-        remedy="Let its stack be seen (below), and look again with SIGUSR1.",
+        remedy="Let its stack be seen (a note says how), and look again with SIGUSR1.",
     )
 
 
@@ -168,12 +167,13 @@ def _alone(stall: Stall, stands: Stands) -> Judged | None:
     if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
         return None
     seen = stall.ranks[0]
-    if stall.guessed and stall.command in FAR_LAUNCHERS:
+    launcher = stall.far_launcher or (stall.command if is_far(stall.command) else "")
+    if stall.guessed and launcher:
         return Judged(
             named=(),
             title="no rank was found on this host",
-            message=f"{stall.command} started the ranks elsewhere, or not as its own children.",
-            remedy=f"Start us on each host: `{stall.command} ddpdiag watch -- COMMAND`.",
+            message=f"{launcher} started the ranks elsewhere, or not as its own children.",
+            remedy=f"Start us on each host: `{launcher} ddpdiag watch -- COMMAND`.",
         )
     if is_launching(seen):
         return Judged(
@@ -227,7 +227,9 @@ def _nobody(stall: Stall, stands: Stands) -> Judged:
             else ""
         )
         message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
-        return Judged(named=(), title=waits + nothing, message=message, remedy="Let the stacks be seen (below).")
+        return Judged(
+            named=(), title=waits + nothing, message=message, remedy="Let the stacks be seen (a note says how)."
+        )
     return Judged(
         named=(),
         title="nothing tells the ranks apart",

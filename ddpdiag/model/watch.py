@@ -55,7 +55,8 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
 
     `unix_seconds` is when; `silent_seconds` is how long nothing had been heard, `asked` that a signal wanted the look,
     and `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
-    `guessed` says that nothing named the ranks, so that they are numbered in the order of their start. `blocked` is
+    `guessed` says that nothing named the ranks, so that they are numbered in the order of their start; `far_launcher`
+    is a program below the command that starts ranks on other hosts, where there is one. `blocked` is
     how long the reader of the command's output has not taken any. `unmoved` says that an earlier look at this silence
     saw all ranks in the same places. `notes` are sentences on what could not be seen.
     """
@@ -70,6 +71,7 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     looks: int = 1
     world_size: int | None = None
     guessed: bool = False
+    far_launcher: str = ""
     ranks: tuple[RankSeen, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
     gpus_unseen: str = ""

@@ -25,6 +25,12 @@ FIRST_PSEUDO_STEP = 0xFFFFFFF0
 MOST_HOSTS = 1 << 16
 
 
+def is_pseudo_step(env: Mapping[str, str]) -> bool:
+    """Is it a step that srun has not started: a batch script, or the shell of `salloc`?"""
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) >= FIRST_PSEUDO_STEP
+
+
 def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The recorded part of `env`, by name in order; values are cut at MAX_VALUE characters."""
     return {name: env[name][:MAX_VALUE] for name in sorted(VARIABLES & env.keys())}

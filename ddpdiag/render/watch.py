@@ -13,17 +13,22 @@ _MOST_FRAMES = 24
 _MOST_THREADS = 8
 
 
-def render(stall: Stall, judged: Judged, *, color: bool, width: int) -> str:
-    """Who stands where, for whom the others wait, and what to do, as text of `width` columns."""
+def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: bool = False) -> str:
+    """Who stands where, for whom the others wait, and what to do, as text of `width` columns.
+
+    Stacks are shown at the first look at a silence, to who asks, and if `stacks` says so.
+    """
     page = Page(color=color, width=width)
     page.write(_head(stall, judged), lead="ddpdiag watch: ", lead_style="bold red" if judged.named else "bold yellow")
     page.write(one_line(judged.message), indent=4)
     if judged.remedy:
         page.write(one_line(judged.remedy), indent=4, lead="Fix: ", lead_style="bold")
     _standings(page, judged)
-    if stall.looks <= 1 or stall.asked:
+    if stall.looks <= 1 or stall.asked or stacks:
         _stacks(page, judged)
         _threads(page, stall.ranks)
+    elif judged.stacks:
+        page.write("stacks: as told at the first look, or ask for them with SIGUSR1", indent=4, style="dim")
     _gpus(page, stall)
     for note in judged.notes:
         page.write(one_line(note), indent=4, lead="note: ")

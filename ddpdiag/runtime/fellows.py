@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
+from ddpdiag.probes.slurm import is_pseudo_step
 from ddpdiag.runtime.said import digest
 
 _MOST_BYTES = 4096
@@ -31,9 +32,6 @@ _JOBS = (
     ("OMPI_MCA_ess_base_jobid",),
     ("MASTER_ADDR", "MASTER_PORT", "RANK"),
 )
-# Slurm gives steps that are not started by srun numbers from here on: the shell of `salloc`, a batch script, extern
-# (SLURM_MAX_NORMAL_STEP_ID in slurm.h). More than one training may run there.
-_FIRST_PSEUDO_STEP = 0xFFFFFFF0
 # What tells one of a launch from the others, and one launch from another.
 _NUMBERS = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 _RUNS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
@@ -72,18 +70,13 @@ _word: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 def job_name(env: Mapping[str, str]) -> str | None:
     """The same for all `ddpdiag watch` of one launch; None where the environment names none."""
-    for names in _JOBS if is_step(env) or "SLURM_STEP_ID" not in env else _JOBS[2:]:
+    # In the shell of `salloc` and in a batch script more than one training may run.
+    for names in _JOBS[2:] if is_pseudo_step(env) else _JOBS:
         values = [env.get(name, "") for name in names]
         if all(values):
             # Ranks differ, but who has one was launched by hand, and meets the others at their store.
             return digest(os.getuid(), *(v for n, v in zip(names, values, strict=True) if n != "RANK"))
     return None
-
-
-def is_step(env: Mapping[str, str]) -> bool:
-    """Has srun started us?"""
-    step = env.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < _FIRST_PSEUDO_STEP
 
 
 def who_we_are(env: Mapping[str, str], *, kill: bool) -> Who:

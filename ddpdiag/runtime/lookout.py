@@ -1,7 +1,6 @@
 """Who the ranks of a command are, over its whole life, and one look at all of them.
 
-The environment of a process is read when it is first met: later it may be dead, or have made itself unreadable. To find
-the processes costs reading /proc, of which as much is done as fits into a fiftieth of the time.
+To find the processes costs reading /proc, of which as much is done as fits into a fiftieth of the time.
 """
 
 import os
@@ -16,23 +15,12 @@ from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
 from ddpdiag.model.watch import GpuUse, Helper, RankSeen
 from ddpdiag.probes import flight_dump, ptrace, pyspy
+from ddpdiag.probes.far import far_process
 from ddpdiag.probes.gpu_use import read_uses
 from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
 from ddpdiag.probes.recorder import Flown
-from ddpdiag.probes.tree import (
-    RANK_NAMES,
-    WORLD_NAMES,
-    Crew,
-    Task,
-    below,
-    crew,
-    environ,
-    holds_gpu,
-    is_spawned,
-    read_task,
-    thread_names,
-)
-from ddpdiag.probes.variables import is_recorded
+from ddpdiag.probes.tree import Crew, Task, below, crew, holds_gpu, read_task, thread_names
+from ddpdiag.runtime.acquaintances import Acquaintances
 from ddpdiag.runtime.stacks import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 
 # What a look may take: 5 s after the stall its report is promised.
@@ -47,7 +35,6 @@ _GRACE_SECONDS = 0.3
 _LATE = pyspy.Dump(trouble="it could not be read in time")
 
 T = TypeVar("T")
-_KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
 
 NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
 
@@ -61,6 +48,7 @@ class Look(NamedTuple):
     gpus: tuple[GpuUse, ...]
     gpus_unseen: str
     variables: dict[str, str]
+    far_launcher: str
 
 
 class Lookout:
@@ -69,12 +57,11 @@ class Lookout:
     def __init__(self, tops: Sequence[int]) -> None:
         self.tops = list(tops)
         self.host = readable(socket.gethostname())
-        self._environs: dict[tuple[int, int], dict[str, str]] = {}
-        self._spawned: set[tuple[int, int]] = set()
-        self._variables: dict[str, str] = {}
+        self._known = Acquaintances()
         self._crew = Crew({})
         self._tasks: list[Task] = []
         self._again = 0.0
+        self.far_launcher = ""
 
     def keep_sight(self) -> None:
         """Look who is there, if it is time to."""
@@ -87,13 +74,12 @@ class Lookout:
 
     def _find(self) -> None:
         self._tasks = below(self.tops)
-        for task in self._tasks:
-            if (task.pid, task.start) not in self._environs and (env := environ(task.pid)):
-                self._environs[task.pid, task.start] = {name: env[name] for name in _KEPT if name in env}
-                self._spawned |= {(task.pid, task.start)} if is_spawned(task.pid) else set()
-                self._variables = self._variables or {n: v for n, v in env.items() if is_recorded(n)}
-        known = {task.pid: self._environs.get((task.pid, task.start), {}) for task in self._tasks}
-        self._crew = self._with_lost(crew(self._tasks, known, {pid for pid, _ in self._spawned}))
+        self._known.meet(self._tasks)
+        known, spawned = self._known.environs(self._tasks), self._known.spawned(self._tasks)
+        programs = self._known.programs(self._tasks)
+        self._crew = self._with_lost(crew(self._tasks, known, spawned, programs))
+        far = far_process(self._tasks, programs)
+        self.far_launcher = readable(far.name) if far is not None else ""
 
     def _with_lost(self, now: Crew) -> Crew:
         """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
@@ -114,7 +100,7 @@ class Lookout:
         """
         self._find()
         own = {(task.pid, task.start) for task in self._tasks}
-        own = own - {(task.pid, task.start) for task in below(spared)} if spared else own | self._environs.keys()
+        own = own - {(task.pid, task.start) for task in below(spared)} if spared else own | set(self._known.all())
         tasks = [(start, task) for pid, start in sorted(own) if (task := read_task(pid)) is not None]
         return [task.pid for start, task in tasks if task.start == start and task.state not in "ZX"]
 
@@ -138,15 +124,16 @@ class Lookout:
         seen = tuple(
             self._rank(rank, task, dumps[rank], flown.get(rank, _LATE.trouble), uses) for rank, task in ranks.items()
         )
-        return Look(seen, self._crew.world_size, self._crew.guessed, cards, unseen, self._variables)
+        return Look(
+            seen, self._crew.world_size, self._crew.guessed, cards, unseen, self._known.variables, self.far_launcher
+        )
 
     def _flights(self, end: float) -> Mapping[int, Flown | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
-        asked = {rank: flight_dump.ask(task.pid, rank, self._known(task)) for rank, task in self._crew.ranks.items()}
+        asked = {
+            rank: flight_dump.ask(task.pid, rank, self._known.environ(task)) for rank, task in self._crew.ranks.items()
+        }
         return {rank: one if isinstance(one, str) else flight_dump.answer(one, end) for rank, one in asked.items()}
-
-    def _known(self, task: Task) -> Mapping[str, str]:
-        return self._environs.get((task.pid, task.start), {})
 
     def _begin_use(self) -> "_Uses":
         ranks = self._crew.ranks

@@ -7,7 +7,7 @@ Time in which we were stopped ourselves does not count.
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ddpdiag.judgement.watch_apart import is_apart, stands_as
 from ddpdiag.model.watch import Judged, Stall
 from ddpdiag.runtime.fellows import Fellows
 from ddpdiag.runtime.lookout import Lookout
+from ddpdiag.runtime.mouth import Mouth
 from ddpdiag.runtime.outlets import Listener, Outlets
 from ddpdiag.runtime.wrapped import Wrapped, end_all, stop_ourselves
 
@@ -31,6 +32,10 @@ GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 _DRAIN_POLL_SECONDS = 0.05
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FAR = (
+    "--flight-recorder: {} below the command may start ranks on other hosts, and NCCL ends a rank that cannot make its "
+    "pipe, for which we made the directory on this host only; start us behind it, on each host."
+)
 # Who imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
 
@@ -43,10 +48,7 @@ class Wanted(NamedTuple):
     kill: bool
     notes: tuple[str, ...] = ()
     files: Sequence[str] = ()  # of --output
-
-
-# Shows a look to people, and keeps it if that was asked for.
-Tell = Callable[[Stall, Judged], None]
+    recorder: bool = False  # --flight-recorder
 
 
 class Silence:
@@ -75,12 +77,12 @@ class Silence:
 class Watch:
     """One command, from its start to its end."""
 
-    def __init__(self, wanted: Wanted, command: Wrapped, outlets: Outlets, fellows: Fellows, tell: Tell) -> None:
+    def __init__(self, wanted: Wanted, command: Wrapped, outlets: Outlets, fellows: Fellows, mouth: Mouth) -> None:
         self._wanted = wanted
         self._command = command
         self._outlets = outlets
         self._fellows = fellows
-        self._tell = tell
+        self._mouth = mouth
         self._listener = Listener(outlets.ears)
         self._lookout = Lookout([command.pid])
         self._silence = Silence(wanted.stall_seconds + outlets.step_seconds)
@@ -129,14 +131,20 @@ class Watch:
         if signum == signal.SIGCHLD:
             return
         if not shared:
-            self._command.send(signum)
+            self._say(self._command.send(signum))
         if signum == signal.SIGTSTP:
             stop_ourselves()
         if signum in (signal.SIGTSTP, signal.SIGCONT):
             self._since = time.monotonic()
 
+    def _say(self, sentence: str) -> None:
+        with self._listener.ignoring():
+            self._mouth.say_once(sentence)
+
     def _watch(self) -> None:
         self._lookout.keep_sight()
+        if self._wanted.recorder and self._lookout.far_launcher:
+            self._say(_FAR.format(self._lookout.far_launcher))
         last = max(self._listener.last, self._since)
         news = self._fellows.exchange(self._command.pid, time.monotonic() - last)
         if not news.leads:
@@ -163,7 +171,7 @@ class Watch:
         why = self._why_not_kill(stall) if self._wanted.kill else ""
         stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
         self._silence.looked()
-        verdict = self._report(stall)
+        verdict = self._report(stall, why)
         if self._wanted.kill and not why and not verdict.moving:
             self._kill(verdict)
 
@@ -182,10 +190,10 @@ class Watch:
         """Was there anything new since the silence was so long?"""
         return time.monotonic() - max(self._listener.last, self._since) < silent
 
-    def _report(self, stall: Stall) -> Judged:
+    def _report(self, stall: Stall, why: str = "") -> Judged:
         verdict = judged(stall)
         with self._listener.ignoring():
-            self._tell(stall, verdict)
+            self._mouth.tell(stall, verdict, why)
         self._turn = time.monotonic()  # a look takes its time
         return verdict
 
@@ -202,6 +210,7 @@ class Watch:
             looks=self._silence.looks + 1,
             world_size=look.world_size,
             guessed=look.guessed,
+            far_launcher=look.far_launcher,
             ranks=look.ranks,
             gpus=look.gpus,
             gpus_unseen=look.gpus_unseen,
@@ -215,4 +224,4 @@ class Watch:
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
         others = [pid for pid in self._lookout.tops[1:] if pid not in self._spared]
-        end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS)
+        self._say(end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS))

@@ -1,24 +1,22 @@
 """A command that is started as if we were not there, and whose end becomes ours.
 
-It stays in our process group and session: what a terminal or a batch system sends to the group reaches it without us.
-A signal that was sent to us alone is passed on; one that the terminal sent (si_code SI_KERNEL) is not, because the
-command has it already, nor one of `timeout` or slurmstepd, which send it to the whole group or step. A second SIGTERM
-would keep torchrun from ending its ranks. Whoever else signals the group reaches the command twice.
+It stays in our process group and session, as under `env` and `nice`: what a terminal or a batch system sends to the
+group reaches it without us, SIGKILL among it. In a group of its own (tini, dumb-init) it would have to be handed the
+terminal, and would outlive `kill -9 -- -PGID`. A signal that was sent to us alone is passed on; one that the group has
+got is not, for a second SIGTERM keeps torchrun from ending its ranks. Which one it was, a bystander tells.
 """
 
-import contextlib
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
-from pathlib import Path
 from typing import NamedTuple
 
+from ddpdiag.codec import readable
 from ddpdiag.errors import Explained
-from ddpdiag.probes.files import read_text
 from ddpdiag.probes.tree import read_task
+from ddpdiag.runtime.bystander import Bystander
 
 # Passed on to the command. SIGUSR1 is a question to us.
 PASSED = (
@@ -32,8 +30,8 @@ PASSED = (
 )
 HEARD = frozenset({*PASSED, signal.SIGUSR1, signal.SIGCHLD})
 _SI_KERNEL = 0x80  # include/uapi/asm-generic/siginfo.h
-# As env, nohup and timeout leave (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
 _POLL_SECONDS = 0.1
+# As env, nohup and timeout leave (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
 _CANNOT_INVOKE, _NOT_FOUND = 126, 127
 # Python ignores these in itself; the command shall not.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -63,43 +61,48 @@ class Wrapped:
             signal.SIGCHLD, signal.SIG_DFL
         )  # ignored, as a parent may have left it, nobody could be waited for
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+        self._bystander = Bystander()
         actions = [(os.POSIX_SPAWN_DUP2, own, number) for number, own in descriptors.items()]
         try:
             self.pid = os.posix_spawnp(
                 command[0], list(command), env, file_actions=actions, setsigmask=mask, setsigdef=_PYTHONS_OWN
             )
         except OSError as error:
+            self._bystander.leave()
             raise NotStarted(command[0], error) from error
         self.status: int | None = None
 
     def hear(self, seconds: float) -> Heard | None:
         """The next signal within so many seconds, or None."""
         told = signal.sigtimedwait(HEARD, max(0.0, seconds))
-        return None if told is None else Heard(told.si_signo, told.si_code == _SI_KERNEL or _is_to_all(told.si_pid))
+        if told is None:
+            self._bystander.forget()
+            return None
+        return Heard(told.si_signo, told.si_signo in PASSED and self._has(told))
+
+    def _has(self, told: signal.struct_siginfo) -> bool:
+        """Has the command got it without us?"""
+        if self.is_over() or os.getpgid(self.pid) != os.getpgrp():
+            return False
+        seen = self._bystander.saw(told.si_signo)
+        if seen:
+            signal.sigtimedwait({told.si_signo}, 0)  # timeout(1) sends to us first, and then to the group, us among it
+        return told.si_code == _SI_KERNEL if seen is None else seen
 
     def is_over(self) -> bool:
         """Has it ended? Its own children may live on."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = status if pid else None
+            if pid:
+                self._bystander.leave()
         return self.status is not None
 
-    def send(self, signum: int) -> None:
-        """A signal for it; it was not waited for yet, so its number is still its own."""
-        if not self.is_over():
-            _kill(self.pid, signum)  # sudo's may not be signalled by us
-
-
-def _is_to_all(sender: int) -> bool:
-    """Does this process send its signals to more than us?"""
-    task = read_task(sender) if sender > 0 else None
-    if task is None or task.name != "timeout":
-        return task is not None and task.name == "slurmstepd"
-    words = (read_text(Path("/proc") / str(sender) / "cmdline") or "").split("\0")
-    options = list(takewhile(lambda word: word.startswith("-"), words[1:]))
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        return os.getpgid(sender) == os.getpgrp() and not {"--foreground", "-f"} & set(options)
-    return False
+    def send(self, signum: int) -> str:
+        """A signal for it; it was not waited for yet, so its number is still its own. A sentence if it is refused."""
+        if self.is_over() or _kill(self.pid, signum):
+            return ""
+        return f"{signal.Signals(signum).name} is not passed on: {_refused([self.pid])}"
 
 
 def stop_ourselves() -> None:
@@ -107,25 +110,37 @@ def stop_ourselves() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def end_all(command: Wrapped, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> None:
+def end_all(command: Wrapped, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> str:
     """SIGTERM to the command and its fellows on this host, which end their ranks; what is left after the grace is
-    killed."""
+    killed. A sentence if some may not be."""
     command.send(signal.SIGTERM)
     for pid in others:
         _kill(pid, signal.SIGTERM)
+    refused: list[int] = []
     end = time.monotonic() + grace_seconds
     while time.monotonic() < end and not (command.is_over() and not living()):
         time.sleep(_POLL_SECONDS)
     while (left := living()) and time.monotonic() < end + grace_seconds:
-        for pid in left:
-            _kill(pid, signal.SIGKILL)
+        refused = [pid for pid in left if not _kill(pid, signal.SIGKILL)]
         command.is_over()
         time.sleep(_POLL_SECONDS)
+    return f"Not ended: {_refused(refused)}" if refused else ""
 
 
-def _kill(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+def _kill(pid: int, signum: int) -> bool:
+    """False if it may not be signalled by us, as what sudo starts."""
+    try:
         os.kill(pid, signum)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
+
+
+def _refused(pids: Sequence[int]) -> str:
+    known = [f"pid {pid} ({readable(task.name)})" for pid in pids if (task := read_task(pid)) is not None]
+    return f"{', '.join(known) or 'what was started'} may not be signalled by user {os.geteuid()}."
 
 
 def leave_as(status: int) -> int:

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,10 +72,10 @@ def rank_process(job, rank: int):
 
 
 def new_report(job, before: int, since: float) -> str:
-    """The next report, which must come in time."""
+    """The next report, which must come in time, and whole: it names its file at its end."""
     job.wait_until(lambda: len(reports(job)) > before, PROMISE)
     assert time.monotonic() - since < PROMISE
-    time.sleep(0.2)
+    job.wait_until(lambda: "all that was seen is in" in reports(job)[before], 5)
     return " ".join(reports(job)[before].split())
 
 
@@ -197,20 +197,6 @@ def test_a_signal_is_passed_on_and_answered_by_the_command(watch):
     assert own.wait(10) == 5
 
 
-COUNTS_TERMS = (
-    "import signal, time; got = []; signal.signal(15, lambda *_: got.append(1)); print('up', flush=True)\n"
-    "while not got: time.sleep(0.1)\n"
-    "time.sleep(1.5); print(len(got), flush=True)"
-)
-
-
-def test_a_signal_to_the_group_reaches_the_command_once():
-    own = subprocess.Popen(
-        ["timeout", "4", sys.executable, *WATCH, "--", *PYTHON, COUNTS_TERMS], stdout=subprocess.PIPE, text=True
-    )
-    assert own.communicate(timeout=30)[0].split() == ["up", "1"]
-
-
 def test_a_parent_that_ignores_its_children_changes_nothing(watch):
     own = watch("sh", "-c", "exit 7", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     assert own.wait(10) == 7
@@ -223,27 +209,50 @@ def test_a_reader_that_leaves_ends_the_command(watch):
     assert own.wait(10) == -signal.SIGPIPE
 
 
-def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch):
+def asked(watches: Sequence[subprocess.Popen], logs: Sequence[Path], text: str) -> list[str]:
+    """What each has told, once one of them says this: the last of them is asked until then, for 20 s."""
+    end = time.monotonic() + 20
+    while text not in " ".join(" ".join(log.read_text() for log in logs).split()) and time.monotonic() < end:
+        watches[-1].send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+    told = [" ".join(log.read_text().split()) for log in logs]
+    assert any(text in one for one in told), told
+    return told
+
+
+def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch, tmp_path):
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid()), "WORLD_SIZE": "2"}
     program = "import time; print('up', flush=True); time.sleep(60)"
-    both = [
-        watch(*PYTHON, program, options=("--stall", "60"), env={**os.environ, **job, "RANK": str(rank)})
-        for rank in range(2)
-    ]
-    try:
-        for own in both:
-            own.stdout.readline()
-        time.sleep(2.5)  # until they know each other
-        both[1].send_signal(signal.SIGUSR1)
-        time.sleep(3.0)
-    finally:
-        for own in both:
-            own.terminate()
-    told = [own.communicate(timeout=10)[1] for own in both]
-    assert [own.returncode for own in both] == [-signal.SIGTERM] * 2
-    assert sorted(text.count("ddpdiag watch: ") for text in told) == [0, 1]
+    logs, both = [tmp_path / f"{rank}.log" for rank in range(2)], []
+    for rank, log in enumerate(logs):
+        with log.open("w") as stderr:
+            env = {**os.environ, **job, "RANK": str(rank)}
+            both.append(watch(*PYTHON, program, options=("--stall", "60"), env=env, stderr=stderr))
+    for own in both:
+        own.stdout.readline()
+    told = asked(both, logs, "ranks 0-1: sleeping")
+    assert sorted(bool(text) for text in told) == [False, True], "one of them tells, and of both"
     assert "asked: " in "".join(told)
-    assert "ranks 0-1: sleeping" in "".join(told).replace("\n", " ")
+    for own in both:
+        own.terminate()
+    assert [own.wait(10) for own in both] == [-signal.SIGTERM] * 2
+
+
+def test_a_script_that_becomes_the_training_is_its_rank(watch, tmp_path):
+    # Of an executable that is no Python by its name, as of a console script.
+    train = tmp_path / "train"
+    train.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    train.chmod(0o755)
+    script = "echo up; while [ ! -e go ]; do sleep 0.2; done; export RANK=3 LOCAL_RANK=1 WORLD_SIZE=4; exec ./train"
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        own = watch("bash", "-c", script, options=("--stall", "60"), cwd=tmp_path, stderr=stderr)
+    own.stdout.readline()
+    asked([own], [log], "rank 0: sleeping")
+    (tmp_path / "go").touch()
+    asked([own], [log], "rank 3: sleeping")
+    own.terminate()
+    assert own.wait(10) == -signal.SIGTERM
 
 
 def test_another_file_that_grows_is_output_too(watch, tmp_path):

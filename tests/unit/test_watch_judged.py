@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.codec import decode, encode
-from ddpdiag.errors import UsageError
 from ddpdiag.judgement.watch import is_start, judged
 from ddpdiag.judgement.watch_apart import stands_as
-from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.model.watch import GpuUse, Helper, Judged, RankSeen, Stall
 from ddpdiag.render.watch import render
@@ -166,20 +164,6 @@ def test_torchrun_that_waits_for_hosts_is_no_culprit():
     assert (verdict.named, verdict.title) == ((), "the launcher waits for other hosts")
 
 
-def test_hosts_that_each_only_wait_name_together_who_is_missing():
-    looks = [
-        stalled(seen(0, WAITS), seen(1, WAITS), world_size=4),
-        stalled(seen(2, COMPUTES), seen(3, COMPUTES), world_size=4, host="n1"),
-        stalled(seen(2, WAITS), seen(3, COMPUTES), world_size=4, host="n1", unix_seconds=9.0),
-    ]
-    assert named(*looks[0].ranks, world_size=4) == ()
-    verdict = judged(merged(looks))
-    assert verdict.named == (3,)
-    assert "ranks 0-1 on n0; ranks 2-3 on n1." in verdict.notes
-    with pytest.raises(UsageError, match="rank 0 was on n0 and on n2"):
-        merged([looks[0], stalled(seen(0), host="n2")])
-
-
 def test_a_recorder_that_is_not_there_is_told_of_gpus_only():
     why = {"no_flight": "not set"}
     assert "No collectives of rank 0: not set." in judged(stalled(seen(0, WAITS, holds_gpu=True, **why))).notes
@@ -190,6 +174,8 @@ def test_a_launcher_of_other_hosts_is_no_culprit():
     verdict = judged(stalled(seen(0), guessed=True, world_size=None, command="srun"))
     assert verdict.named == ()
     assert "srun ddpdiag watch -- COMMAND" in verdict.remedy
+    behind = judged(stalled(seen(0), guessed=True, world_size=None, command="run.sh", far_launcher="mpirun"))
+    assert (behind.named, behind.title) == ((), "no rank was found on this host")
 
 
 def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way():

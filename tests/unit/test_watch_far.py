@@ -1,0 +1,92 @@
+"""Launchers of ranks on other hosts: on a command line, in a script, among the processes."""
+
+import pytest
+
+from ddpdiag.cli.watch import refuse_far
+from ddpdiag.errors import UsageError
+from ddpdiag.probes.far import far_process, in_script
+from ddpdiag.probes.tree import Task, crew
+
+
+def refusal(*command: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        refuse_far(command, flight_recorder=True)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("srun -n 2 python train.py", "srun"),
+        ("/opt/mpi/bin/mpirun.openmpi -np 2 python train.py", "mpirun.openmpi"),
+        ("env A=1 timeout 1h mpiexec.hydra -n 2 ./train", "mpiexec.hydra"),
+        ("flux run -n 2 python train.py", "flux"),
+    ],
+)
+def test_a_far_launcher_on_the_command_line_is_refused(command, launcher):
+    assert f"--flight-recorder: {launcher} starts ranks on other hosts" in refusal(*command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["torchrun train.py --launcher srun", "python3.12 -m train mpirun", "./train.py srun", "bash no-such-file"],
+)
+def test_words_behind_the_program_that_trains_are_its_own(command):
+    refuse_far(command.split(), flight_recorder=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun python train.py",
+        "  exec /usr/bin/srun -n 2 train",
+        "export A=1; OMP_NUM_THREADS=1 srun train",
+        "cd x && time srun \\",
+        "if true; then srun train; fi",
+        "out=$(srun hostname)",
+        "(srun train | tee log)",
+    ],
+)
+def test_a_line_of_a_script_that_starts_it_is_found(line):
+    assert in_script(f"#!/bin/bash\n# srun is not started here\n{line}\n") == (3, "srun")
+
+
+@pytest.mark.parametrize(
+    "line", ["echo srun is there", "python train.py --launcher srun", "which mpirun", "srun_me", "# ; srun"]
+)
+def test_a_line_that_only_names_it_is_not(line):
+    assert in_script(f"{line}\n") is None
+
+
+def test_a_script_that_calls_one_is_refused(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/bash\nmodule load x\nsrun python train.py\n")
+    assert f"{script}:3: srun starts ranks" in refusal("bash", "-e", str(script), "8")
+    assert f"{script}:3: srun starts ranks" in refusal(str(script))
+    assert "--flight-recorder: mpirun starts ranks" in refusal("bash", "-lc", "cd x; mpirun train")
+    refuse_far([str(script)], flight_recorder=False)
+    script.write_text("#!/bin/bash\npython train.py\n")
+    refuse_far([str(script), "srun"], flight_recorder=True)
+    refuse_far(["bash", "-c", "python train.py", "srun"], flight_recorder=True)
+    script.write_text("#!/usr/bin/env python3\nsrun\n")
+    refuse_far([str(script)], flight_recorder=True)
+
+
+def task(pid: int, parent: int, name: str) -> Task:
+    return Task(pid, parent, name, "S", pid)
+
+
+def test_a_far_launcher_among_the_processes_is_found_by_its_program():
+    bash, srun, python = task(1, 0, "bash"), task(2, 1, "srun"), task(3, 1, "python3")
+    assert far_process([bash, srun], {}) == srun
+    assert far_process([bash, python, task(4, 3, "mpirun")], {4: "prterun"}).pid == 4
+    assert far_process([bash, task(2, 1, "ssh")], {}).name == "ssh"
+    assert far_process([bash, python, task(4, 3, "git"), task(5, 4, "ssh")], {}) is None, "a training may call git"
+    assert far_process([bash, python], {}) is None
+
+
+def test_the_number_of_a_batch_script_is_no_rank():
+    batch = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "8"}
+    assert crew([task(1, 0, "bash"), task(2, 1, "srun")], {1: batch, 2: batch}).guessed
+    step = batch | {"SLURM_STEP_ID": "0"}
+    assert crew([task(1, 0, "bash")], {1: step}).ranks[0].pid == 1

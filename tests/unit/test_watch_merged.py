@@ -1,0 +1,90 @@
+"""Looks of several hosts: which of them are of one silence, and what they say together."""
+
+import pytest
+
+from ddpdiag.errors import UsageError
+from ddpdiag.judgement.watch import judged
+from ddpdiag.judgement.watch_merge import merged
+from ddpdiag.model import ProcessState
+from ddpdiag.model.watch import RankSeen, Stall
+from ddpdiag.render.watch import render
+
+WAITS = ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:25)")
+COMPUTES = ("spin (train.py:7)", "<module> (train.py:14)")
+
+
+def seen(rank: int, stack: tuple[str, ...]) -> RankSeen:
+    process = ProcessState(pid=100 + rank, state="S", stack=stack)
+    return RankSeen(rank=rank, pid=100 + rank, process=process, core_share=0.0, holds_gpu=False)
+
+
+def look(host: str, at: float, *stacks: tuple[str, ...], first: int = 0, silent: float = 300.0, **more) -> Stall:
+    """The ranks from `first` on, a stack each, of four."""
+    ranks = tuple(seen(first + n, stack) for n, stack in enumerate(stacks))
+    facts = {"host": host, "unix_seconds": at, "silent_seconds": silent, "stall_seconds": 300.0, "command": "torchrun"}
+    return Stall(**facts | {"ranks": ranks, "world_size": 4} | more)
+
+
+def ranks_of(stall: Stall) -> list[int]:
+    return [own.rank for own in stall.ranks]
+
+
+def test_hosts_that_each_only_wait_name_together_who_is_missing():
+    here = look("n0", 1000.0, WAITS, WAITS)
+    there = [look("n1", at, stack, COMPUTES, first=2) for at, stack in ((700.0, COMPUTES), (1009.0, WAITS))]
+    assert judged(here).named == ()
+    verdict = judged(merged([there[1], here, there[0]]))
+    assert verdict.named == (3,)
+    assert verdict.notes == ("ranks 0-1 on n0; ranks 2-3 on n1.",)
+
+
+def test_stacks_are_shown_of_a_later_look_that_is_read():
+    stall = merged([look("n0", 1000.0, WAITS, COMPUTES, silent=600.0, looks=2)])
+    short, long = (render(stall, judged(stall), color=False, width=80, stacks=stacks) for stacks in (False, True))
+    assert ("stack of rank 1" in short, "stack of rank 1" in long) == (False, True)
+    assert "stacks: as told at the first look, or ask for them with SIGUSR1" in short
+
+
+def test_two_hosts_of_one_rank_are_of_two_trainings():
+    with pytest.raises(UsageError, match="rank 0 was on n0 and on n2"):
+        merged([look("n0", 1000.0, WAITS), look("n2", 1000.0, WAITS)])
+
+
+def test_a_look_from_before_the_silence_is_left_out_and_told():
+    # Where rank 0 is not, nothing may ever be heard: that host looked at 2400 s, before the others fell silent at 3000.
+    far = [look("n1", silent, COMPUTES, COMPUTES, first=2, silent=silent) for silent in (300.0, 600.0, 1200.0, 2400.0)]
+    stall = merged([*far, look("n0", 3300.0, WAITS, WAITS)])
+    assert ranks_of(stall) == [0, 1]
+    assert "Left out: n1, which looked 900 s before: at another silence, or by a clock that is off." in stall.notes
+    stall = merged([*far, look("n0", 3300.0, WAITS, WAITS), look("n1", 4800.0, WAITS, WAITS, first=2, silent=4800.0)])
+    assert ranks_of(stall) == [2, 3], "n0 has not looked again at 3600: it went on"
+    assert "Left out: n0, which looked 1500 s before: at another silence, or by a clock that is off." in stall.notes
+
+
+def test_looks_that_come_ever_more_rarely_are_of_one_silence_while_it_lasts():
+    early = look("n0", 2200.0, WAITS, WAITS, silent=1200.0)
+    late = look("n1", 3300.0, WAITS, COMPUTES, first=2, silent=2000.0)
+    assert ranks_of(merged([early, late])) == [0, 1, 2, 3], "the next look of n0 is due at 3400"
+
+
+def test_looks_that_a_signal_asked_for_on_all_hosts_at_once_are_joined():
+    asked = [
+        look("n0", 5000.0, WAITS, WAITS, silent=2.0, asked=True),
+        look("n1", 5003.0, WAITS, COMPUTES, first=2, silent=4000.0, asked=True),
+    ]
+    assert judged(merged(asked)).named == (3,)
+
+
+def test_two_watches_of_one_host_are_joined_and_of_each_the_last_look_counts():
+    ones = [look("n0", 1000.0 + n, WAITS, first=n) for n in range(2)]
+    old = look("n0", 960.0, COMPUTES, COMPUTES, silent=260.0, asked=True)
+    stall = merged([old, *ones])
+    assert (ranks_of(stall), judged(stall).title) == ([0, 1], "all ranks of this host wait in all_reduce")
+
+
+def test_ranks_that_nothing_names_are_not_joined_with_others():
+    guessed = look("n1", 1005.0, WAITS, guessed=True)
+    stall = merged([look("n0", 1000.0, WAITS, WAITS), guessed])
+    assert ranks_of(stall) == [0, 1]
+    assert "Left out: n1, where nothing names the ranks." in stall.notes
+    assert ranks_of(merged([guessed])) == [0]
