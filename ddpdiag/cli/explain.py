@@ -12,7 +12,7 @@ from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 
-_CODE = re.compile(r"[A-Za-z]{3}\d{3}(\..*)?")
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 # What logs are called.
 _SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18

@@ -133,6 +133,17 @@ SYMPTOMS = (
         source="torch (c10/cuda)",
     ),
     Symptom(
+        name="gpus-wanted",
+        role=Role.CAUSE,
+        anchor="Cuda is not available",
+        code="GPU001.hidden",
+        says="torchrun --nproc-per-node=gpu finds no GPU: a torch without CUDA, no driver, or none for this process.",
+        confirm="python -c 'import torch; print(torch.version.cuda)'; echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L",
+        todo="Install a CUDA build of torch, ask the scheduler for GPUs, or give --nproc-per-node a number.",
+        example="ValueError: Cuda is not available.",
+        source="torch 2.13 (distributed/run.py)",
+    ),
+    Symptom(
         name="nvml-mismatch",
         role=Role.CAUSE,
         anchor="Driver/library version mismatch",

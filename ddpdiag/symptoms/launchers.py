@@ -148,6 +148,17 @@ SYMPTOMS = (
         source="torch 2.13 (elastic/multiprocessing/errors)",
     ),
     Symptom(
+        name="no-error-file",
+        role=Role.ECHO,
+        anchor="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+        code="RUN003.raised",
+        says="torchrun's summary has no traceback, because main() is not decorated; the worker's own output has it.",
+        confirm="Read what that worker printed before; torchrun --log-dir DIR --redirects 3 keeps each one's output",
+        todo="Decorate main() with torch.distributed.elastic.multiprocessing.errors.record, to have the error here.",
+        example="  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+        source="torch 2.13 (elastic/multiprocessing/errors)",
+    ),
+    Symptom(
         name="script-missing",
         role=Role.CAUSE,
         anchor="can't open file '",

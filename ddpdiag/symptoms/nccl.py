@@ -129,6 +129,33 @@ SYMPTOMS = (
         source="NCCL (transport/net_ib)",
     ),
     Symptom(
+        name="consumer-gpus",
+        role=Role.CAUSE,
+        anchor="series doesn't support faster communication broadband via P2P or IB",
+        code="P2P001",
+        says="accelerate refuses to start on GPUs that cannot copy to each other (RTX 40 and 50), unless the way "
+        "around is set.",
+        confirm="nvidia-smi topo -p2p r",
+        todo="export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or start with accelerate launch, which sets both.",
+        example="NotImplementedError: Using RTX 4000 series doesn't support faster communication broadband via P2P or "
+        'IB. Please set `NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1"` or use `accelerate launch` which will do this '
+        "automatically.",
+        source="accelerate (state.py)",
+    ),
+    Symptom(
+        name="nvls-invalid",
+        role=Role.CAUSE,
+        anchor="NCCL WARN Cuda failure",
+        pattern=r"transport/nvls\.cc:\d+",
+        code="GPU007.fabric",
+        says="NVLink SHARP does not work on this host: a fabric manager that does not run as it should, or a driver "
+        "that is too old for this NCCL.",
+        confirm="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A3 Fabric",
+        todo="export NCCL_NVLS_ENABLE=0 gets around it; then restart the fabric manager, or update the driver.",
+        example="n0:71:90 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
+        source="NCCL (transport/nvls.cc)",
+    ),
+    Symptom(
         name="nvls",
         role=Role.CAUSE,
         anchor="Failed to bind NVLink SHARP (NVLS) Multicast memory",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdiag.checks import all_checks
 from ddpdiag.cli.explain import run
 from ddpdiag.errors import UsageError
 from ddpdiag.render.manual import CheckRow, ManualPage, as_markdown
@@ -23,6 +24,12 @@ def test_a_name_is_as_good_as_a_code(capsys) -> None:
     by_name = capsys.readouterr().out
     assert run(["gpu004"]) == 0
     assert capsys.readouterr().out == by_name
+
+
+@pytest.mark.parametrize("code", [*(check.code for check in all_checks()), "P2P003.fallback", "lnt001"])
+def test_every_code_has_its_page(code: str, capsys) -> None:
+    assert run([code]) == 0
+    assert capsys.readouterr().out.startswith(code.upper()[:6])
 
 
 def test_a_text_is_explained_and_its_page_follows(capsys) -> None:
