@@ -9,7 +9,8 @@ management network, loopback) are left out. On one host alone RDMA ports are loo
 
 Findings and their causes, with the numbers before and after and the seconds between:
 - link-down: a link was lost, even if it is back (carrier_down_count, link_downed): an error where the job goes by this
-  port, since NCCL does not outlive it; a warning for a member of a bond, or an RDMA port that the job does not take.
+  port, since all ranks wait until it is back, or fail; a warning for a member of a bond, or an RDMA port that the job
+  does not take.
 - gone: a port that was there at the beginning and is not at the end: the card fell off the bus, or was taken away.
 - link-errors: symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the
   standards allow), link_error_recovery faster than `recoveries_per_minute`, port_rcv_errors faster than
@@ -49,6 +50,7 @@ from ddpdiag.checks.port_rises import Limits, Pair, rises
 from ddpdiag.model import Finding, Status, Trial
 from ddpdiag.probes.interfaces import chosen_address, interface_of, library_of
 from ddpdiag.probes.network_counters import NetworkLook, network_look
+from ddpdiag.world import World
 
 # For a worker that has to be started anew, since the last one was ended.
 _START_SECONDS = 0.5
@@ -120,29 +122,29 @@ def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
     """Both looks of each host, by the same rank."""
     begun = _begun(seen)
     later = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
+    interfaces = seen.of(rdz003.CHECK).by_rank
     for host in hosts_of(seen):
         rank = next((rank for rank in host.ranks if rank in begun and rank in later), None)
         if rank is not None:
-            yield host, Pair(begun[rank], later[rank], _ways(seen, rank, begun[rank]))
+            own = next((interfaces[rank] for rank in host.ranks if rank in interfaces), None)
+            yield host, Pair(begun[rank], later[rank], _ways(seen.world, begun[rank], own))
 
 
-def _ways(seen: Seen[NetworkLook], rank: int, look: NetworkLook) -> frozenset[str]:
+def _ways(world: World, look: NetworkLook, own: rdz003.Data | None) -> frozenset[str]:
     """Ports by which the job goes to other hosts: what the kernel's route says, what RDZ003 saw, what NCCL takes."""
-    if len(seen.world.hosts) == 1:
+    if len(world.hosts) == 1:
         return frozenset()
-    ways = {look.route, _chosen(seen, rank)} - {None, "lo"}
-    taken = {port.name for port in look.ports if port.taken} if seen.world.backend == "nccl" else set()
+    ways = {look.route, _chosen(library_of(world.backend), own)} - {None, "lo"}
+    taken = {port.name for port in look.ports if port.taken} if world.backend == "nccl" else set()
     return frozenset(filter(None, ways | taken))
 
 
-def _chosen(seen: Seen[NetworkLook], rank: int) -> str | None:
+def _chosen(library: str, own: rdz003.Data | None) -> str | None:
     """The interface whose address the job's library offers."""
-    data = seen.of(rdz003.CHECK).by_rank.get(rank)
-    if data is None or data.interfaces is None:
+    if own is None or own.interfaces is None:
         return None
-    library = library_of(seen.world.backend)
-    address = chosen_address(library, data.names, data.own_addresses, data.interfaces)
-    interface = interface_of(address, data.interfaces)
+    address = chosen_address(library, own.names, own.own_addresses, own.interfaces)
+    interface = interface_of(address, own.interfaces)
     return interface.name if interface is not None else None
 
 

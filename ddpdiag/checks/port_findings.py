@@ -73,18 +73,23 @@ def _finding(seen: Seen[D], kind: Mishap, pairs: Mapping[Host, Pair], found: Map
     names, shared = [host.name for host in found], len(found) > 1
     rises = [rise for own in found.values() for rise in own]
     breaks = kind.breaks and any(rise.is_way for rise in rises)
-    lines = [f"{host.name}: {_text(own)} within {pairs[host].seconds:.1f} s" for host, own in found.items()]
+    lines = [f"{host.name}, within {pairs[host].seconds:.1f} s: {_text(own)}" for host, own in found.items()]
     where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
     end = f" {where} share the cause: look at the switch between them first." if shared else ""
     return seen.finding(
         kind.word,
         Severity.ERROR if breaks else kind.severity,
         kind.title.format(where),
-        f"{names_text(lines, _SHOWN)}; {kind.expected}.{end or (' This job goes by it.' if breaks else '')}",
+        f"{_some(lines)}; {kind.expected}.{end or (' This job goes by it.' if breaks else '')}",
         nodes=() if shared else names,
         evidence=_evidence(rises, max(pairs[host].seconds for host in found)),
         remedy=f"{kind.remedy} Look at {_command(rises[0])} and `dmesg -T` on {names_text(names)}.",
     )
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more hosts" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more
 
 
 def _text(rises: Sequence[Rise]) -> str:
@@ -121,12 +126,14 @@ def damages(seen: Seen[D], pairs: Mapping[Host, Pair], most: float) -> Iterator[
     if not found:
         return
     names, some = [host.name for host in found], list(found.values())[:_LISTED]
-    lines = [f"{host.name}: {_share(pairs[host], *rise)}" for host, rise in found.items()]
+    lines = [
+        f"{host.name}, within {pairs[host].seconds:.1f} s: {_share(pairs[host], *rise)}" for host, rise in found.items()
+    ]
     yield seen.finding(
         "damaged",
         Severity.WARNING,
         f"TCP segments arrived damaged on {names_text(names)}",
-        f"{names_text(lines, _SHOWN)}; at most {most:g} expected. Their checksum was wrong, though Ethernet drops what "
+        f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong, though Ethernet drops what "
         "a cable damages: a switch, a card or a host's memory did it."
         f"{_sender([host.name for host in pairs if host not in found], len(pairs))}",
         nodes=() if _is_shared(len(found), len(pairs)) else names,
@@ -148,7 +155,7 @@ def _sender(others: Sequence[str], hosts: int) -> str:
 
 
 def _share(pair: Pair, start: int, end: int) -> str:
-    """Such as "12 of 34,567 segments (InCsumErrors rose from 0 to 12) within 30.0 s"."""
+    """Such as "12 of 34,567 segments (InCsumErrors rose from 0 to 12)"."""
     before, after = pair.before.tcp.get("InSegs"), pair.after.tcp.get("InSegs")
     of = f" of {after - before:,}" if before is not None and after is not None and after > before else ""
-    return f"{end - start:,}{of} segments (InCsumErrors rose from {start} to {end}) within {pair.seconds:.1f} s"
+    return f"{end - start:,}{of} segments (InCsumErrors rose from {start} to {end})"

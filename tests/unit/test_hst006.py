@@ -73,7 +73,7 @@ def test_a_link_that_went_down_and_up_again_names_host_and_interface():
     (finding,) = judged({}, {1: host(nic(carrier_down_count=2))}, seconds=12.3)
     assert only([finding]) == ("link-down", Severity.ERROR, ("n1",))
     assert finding.message == (
-        "n1: eth0: carrier_down_count rose from 1 to 2, and it is up again within 12.3 s; no rise expected. "
+        "n1, within 12.3 s: eth0: carrier_down_count rose from 1 to 2, and it is up again; no rise expected. "
         "This job goes by it."
     )
     assert (finding.evidence["ports"], finding.evidence["before"], finding.evidence["after"]) == (["eth0"], [1], [2])
@@ -224,7 +224,7 @@ def test_damaged_segments_name_the_host_that_got_them():
     assert judged({}, {1: host(damaged=3)}) == []
     (finding,) = judged({}, {1: host(damaged=4, segments=3000)})
     assert only([finding]) == ("damaged", Severity.WARNING, ("n1",))
-    assert "n1: 4 of 2,000 segments (InCsumErrors rose from 0 to 4) within 30.0 s" in finding.message
+    assert "n1, within 30.0 s: 4 of 2,000 segments (InCsumErrors rose from 0 to 4); at most 3" in finding.message
 
 
 def test_the_only_host_that_gets_none_may_send_them():
