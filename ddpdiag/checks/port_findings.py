@@ -75,7 +75,8 @@ def _finding(seen: Seen[D], kind: Mishap, pairs: Mapping[Host, Pair], found: Map
     breaks = kind.breaks and any(rise.is_way for rise in rises)
     lines = [f"{host.name}, within {pairs[host].seconds:.1f} s: {_text(own)}" for host, own in found.items()]
     where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
-    end = f" {where} share the cause: look at the switch between them first." if shared else ""
+    end = " So many hosts share the cause." if shared else ""
+    begin = "Look at the switch that these hosts share, and at its log, first. " if shared else ""
     return seen.finding(
         kind.word,
         Severity.ERROR if breaks else kind.severity,
@@ -83,7 +84,7 @@ def _finding(seen: Seen[D], kind: Mishap, pairs: Mapping[Host, Pair], found: Map
         f"{_some(lines)}; {kind.expected}.{end or (' This job goes by it.' if breaks else '')}",
         nodes=() if shared else names,
         evidence=_evidence(rises, max(pairs[host].seconds for host in found)),
-        remedy=f"{kind.remedy} Look at {_command(rises[0])} and `dmesg -T` on {names_text(names)}.",
+        remedy=f"{begin}{kind.remedy} Look at {_command(rises[0])} and `dmesg -T` on {names_text(names)}.",
     )
 
 
