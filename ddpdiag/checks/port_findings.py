@@ -33,7 +33,13 @@ class Mishap(NamedTuple):
 
 
 _MISHAPS = (
-    Mishap("link-down", "a link went down during the run on {}", "no rise expected", _CABLE, breaks=True),
+    Mishap(
+        "link-down",
+        "a link went down during the run on {}",
+        "no rise expected (NVSentinel fails any)",
+        _CABLE,
+        breaks=True,
+    ),
     Mishap(
         "gone",
         "a network port was lost during the run on {}",
@@ -41,7 +47,7 @@ _MISHAPS = (
         "Look at `dmesg -T` and `lspci` there: the card fell off the bus, or somebody took it away.",
         breaks=True,
     ),
-    Mishap("link-errors", "a link had errors during the run on {}", "the link is bad if they go on", _CABLE),
+    Mishap("link-errors", "a link had errors during the run on {}", "the limits are NVSentinel's", _CABLE),
     Mishap(
         "not-ready",
         "peers of {} were not ready to receive over RDMA",

@@ -73,8 +73,8 @@ def test_a_link_that_went_down_and_up_again_names_host_and_interface():
     (finding,) = judged({}, {1: host(nic(carrier_down_count=2))}, seconds=12.3)
     assert only([finding]) == ("link-down", Severity.ERROR, ("n1",))
     assert finding.message == (
-        "n1, within 12.3 s: eth0: carrier_down_count rose from 1 to 2, and it is up again; no rise expected. "
-        "This job goes by it."
+        "n1, within 12.3 s: eth0: carrier_down_count rose from 1 to 2, and it is up again; no rise expected "
+        "(NVSentinel fails any). This job goes by it."
     )
     assert (finding.evidence["ports"], finding.evidence["before"], finding.evidence["after"]) == (["eth0"], [1], [2])
     assert "`ethtool -S eth0`" in finding.remedy
