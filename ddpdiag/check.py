@@ -6,7 +6,7 @@ the world, inside a worker that may die.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -336,7 +336,8 @@ class Check(Generic[D]):
     `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
     where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
     did not go well. A check with `last` looks once more at what the others may have changed, after all of them: it
-    tells the seconds that this takes, which are kept for it.
+    tells the seconds that this takes, which are kept for it. With `first` it also looks before them, in its stage: that
+    is what `first` plans.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -357,6 +358,7 @@ class Check(Generic[D]):
     moot: Callable[[Seen[D]], str | None] | None = None
     hindrance: Callable[[Seen[D]], str | None] | None = None
     last: Callable[[Seen[D]], float] | None = None
+    first: Callable[[Seen[D]], Sequence[Trial]] | None = None
     needs: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0
@@ -371,6 +373,13 @@ class Check(Generic[D]):
     def thresholds(self) -> Mapping[str, float]:
         """All that `--set` can change, with its defaults: the check's own, and the deadline where it runs trials."""
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
+
+    @property
+    def beforehand(self) -> "Check[D] | None":
+        """What runs of it in its stage: itself, or of one that looks once more at the end its first look, if any."""
+        if self.last is None:
+            return self
+        return replace(self, plan=self.first, first=None, last=None, moot=None) if self.first is not None else None
 
     @property
     def title(self) -> str:

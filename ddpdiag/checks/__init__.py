@@ -17,6 +17,7 @@ _MODULES = (
     "hst003",
     "hst004",
     "hst005",
+    "hst006",
     "gpu001",
     "gpu002",
     "gpu003",

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.probes.interfaces import bindable, chosen_address, interface_of, interfaces, wanted
-from ddpdiag.probes.rdma import rdma_ports
+from ddpdiag.probes.rdma import Port, rdma_ports
 from ddpdiag.probes.sockets import is_loopback, resolve
 from ddpdiag.probes.variables import nccl_files
 
@@ -53,7 +53,7 @@ def infiniband(sys: Path, rule: str = "") -> Card | None:
 
     None if there is none, or none of them says how fast it is.
     """
-    taken = [port for port in rdma_ports(sys) if port.active and nccl_takes_port(rule, port.adapter, port.number)]
+    taken = _taken(sys, rule)
     rates = [port.bytes_per_s for port in taken]
     known = [rate for rate in rates if rate]
     if not known:
@@ -62,6 +62,17 @@ def infiniband(sys: Path, rule: str = "") -> Card | None:
     if len(known) < len(rates):
         return Card(name, None, len(rates), None)
     return Card(name, sum(known), len(known), min(known))
+
+
+def nccl_ports(env: Mapping[str, str], sys: Path) -> tuple[str, ...]:
+    """Names ("mlx5_0:1") of the RDMA ports that are up and that NCCL would go over; none with NCCL_IB_DISABLE."""
+    if _nccl(env, "NCCL_IB_DISABLE") not in ("", "0"):
+        return ()
+    return tuple(port.name for port in _taken(sys, _nccl(env, "NCCL_IB_HCA")))
+
+
+def _taken(sys: Path, rule: str) -> list[Port]:
+    return [port for port in rdma_ports(sys) if port.active and nccl_takes_port(rule, port.adapter, port.number)]
 
 
 def nccl_takes_port(rule: str, adapter: str, port: str) -> bool:

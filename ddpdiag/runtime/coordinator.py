@@ -128,8 +128,8 @@ class Coordinator:
             # Plain ones first: they run while the nurseries import torch.
             for kind in (Kind.PLAIN, Kind.TORCH):
                 for stage in Stage:
-                    of_stage = [c for c in chosen if c.stage is stage and c.kind is kind and c.last is None]
-                    self._run_stage(stage, of_stage)
+                    of_stage = [c.beforehand for c in chosen if c.stage is stage and c.kind is kind]
+                    self._run_stage(stage, [check for check in of_stage if check is not None])
         except BudgetSpent:
             pass  # noted where it was raised
         for stage in Stage:

@@ -8,8 +8,9 @@
 A host has its own addresses, host name, /etc/hosts, /etc/resolv.conf, /dev/shm, /sys, firewall, queues, mounts and
 process numbers; it shares disk, memory, cores and clock with the others. The bridge lives in a namespace of its own,
 so that networks neither see each other nor the machine's: all may have the same names and addresses. Nothing is left
-behind, whatever happens; see `namespaces`. It needs root, and iproute2, iptables and util-linux; `reason_against` says
-what is missing. netem, fq, prio and dummy devices are not in every kernel, so faults are made of tbf, htb and iptables.
+behind, whatever happens; see `namespaces`. It needs root, and iproute2, iptables, nftables and util-linux;
+`reason_against` says what is missing. netem, fq, prio and dummy devices are not in every kernel, so faults are made of
+tbf, htb, iptables and nftables.
 """
 
 import functools
@@ -18,7 +19,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -28,7 +29,7 @@ from namespaces import Namespaces, NetworkError
 # gloo lets the host that offers the higher address connect (measured, torch 2.13): one that offers 127.0.1.1 on a
 # network below 127 need not be reached, and all goes well. On this one it hangs.
 NET = "192.168.120"
-_TOOLS = ("ip", "tc", "iptables", "unshare", "nsenter", "mount")
+_TOOLS = ("ip", "tc", "iptables", "nft", "unshare", "nsenter", "mount")
 _BRIDGE = "bridge0"
 _DEVICE = "eth0"
 _SHM_BYTES = 1 << 30
@@ -49,6 +50,14 @@ ip addr add "$3/24" dev "$4"
 ip link set "$4" up
 ip route add default via "$6"
 """
+# ETHTOOL_STXCSUM by SIOCETHTOOL (linux/ethtool.h, linux/sockios.h): what `ethtool -K DEVICE tx off` does.
+_COMPUTE_CHECKSUMS = """
+import array, fcntl, socket, struct, sys
+value = array.array("B", struct.pack("II", 0x17, 0))
+request = struct.pack("16sP", sys.argv[1].encode(), value.buffer_info()[0])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    fcntl.ioctl(sock, 0x8946, request)
+"""
 
 
 class Host:
@@ -66,6 +75,7 @@ class Host:
         self._switch = switch
         self._inside = Namespaces()
         self._background: list[subprocess.Popen] = []
+        self._damages = False
 
     def set_up(self, names: dict[str, str]) -> None:
         """Cable, address, name, files; `names` are those of all hosts."""
@@ -167,6 +177,19 @@ class Host:
         rule = ["-s", source.address] if source is not None else []
         self._add_rule(*rule, "-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP")
 
+    def damage(self, per_cent: int, senders: Iterable["Host"]) -> None:
+        """Give so many of the TCP segments that come in a wrong checksum.
+
+        Nobody looks at checksums that the sender's device was to compute, and a veth pair computes none: so the kernels
+        of these senders have to.
+        """
+        for sender in senders:
+            sender.call("python3", "-I", "-c", _COMPUTE_CHECKSUMS, _DEVICE)
+        self._damages = True
+        chain = "add chain ip damage in { type filter hook prerouting priority -300; }"
+        rule = f"meta l4proto tcp numgen random mod 100 < {per_cent} tcp checksum set 0xdead"
+        self.call("nft", f"add table ip damage; {chain}; add rule ip damage in {rule}")
+
     def swallow_large(self, above_bytes: int = 1400, source: "Host | None" = None) -> None:
         """A black hole for large packets, as a smaller MTU on the way makes one where ICMP is filtered."""
         rule = ["-s", source.address] if source is not None else []
@@ -202,6 +225,9 @@ class Host:
     def heal(self) -> None:
         """Undo every fault of the network; names, mounts and interfaces stay as they are."""
         self.call("iptables", "-w", "-F", "INPUT")
+        if self._damages:
+            self.call("nft", "delete table ip damage")
+            self._damages = False
         for run, device in ((self.call, _DEVICE), (self._switch.call, self._port)):
             if " qdisc noqueue " not in f" {run('tc', 'qdisc', 'show', 'dev', device, 'root')} ":
                 run("tc", "qdisc", "del", "dev", device, "root")

@@ -361,6 +361,35 @@ def test_others_have_so_much_less_time() -> None:
     assert 4.0 < cut.deadline_seconds < 4.4  # of 5.3
 
 
+def looks_twice(**more: object) -> Check[Nothing]:
+    """Once in its stage, and once at the end."""
+
+    def first(seen: Seen[Nothing]) -> tuple[Trial, ...]:
+        return () if seen.trials else (new_trial(seen),)
+
+    def second(seen: Seen[Nothing]) -> tuple[Trial, ...]:
+        return (new_trial(seen),) if len(seen.trials) == 1 else ()
+
+    return last("COL000", first=first, plan=second, **more)
+
+
+def test_one_that_looks_twice_looks_before_the_others_and_after_them() -> None:
+    recording = conduct(StandIn(2), looks_twice(), check(), last())
+    assert [trial.code for trial in recording.trials] == ["COL000", "COL001", "COL000", "GPU010"]
+    assert [trial.attempt for trial in recording.trials] == [0, 0, 1, 0]
+
+
+def test_time_is_kept_for_the_second_look() -> None:
+    recording = five_seconds(looks_twice(), check())
+    assert [trial.code for trial in recording.trials] == ["COL000", "COL000"]
+
+
+def test_one_that_looks_twice_is_left_out_once() -> None:
+    recording = conduct(StandIn(2), looks_twice(ground=lambda world: "one host"), check())
+    assert [skip.reason for skip in recording.skips] == ["one host"]
+    assert [trial.code for trial in recording.trials] == ["COL001"]
+
+
 def test_where_they_have_nothing_to_do_nothing_is_kept() -> None:
     for idle in (last(plan=lambda seen: ()), last(ground=lambda world: "no GPU")):
         recording = five_seconds(check(), idle)

@@ -18,7 +18,7 @@ from ddpdiag.symptoms import all_symptoms
 CHECKS = {check.code.lower(): check for check in ddpdiag.checks.all_checks()}
 ROOM = Path(ddpdiag.checks.__file__).parent
 # What makes a finding, or what one is made of: the word is among the first arguments.
-MAKERS = ("finding", "_finding", "Fault", "Trait", "_Way")
+MAKERS = ("finding", "_finding", "Fault", "Trait", "_Way", "Mishap")
 
 
 @cache

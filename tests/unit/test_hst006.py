@@ -1,0 +1,338 @@
+"""HST006: what network ports count while a run loads them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from seen import seen_of, together
+
+from ddpdiag.checks import hst004, rdz003
+from ddpdiag.checks.hst006 import CHECK
+from ddpdiag.checks.port_rises import Limits, Pair, rises
+from ddpdiag.model import Options, Severity, Status
+from ddpdiag.probes.interfaces import Interface, Wanted
+from ddpdiag.probes.network_counters import NetworkLook, PortCounters
+
+THREE = {"size": 3, "ranks_per_node": 1}
+RDMA_COUNTERS = {
+    "symbol_error": 0,
+    "link_error_recovery": 0,
+    "link_downed": 0,
+    "port_rcv_errors": 0,
+    "local_link_integrity_errors": 0,
+    "excessive_buffer_overrun_errors": 0,
+    "rnr_nak_retry_err": 0,
+}
+ETHERNET_COUNTERS = {"carrier_down_count": 1, "rx_crc_errors": 0, "rx_frame_errors": 0}
+LIMITS = Limits(120, 5, 10, 3)
+
+
+def nic(name="eth0", *, below=(), up=True, **counters):
+    return PortCounters(name=name, up=up, below=below, counters=ETHERNET_COUNTERS | counters)
+
+
+def rail(name="mlx5_0:1", *, up=True, taken=True, below=(), **counters):
+    own = RDMA_COUNTERS | counters
+    return PortCounters(name=name, rdma=True, pci="0000:1b:00.0", up=up, taken=taken, below=below, counters=own)
+
+
+def host(*ports, route="eth0", damaged=0, segments=1000):
+    return NetworkLook(
+        seconds=100.0, ports=ports or (nic(),), route=route, tcp={"InSegs": segments, "InCsumErrors": damaged}
+    )
+
+
+def judged(before, after, *, seconds=30.0, chosen=None, **world):
+    """The findings where the second look of each rank (given by rank; others stay as they were) came so much later."""
+    place = THREE | world
+    begun = dict.fromkeys(range(place["size"]), host()) | before
+    later = {rank: structs.replace(look, seconds=100.0 + seconds) for rank, look in (begun | after).items()}
+    return list(CHECK.judge(looked_twice(begun, later, chosen, place)))
+
+
+def looked_twice(begun, later, chosen, place):
+    own = seen_of(CHECK, begun, **place)
+    seen = together(own, seen_of(CHECK, later, **place))
+    return together(seen, seen_of(rdz003.CHECK, chosen, **place)) if chosen else seen
+
+
+def only(findings):
+    (finding,) = findings
+    return finding.code.removeprefix("HST006."), finding.severity, finding.nodes
+
+
+# Links that are lost --------------------------------------------------------------------------------------------------
+
+
+def test_what_stays_as_it_is_is_silent():
+    sick = host(nic(rx_crc_errors=900), rail(link_downed=3, symbol_error=7), damaged=12)
+    assert judged({1: sick}, {1: sick}) == []
+
+
+def test_a_link_that_went_down_and_up_again_names_host_and_interface():
+    (finding,) = judged({}, {1: host(nic(carrier_down_count=2))}, seconds=12.3)
+    assert only([finding]) == ("link-down", Severity.ERROR, ("n1",))
+    assert finding.message == (
+        "n1, within 12.3 s: eth0: carrier_down_count rose from 1 to 2, and it is up again; no rise expected "
+        "(NVSentinel fails any). This job goes by it."
+    )
+    assert (finding.evidence["ports"], finding.evidence["before"], finding.evidence["after"]) == (["eth0"], [1], [2])
+    assert "`ethtool -S eth0`" in finding.remedy
+
+
+def test_an_interface_that_the_job_does_not_use_is_silent():
+    before, after = host(nic(), nic("docker0")), host(nic(), nic("docker0", carrier_down_count=9, rx_crc_errors=999))
+    assert judged({1: before}, {1: after}) == []
+
+
+def test_an_interface_without_a_route_is_used_where_the_library_chooses_it():
+    addresses = (Interface(name="eth0", addresses=("10.0.0.1",)), Interface(name="ib0", addresses=("10.1.0.1",)))
+    data = rdz003.Data(interfaces=addresses, own_addresses=(), names=Wanted("ib0", None), source="10.0.0.1")
+    before, after = host(nic(), nic("ib0")), host(nic(), nic("ib0", carrier_down_count=2))
+    assert only(judged({1: before}, {1: after}, chosen={1: data}))[:2] == ("link-down", Severity.ERROR)
+    assert judged({1: before}, {1: after}) == []
+
+
+def test_a_member_of_a_bond_is_a_warning_and_the_bond_an_error():
+    before = host(nic("bond0", below=("eth1", "eth2")), nic("eth1"), nic("eth2"), route="bond0")
+    member = host(nic("bond0", below=("eth1", "eth2")), nic("eth1", carrier_down_count=2), nic("eth2"), route="bond0")
+    assert only(judged({1: before}, {1: member}))[1] is Severity.WARNING
+    bond = structs.replace(before, ports=(nic("bond0", carrier_down_count=2), *before.ports[1:]))
+    assert only(judged({1: before}, {1: bond}))[1] is Severity.ERROR
+
+
+def test_an_older_kernel_counts_every_change():
+    old = PortCounters(name="eth0", up=True, counters={"carrier_changes": 2})
+    new = structs.replace(old, counters={"carrier_changes": 4})
+    assert only(judged({1: host(old)}, {1: host(new)}))[0] == "link-down"
+
+
+def test_a_link_that_came_up_was_not_lost():
+    old = PortCounters(name="eth0", up=False, counters={"carrier_changes": 2})
+    new = structs.replace(old, up=True, counters={"carrier_changes": 3})
+    assert judged({1: host(old)}, {1: host(new)}) == []
+
+
+def test_a_link_that_is_down_at_the_end_is_told_without_a_counter():
+    old, new = (PortCounters(name="eth0", up=up) for up in (True, False))
+    (finding,) = judged({1: host(old)}, {1: host(new)})
+    assert only([finding])[0] == "link-down"
+    assert "its link was up at the beginning, and is down at the end" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("taken", "backend", "gpus", "severity"),
+    [
+        (True, "nccl", 8, Severity.ERROR),
+        (False, "nccl", 8, Severity.WARNING),
+        (True, "gloo", 8, Severity.WARNING),
+    ],
+)
+def test_an_rdma_port_is_an_error_where_nccl_takes_it(taken, backend, gpus, severity):
+    before, after = host(nic(), rail(taken=taken)), host(nic(), rail(taken=taken, link_downed=1))
+    (finding,) = judged({1: before}, {1: after}, gpus=gpus, options=Options(backend=backend))
+    assert only([finding]) == ("link-down", severity, ("n1",))
+    assert "mlx5_0:1 (PCI 0000:1b:00.0): link_downed rose from 0 to 1" in finding.message
+    assert "`perfquery -C mlx5_0 -P 1`" in finding.remedy
+
+
+def test_on_one_host_alone_an_rdma_port_is_a_warning():
+    look = NetworkLook(seconds=1.0, ports=(rail(),))
+    later = structs.replace(look, ports=(rail(link_downed=1),))
+    found = judged({0: look}, {0: later}, size=1, gpus=8)
+    assert only(found)[:2] == ("link-down", Severity.WARNING)
+
+
+def test_a_port_that_was_down_may_count_what_it_likes():
+    before, after = host(nic(), rail(up=False)), host(nic(), rail(up=False, symbol_error=65535, link_downed=2))
+    assert judged({1: before}, {1: after}) == []
+
+
+def test_the_interface_of_an_rdma_port_is_looked_at_too():
+    before = host(nic(), rail(below=("ens1",)), nic("ens1"))
+    after = host(nic(), rail(below=("ens1",)), nic("ens1", rx_crc_errors=50))
+    assert only(judged({1: before}, {1: after}))[:2] == ("link-errors", Severity.WARNING)
+
+
+def test_a_port_that_is_not_there_any_more_is_gone():
+    found = judged({1: host(nic(), rail())}, {1: host(rail())})
+    assert only(found) == ("gone", Severity.ERROR, ("n1",))
+    (finding,) = judged({1: host(nic(), rail())}, {1: host(nic())}, gpus=8, options=Options(backend="nccl"))
+    assert finding.evidence["pci"] == ["0000:1b:00.0"]
+
+
+def test_where_most_hosts_lost_their_links_nobody_is_blamed():
+    down = host(nic(carrier_down_count=2))
+    (finding,) = judged({}, {0: down, 2: down})
+    assert only([finding]) == ("link-down", Severity.ERROR, ())
+    assert finding.title == "a link went down during the run on 2 of 3 hosts"
+    assert finding.remedy.startswith("Look at the switch that these hosts share")
+    assert len(judged({}, {0: down, 2: down}, size=5)) == 2
+    assert only(judged({}, {1: down}, size=2))[2] == ("n1",)
+
+
+# Errors of links ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counter", "seconds", "most"),
+    [
+        ("symbol_error", 30, 2),
+        ("symbol_error", 600, 20),
+        ("link_error_recovery", 30, 5),
+        ("port_rcv_errors", 30, 300),
+        ("local_link_integrity_errors", 30, 0),
+        ("excessive_buffer_overrun_errors", 600, 0),
+    ],
+)
+def test_errors_of_an_rdma_link_have_a_limit(counter, seconds, most):
+    before, normal = host(nic(), rail()), host(nic(), rail(**{counter: most}))
+    assert judged({1: before}, {1: normal}, seconds=seconds) == []
+    (finding,) = judged({1: before}, {1: host(nic(), rail(**{counter: most + 1}))}, seconds=seconds)
+    assert only([finding]) == ("link-errors", Severity.WARNING, ("n1",))
+    assert f"{counter} rose from 0 to {most + 1} (at most {most} expected)" in finding.message
+
+
+@pytest.mark.parametrize("counter", ["rx_crc_errors", "rx_frame_errors"])
+def test_so_have_those_of_an_interface(counter):
+    assert judged({}, {1: host(nic(**{counter: 2}))}) == []
+    assert only(judged({}, {1: host(nic(**{counter: 3}))}))[0] == "link-errors"
+
+
+def test_the_limits_can_be_set():
+    options = Options(settings={"HST006.bit_errors_per_hour": "6000", "HST006.damaged_segments": "50"})
+    assert judged({}, {1: host(nic(rx_crc_errors=99), damaged=50)}, options=options) == []
+
+
+def test_several_counters_of_several_ports_are_one_finding_of_the_host():
+    before = host(nic(), rail("mlx5_0:1"), rail("mlx5_1:1"))
+    after = host(nic(), rail("mlx5_0:1", symbol_error=9, link_error_recovery=6), rail("mlx5_1:1", symbol_error=3))
+    (finding,) = judged({1: before}, {1: after})
+    assert finding.evidence["ports"] == ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1"]
+    assert finding.evidence["after"] == [9, 6, 3]
+    assert finding.message.count("mlx5_0:1") == 1
+
+
+def test_receivers_that_are_not_ready_are_good_to_know():
+    found = judged({1: host(nic(), rail())}, {1: host(nic(), rail(rnr_nak_retry_err=4))})
+    assert only(found) == ("not-ready", Severity.INFO, ("n1",))
+
+
+# Damaged segments -----------------------------------------------------------------------------------------------------
+
+
+def test_damaged_segments_name_the_host_that_got_them():
+    assert judged({}, {1: host(damaged=3)}) == []
+    (finding,) = judged({}, {1: host(damaged=4, segments=3000)})
+    assert only([finding]) == ("damaged", Severity.WARNING, ("n1",))
+    assert "n1, within 30.0 s: 4 of 2,000 segments (InCsumErrors rose from 0 to 4); at most 3" in finding.message
+
+
+def test_the_only_host_that_gets_none_may_send_them():
+    (finding,) = judged({}, {0: host(damaged=9), 2: host(damaged=9)})
+    assert finding.nodes == ()
+    assert "n1 alone gets none" in finding.message
+
+
+def test_an_older_kernel_does_not_count_them():
+    old = structs.replace(host(), tcp={"InSegs": 5})
+    assert judged({1: old}, {1: host(damaged=99)}) == []
+
+
+# Any numbers ----------------------------------------------------------------------------------------------------------
+
+NAMES = [*RDMA_COUNTERS, *ETHERNET_COUNTERS, "carrier_changes", "rx_dropped"]
+COUNTS = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 1 << 40))
+PORTS = st.lists(
+    st.builds(
+        PortCounters,
+        name=st.sampled_from(["eth0", "eth1", "bond0", "docker0", "mlx5_0:1", "mlx5_1:1"]),
+        rdma=st.booleans(),
+        up=st.sampled_from([True, False, None]),
+        below=st.lists(st.sampled_from(["eth0", "eth1", "bond0"]), max_size=2).map(tuple),
+        counters=COUNTS,
+    ),
+    max_size=5,
+    unique_by=lambda port: port.name,
+).map(tuple)
+
+
+def pair(before, after, seconds=30.0, ways=("eth0", "mlx5_0:1")):
+    looks = NetworkLook(seconds=5.0, ports=before), NetworkLook(seconds=5.0 + seconds, ports=after)
+    return Pair(*looks, frozenset(ways))
+
+
+@given(PORTS, st.floats(0, 1e7))
+def test_without_a_rise_there_is_silence(same, seconds):
+    assert list(rises(pair(same, same, seconds), LIMITS)) == []
+
+
+@given(PORTS, st.data())
+def test_counters_that_fell_are_no_rise(before, data):
+    """A reset, or a counter that came round at 32 bits."""
+    lower = tuple(
+        structs.replace(port, counters={name: data.draw(st.integers(0, most)) for name, most in port.counters.items()})
+        for port in before
+    )
+    assert list(rises(pair(before, lower), LIMITS)) == []
+
+
+@given(PORTS, PORTS, st.floats(0, 1e7))
+def test_what_is_told_rose_or_was_lost(before, after, seconds):
+    for rise in rises(pair(before, after, seconds), LIMITS):
+        if rise.counter is not None:
+            assert rise.after > rise.before
+            assert rise.counter != "rx_dropped"
+        assert rise.is_way == (rise.port.name in ("eth0", "mlx5_0:1"))
+
+
+@given(PORTS, PORTS)
+def test_nothing_is_told_of_a_port_that_no_job_uses(before, after):
+    used = {"eth0", "mlx5_0:1", *(port.name for port in before if port.rdma)}
+    below = {name for port in before for name in port.below}
+    assert {rise.port.name for rise in rises(pair(before, after), LIMITS)} <= used | below
+
+
+# Who looks when -------------------------------------------------------------------------------------------------------
+
+
+def test_one_rank_of_each_host_looks_first_and_is_told_where_another_host_is():
+    world = seen_of(hst004.CHECK, {}, size=6)
+    (trial,) = CHECK.first(world.of(CHECK))
+    assert (trial.groups, trial.params) == (((0,), (2,), (4,)), {"towards": "10.0.0.2"})
+
+
+def test_who_saw_something_looks_again_once():
+    begun = seen_of(CHECK, {0: host(), 1: NetworkLook(seconds=1.0), 2: host()}, params={"towards": "x"}, **THREE)
+    assert CHECK.first(begun) == ()
+    (trial,) = CHECK.plan(begun)
+    assert (trial.groups, trial.params) == (((0,), (2,)), {"towards": "x"})
+    assert CHECK.plan(together(begun, seen_of(CHECK, {0: host()}, **THREE))) == ()
+
+
+def ulimits(*rdma):
+    return hst004.Data(limits=None, rdma=rdma)
+
+
+def test_one_host_without_rdma_is_not_looked_at():
+    alone = seen_of(hst004.CHECK, {0: ulimits(), 1: ulimits()}).of(CHECK)
+    assert CHECK.first(alone) == CHECK.plan(alone) == ()
+    assert CHECK.moot(alone) == "there is one host only, without an RDMA port"
+    assert len(CHECK.first(seen_of(hst004.CHECK, {0: ulimits("mlx5_0")}).of(CHECK))) == 1
+    assert len(CHECK.first(seen_of(hst004.CHECK, {}).of(CHECK))) == 1
+
+
+def test_hosts_that_show_nothing_are_said_so():
+    blind = seen_of(CHECK, dict.fromkeys(range(3), NetworkLook(seconds=1.0)), **THREE)
+    assert CHECK.plan(blind) == ()
+    assert CHECK.moot(blind) == "no host shows counters of its network"
+
+
+def test_a_second_look_that_hung_is_left_to_run003():
+    begun = seen_of(CHECK, dict.fromkeys(range(3), host()), **THREE)
+    hung = seen_of(CHECK, {0: host()}, statuses={1: Status.HUNG, 2: Status.HUNG}, **THREE)
+    assert list(CHECK.judge(together(begun, hung))) == []
+
+
+def test_a_run_that_never_looked_has_nothing_to_say():
+    assert list(CHECK.judge(seen_of(hst004.CHECK, {}).of(CHECK))) == []
