@@ -16,6 +16,8 @@ from ddpdiag.stats import quantile
 
 # Above what the ring allows by more than noise: NVLS, or a tree that sends less between two hosts.
 BEYOND_SHARE = 1.1
+# Chosen: copies are timed for a moment only, on cores that others use as well.
+COPIES_BEYOND_SHARE = 1.25
 # Bandwidth must not fall by more than this as size grows (ROCm cvs).
 DROP_SHARE = 0.05
 # A rank that uses this much of a core while it calls waits for nothing else.
@@ -184,8 +186,11 @@ def _part(part: Bottleneck, facts: Facts) -> str:
 
 def _beyond(facts: Facts) -> str:
     """What more than the expectation means."""
-    if facts.bound is None or facts.share is None or facts.share < BEYOND_SHARE or facts.backend != "nccl":
+    if facts.bound is None or facts.share is None or facts.share < BEYOND_SHARE:
         return ""
+    if facts.backend != "nccl":
+        is_more = facts.bound.part is Bottleneck.COPY and facts.share >= COPIES_BEYOND_SHARE
+        return "; copies were timed at a busier moment than this, or cost less than expected" if is_more else ""
     if facts.bound.part is Bottleneck.NIC and facts.collective == "all_reduce":
         return "; a tree sends less between two hosts than a ring, NCCL_ALGO=RING shows what the cards carry"
     return ", so NVLS is at work" if facts.bound.part is Bottleneck.NVLINK else ""

@@ -64,6 +64,11 @@ def test_gloo_is_bound_by_copies() -> None:
     )
 
 
+def test_gloo_far_above_its_expectation_says_what_that_means() -> None:
+    assert "busier moment" not in told(facts(1.5e9, LOOPBACK, latency=100e-6))
+    assert "copies were timed at a busier moment than this" in told(facts(3.1e9, LOOPBACK, latency=100e-6))
+
+
 def test_the_end_of_the_caches_is_no_congestion() -> None:
     found = facts(1.31e9, LOOPBACK)
     slower = [(size, seconds * (1.3 if size > 64 * MIB else 1)) for size, seconds in found.points]
