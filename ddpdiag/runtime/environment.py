@@ -111,6 +111,7 @@ def _set_by_slurm(env: Environ, names: Names) -> bool:
 
 def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
     """torchrun, torch.distributed.launch, or anybody else who sets what torch's env:// reads."""
+    _check_whole_env(env, asked, rank)
     world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
     coordinator, port = _env_endpoint(env, asked, f"{rank} and {world}", needed=world.value > 1)
     own, restarts = env.get("TORCHELASTIC_RUN_ID"), number(env, "TORCHELASTIC_RESTART_COUNT")
@@ -129,6 +130,19 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
         nodes=groups.value if groups else None,
         given={name: env[name] for name in TORCHRUN_EXTRAS if name in env},
     )
+
+
+def _check_whole_env(env: Environ, asked: Asked, rank: Said) -> None:
+    """A RANK alone is mostly left over in the shell: all that is missing is told at once, and how to do without it."""
+    given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    missing = [name for name, value in given.items() if name not in env and value is None]
+    if "WORLD_SIZE" in missing:
+        stray = " ".join(f"-u {name}" for name in ("RANK", "LOCAL_RANK", *given) if name in env)
+        raise UsageError(
+            f"{rank}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: expected RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, as torchrun sets them; to test this host alone: "
+            f"env {stray} ddpdiag check"
+        )
 
 
 def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:

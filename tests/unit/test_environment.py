@@ -447,6 +447,20 @@ def test_a_world_without_a_rank_is_never_rank_zero(name):
     )
 
 
+@pytest.mark.parametrize(
+    ("env", "asked", "missing", "stray"),
+    [
+        ({"RANK": "0"}, {}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are", "-u RANK"),
+        ({"RANK": "0"}, {"nproc_per_node": 2}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are", "-u RANK"),
+        ({"RANK": "0", "MASTER_ADDR": "h0"}, {"master_port": 1}, "WORLD_SIZE is", "-u RANK -u MASTER_ADDR"),
+    ],
+)
+def test_a_rank_without_a_world_is_told_all_that_is_missing_and_how_to_do_without(env, asked, missing, stray):
+    message = refused(env, **asked)
+    assert message.startswith(f"RANK=0, but {missing} not set: expected RANK, WORLD_SIZE, MASTER_ADDR")
+    assert message.endswith(f"to test this host alone: env {stray} ddpdiag check")
+
+
 def test_workers_of_any_launcher_see_torchruns_variables():
     found = launch({})
     second = places(found)[1]
