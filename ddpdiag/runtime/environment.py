@@ -46,10 +46,12 @@ TORCHRUN_EXTRAS = (
 def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int, fresh: str) -> Launch:
     """Who this process is, or a `UsageError` that names the variable or option to change.
 
-    `gpus` are those that this process may use; `fresh` is an id that no other run has.
+    `host` is what this host calls itself, `gpus` are those that this process may use; `fresh` is an id that no other
+    run has.
     """
     env = {name: value for name, value in env.items() if value.strip()}
-    here = Here(host=host, gpus=gpus, cores=cores, fresh=fresh)
+    foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
+    here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
     if asked.run_id is not None and said.plain_name(asked.run_id) != asked.run_id:
         raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
     for names in LAUNCHERS:
