@@ -258,7 +258,7 @@ def test_the_values_of_every_rank_are_kept_to_six_digits() -> None:
     window = Window(1 / 300, 1 / 700, 1 / 900, 1 / 1100, 1 / 1300, 1 / 1.7)
     own = Steps(windows=(window,) * 10, bucket_bytes=1, bucket_seconds=1.0, edge_bytes=1, edges={}, overlap=None)
     for on_gpus, whole in ((True, window.own), (False, window.own * window.core_share)):
-        figures = [each for each in snapshots._steps({0: own, 1: own}, on_gpus=on_gpus) if each.rank is not None]
+        figures = [each for _, each in snapshots._own_work({0: own, 1: own}, on_gpus=on_gpus)]
         (value, *_) = figures[1].values
         assert len(figures[1].values) == 10
         assert value == pytest.approx(whole, rel=1e-5)
