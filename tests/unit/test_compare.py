@@ -401,6 +401,48 @@ def test_a_check_that_judges_what_others_saw_has_looked_with_its_stage() -> None
     assert of(old, blind).changes[0].direction is Direction.NEUTRAL
 
 
+def pairs_of(of: Report, **statuses: int) -> Report:
+    """With FAB001, which looks into what COL001 says, and FAB002, which looks into what FAB001 says."""
+    skip = None if statuses else "there was nothing to look into"
+    checks = tuple(
+        CheckLine(code=code, name="n", stage="fabric", statuses=statuses, skipped_because=skip, follows=(follows,))
+        for code, follows in (("FAB001", "COL001"), ("FAB002", "FAB001"))
+    )
+    return structs.replace(of, checks=(*of.checks, *checks))
+
+
+@pytest.mark.parametrize("code", ["FAB001.alone", "FAB002.rank"])
+def test_an_error_that_there_was_no_need_to_look_for_is_new(code: str) -> None:
+    found = (finding(code=code, nodes=("n1",)),)
+    hung = pairs_of(report(checks=tried("COL001", done=1, hung=1), findings=found), done=2)
+    (change,) = of(pairs_of(report()), hung).changes
+    assert (change.direction, change.text.split(":")[0]) == (Direction.REGRESSION, "new")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # COL001 is as well now: the hosts may have been so then, and nobody looked.
+        (report(), report()),
+        # It was as ill then, or not looked at, so that FAB001 was left out for another reason.
+        (report(checks=tried("COL001", done=1, hung=1)), report(checks=tried("COL001", done=1, hung=1))),
+        (report(checks=tried("COL001")), report(checks=tried("COL001", done=1, hung=1))),
+        (report(findings=(finding(code="COL001.slow"),)), report(checks=tried("COL001", done=1, hung=1))),
+    ],
+)
+def test_an_error_that_may_have_been_there_is_not_new(old: Report, new: Report) -> None:
+    for code in ("FAB001.alone", "FAB002.rank"):
+        seen = structs.replace(pairs_of(new, done=2), findings=(*new.findings, finding(code=code)))
+        (change,) = [own for own in of(pairs_of(old), seen).changes if own.name == code]
+        assert (change.direction, change.text.split(":")[0]) == (Direction.NEUTRAL, "not looked at then")
+
+
+def test_a_warning_that_there_was_no_need_to_look_for_may_have_been_there() -> None:
+    found = (finding(code="FAB001.alone", severity=Severity.WARNING),)
+    hung = pairs_of(report(checks=tried("COL001", done=1, hung=1), findings=found), done=2)
+    assert [change.direction for change in of(pairs_of(report()), hung).changes] == [Direction.NEUTRAL]
+
+
 def variables(**severities: Severity) -> tuple[Finding, ...]:
     return tuple(
         finding(code="LCH002.variable", severity=severity, title=f"{name} differs between 2 ranks")
