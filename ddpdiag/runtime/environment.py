@@ -21,6 +21,7 @@ from ddpdiag.runtime.launchers import (
     Launch,
     Names,
     block_place,
+    check_world,
     place,
     ranks_here,
     refuse_block,
@@ -181,6 +182,7 @@ def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) 
     refuse_block(asked, confirmed(rank, option("--rank", asked.rank)))
     world = agreed(number(env, *names.world_size), option("--world-size", asked.world_size))
     world = needed(world, names.world_size[0] if names.world_size else "--world-size", rank, "the number of ranks")
+    check_world(world)
     local_rank = agreed(number(env, *names.local_rank), option("--local-rank", asked.local_rank))
     local_size = number(env, *names.local_world_size)
     check_below(rank, world)
@@ -201,6 +203,7 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
     world = Said(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
+    check_world(world)
     node = step.node_rank.value if step.node_rank else None
     address = said.address(env, asked.master_addr)
     if address is not None:

@@ -478,6 +478,19 @@ def test_half_a_launch_by_hand_is_refused(asked, message):
     assert message in refused({}, **asked)
 
 
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "9999999999", "MASTER_ADDR": "h0", "MASTER_PORT": "1"}, {}),
+        ({}, {"rank": 0, "world_size": 10**20, "master_addr": "h0"}),
+        ({}, {"node_rank": 0, "nnodes": 10**20, "master_addr": "h0"}),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "4000000000"}, {}),
+    ],
+)
+def test_a_world_that_would_fill_the_memory_is_refused(env, asked):
+    assert "expected at most 1,048,576 ranks" in refused(env, **asked)
+
+
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"])
 def test_a_world_without_a_rank_is_never_rank_zero(name):
     assert f"RANK is not set: expected the rank of this process in RANK; to test this host alone: env -u {name}" in (
