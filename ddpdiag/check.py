@@ -331,7 +331,8 @@ class Check(Generic[D]):
     `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
     asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
     left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
-    cannot run. `effect` is the verdict that an error finding leads to.
+    cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
+    `effect` is the verdict that an error finding leads to.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
     where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
@@ -360,6 +361,7 @@ class Check(Generic[D]):
     last: Callable[[Seen[D]], float] | None = None
     first: Callable[[Seen[D]], Sequence[Trial]] | None = None
     needs: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0
     fresh: bool = False

@@ -57,6 +57,23 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(dict.fromkeys(self.node_of(rank) for rank in ranks if rank in self.arrivals))
 
     @cached_property
+    def given_leaves(self) -> dict[str, str]:
+        """The leaf switch of each host that the user's topology names, with or without the domain of its name.
+
+        A name without its domain counts where it means one leaf only: "n1.a" and "n1.b" may hang on two.
+        """
+        known = self.options.topology
+        short: dict[str, set[str]] = {}
+        for name, leaf in known.items():
+            short.setdefault(_short(name), set()).add(leaf)
+        found: dict[str, str] = {}
+        for name, _ in self.hosts:
+            alike = short.get(_short(name), set())
+            leaf = known.get(name) or known.get(_short(name)) or (min(alike) if len(alike) == 1 else "")
+            found |= {name: leaf} if leaf else {}
+        return found
+
+    @cached_property
     def gpus(self) -> int:
         """GPUs that the ranks that came may use, counted once a host."""
         return sum(max(self.arrivals[rank].gpus for rank in ranks) for ranks in self.hosts.values())
@@ -72,3 +89,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 def without_gpu(world: World) -> str | None:
     """The ground of checks that run over the job's own backend: nccl goes from GPU to GPU."""
     return "nccl needs GPUs, and no rank shows one" if world.backend == "nccl" and not world.gpus else None
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]

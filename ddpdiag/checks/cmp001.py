@@ -13,7 +13,8 @@ the whole machine's) in both runs; else that is said.
 
 `ddpdiag compare OLD NEW` holds two files against each other by the same rules. Beyond that it tells of the verdict, of
 findings and of the rates between pairs of hosts or GPUs, and compares the bus bandwidth of benchmarks and the images a
-second of `ddpdiag train`, which this check does not. What one of the runs did not look at is neither new nor gone. It
+second of `ddpdiag train`, which this check does not. What one of the runs did not look at is neither new nor gone; but
+an error of a check that looks into what went wrong elsewhere is new where nothing had gone wrong there before. It
 leaves with 1 for a regression. Without one it leaves with 3 where no figure was compared, or where the new run's
 verdict is UNKNOWN, else with 0. `ddpdiag allreduce-bench` has a `--baseline` of its own.
 

@@ -180,6 +180,24 @@ def untried(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
             )
 
 
+def nothing(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+    """Hosts that promise GPUs of which torch shows none: that is asked and blamed by the checks of the stage gpu."""
+    found = dict.fromkeys(view.host for view in views if not view.gpus and not view.jobs)
+    hosts = [host for host in found if not any(view.gpus for view in views if view.host == host)]
+    if hosts:
+        names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
+        yield seen.finding(
+            "unmeasured",
+            Severity.WARNING,
+            f"there is nothing to copy between on {names_text(names, 2)}, where torch shows no GPU",
+            f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
+            "driver's list: UNKNOWN whether copies would be well.",
+            evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
+            remedy="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
+            of_the_run=True,
+        )
+
+
 def apart(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
     """Hosts whose ranks see GPUs of their own: one process has no pairs of them."""
     nodes = list(dict.fromkeys(view.host.name for view in views if not view.alone))

@@ -239,6 +239,7 @@ CHECK = Check(
     columns=columns,
     figures=figures,
     matrices=matrices,
+    follows=(col001.CHECK.code,),
     kind=Kind.TORCH,
     deadline=10,
     # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see

@@ -238,6 +238,7 @@ CHECK = Check(
     ground=ground,
     moot=_why_not,
     figures=figures,
+    follows=(fab001.CHECK.code,),
     kind=Kind.TORCH,
     deadline=10,
     optional=True,  # who names the stage may have hosts of one rank: FAB001 answers for them

@@ -210,9 +210,9 @@ def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
         f"--topology names {len(known)} of {len(names)} hosts",
         f"It does not name {names_text(missing, _SHOWN)}: these were paired as if each hung on a leaf of its own."
         if known
-        else f"None of the hosts that call themselves {names_text(missing, _SHOWN)} is in the file: it was not used.",
+        else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: it was not used.",
         evidence={"hosts": list(missing[:64])},
-        remedy="Write the names as `hostname` prints them.",
+        remedy="Write the names as this report does.",
     )
 
 

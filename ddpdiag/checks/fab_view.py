@@ -128,10 +128,9 @@ class FabricView:
 
     @cached_property
     def given_domains(self) -> Mapping[int, str]:
-        """From the user's file, which may hold short names where hosts call themselves by long ones."""
-        known = self._seen.options.topology
-        leaves = (known.get(name) or known.get(name.partition(".")[0]) for name in self.fleet.names)
-        return {unit: leaf for unit, leaf in enumerate(leaves) if leaf}
+        """From the user's file."""
+        known = self._seen.world.given_leaves
+        return {unit: known[name] for unit, name in enumerate(self.fleet.names) if name in known}
 
     def _told_leaf(self, ranks: Sequence[int]) -> str:
         arrivals = self._seen.world.arrivals

@@ -22,7 +22,8 @@ Findings and their causes:
   processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself.
 - host-slow: less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over
   such a slot: half of the lanes, a generation lost, memory of another socket.
-- unmeasured: there was no time for all. apart, taken: ranks see GPUs of their own, or have them to themselves.
+- unmeasured: there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to
+  copy between (GPU001 and GPU002 look why). apart, taken: ranks see GPUs of their own, or have them to themselves.
 
 Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
 
@@ -38,7 +39,7 @@ from statistics import median
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import gpu002
-from ddpdiag.checks.copies_ends import apart, ends, failed, untried, was_going_on
+from ddpdiag.checks.copies_ends import apart, ends, failed, nothing, untried, was_going_on
 from ddpdiag.checks.copies_findings import Limits, asymmetric, indirect, short, slow, wrong
 from ddpdiag.checks.copies_host import host_slow, host_wrong
 from ddpdiag.checks.copies_view import View, host_ways, views_of
@@ -59,7 +60,7 @@ def measure(ctx: Context) -> Copies:
     # Each rank takes cuda:local_rank; what lies behind may be somebody else's, full and busy.
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
-        raise RuntimeError("torch sees no GPU")
+        return Copies()  # no fault of this rank: why there is none is a question of other checks
     told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
     return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, end=ctx.end)
@@ -155,6 +156,7 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
         yield from indirect(seen, view, limits, told)
     yield from host_slow(seen, views, limits)
     yield from untried(seen, views)
+    yield from nothing(seen, views)
     yield from apart(seen, views)
 
 
@@ -188,7 +190,7 @@ def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
                         view, "staged", " through its memory (P2P off)", lambda pair: pair.through_host_bytes_per_s
                     )
                 )
-    for host in dict.fromkeys(view.host for view in views):
+    for host in dict.fromkeys(view.host for view in views if view.gpus):
         found.append(_with_host(host, [view for view in views if view.host == host]))
     return found
 

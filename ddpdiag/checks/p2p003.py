@@ -301,6 +301,7 @@ CHECK = Check(
     moot=moot,
     hindrance=hindrance,
     figures=figures,
+    follows=(col001.CHECK.code,),
     kind=Kind.TORCH,
     # NCCL needs 1 to 3 s to start, and each set that hangs costs all of this.
     deadline=10,

@@ -7,8 +7,9 @@ from typing import Any
 from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.check import Seen
 from ddpdiag.checks import col001, lch002, lch003, trn001, trn003
+from ddpdiag.comparison.peers import kept
 from ddpdiag.model.bench import BaselineSeries
-from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
 from ddpdiag.model.train import TrainReport
 from ddpdiag.stats import Samples
@@ -22,14 +23,23 @@ def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: T
     """What this run can be held against another one by."""
     steps = {rank: data.steps for rank, data in seen.of(trn003.CHECK).by_rank.items() if data.steps is not None}
     world = seen.world
+    own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
+    is_fleet = len(own) > KEPT_RANKS
     return Snapshot(
         created=seen.recording.header.created,
         shape=_shape(world),
         facts=_facts(seen),
-        figures=(*_steps(steps, on_gpus=bool(world.gpus)), *_training(seen), *_strategies(train), *_all_reduce(seen)),
+        figures=(
+            *(() if is_fleet else own.values()),
+            *_usual_work(steps),
+            *_training(seen),
+            *_strategies(train),
+            *_all_reduce(seen),
+        ),
         series=tuple(series),
         busy_share=None if world.gpus else _busy_share(steps),
         on_gpus=bool(world.gpus),
+        standings=tuple(kept(own)) if is_fleet else (),
     )
 
 
@@ -46,7 +56,7 @@ def _busy_share(steps: Mapping[int, Steps]) -> float | None:
     return min((median(w.core_share for w in own.windows) for own in steps.values() if own.windows), default=None)
 
 
-def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
+def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:
     """Each rank's own work. On CPUs its processor time, which others who use the machine hardly change."""
     for rank, own in steps.items():
         if on_gpus:
@@ -54,15 +64,21 @@ def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
         else:
             name, title = "step.core_seconds", "processor time of a training step"
             values = [w.own * w.core_share for w in own.windows]
-        within = Figure(
-            name=name,
-            title=title,
-            rank=rank,
-            values=tuple(map(_rounded, values)),
-            sampling=Sampling.REPEATS,
-            within=len(steps) > 1,
+        yield (
+            rank,
+            Figure(
+                name=name,
+                title=title,
+                rank=rank,
+                values=tuple(map(_rounded, values)),
+                sampling=Sampling.REPEATS,
+                within=len(steps) > 1,
+            ),
         )
-        yield within
+
+
+def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
+    """That of the rank in the middle, moment by moment."""
     count = min((len(own.windows) for own in steps.values()), default=0)
     if count:
         middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
@@ -71,7 +87,7 @@ def _steps(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Figure]:
 
 
 def _rounded(value: float) -> float:
-    """To six significant digits: of a fleet the report holds these values for every rank, and no clock knows more."""
+    """To six significant digits: the report holds these values for every rank, and no clock knows more."""
     return float(f"{value:.6g}")
 
 

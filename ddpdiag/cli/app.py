@@ -15,6 +15,7 @@ from ddpdiag.cli import (
     train_options,
     watch_options,
 )
+from ddpdiag.cli.command import with_names
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
@@ -217,4 +218,5 @@ def _in_paragraphs(text: str) -> str:
 
 
 for registered in app.registered_commands:
+    registered.callback = with_names(registered.callback) if registered.callback else None
     registered.help = _in_paragraphs(getdoc(registered.callback) or "")

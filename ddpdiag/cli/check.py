@@ -89,7 +89,7 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
     options = _options(wishes, launch)
     validate(options, all_checks())
     if launch.place.rank == 0:
-        outputs.check()
+        outputs.check([path for path in (wishes.baseline, wishes.topology) if path is not None])
     if launch.note and launch.place.rank == 0:
         complain(launch.note)
     planned = _prepare(launch, options, wishes, outputs)

@@ -1,6 +1,7 @@
 """`ddpdiag host`: options into data, one rank alone, a report. All of it in a child that has a deadline."""
 
 import math
+import os
 import secrets
 import socket
 import sys
@@ -24,6 +25,7 @@ from ddpdiag.render.progress import Silent
 from ddpdiag.runtime.alone import run_alone
 from ddpdiag.runtime.arriving import own_arrival
 from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.slurm import node_name
 from ddpdiag.runtime.watched import Stand, watched
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
@@ -108,7 +110,7 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
 
 def _place() -> Place:
     """The whole host, whatever a launcher around this process says."""
-    node = readable(socket.gethostname())
+    node = node_name(os.environ, readable(socket.gethostname()))
     return Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
 
 

@@ -103,6 +103,8 @@ def checked(compare: Compare, ranks: int) -> Compare:
         )
     if not compare.backend.strip():
         raise UsageError("--backend: expected a name, such as nccl or gloo")
+    if readable(compare.backend) != compare.backend:
+        raise UsageError(f"--backend {readable(compare.backend)}: it is no UTF-8, so no name of a backend")
     if compare.data_dir is not None and not os.path.isdir(compare.data_dir):
         raise UsageError(f"--data-dir {readable(compare.data_dir)}: no such directory on {socket.gethostname()}")
     return Compare(

@@ -37,14 +37,18 @@ class Outputs:
             from ddpdiag.render import html
 
             html.check_available()
+        if self.nagios and self.takes_stdout:
+            option = next(option for option, path in self._files.items() if path == "-")
+            raise UsageError(f"{option} -: with --nagios standard output has one line, so give it a file")
         options: dict[str, str] = {}
         for option, path in self._files.items():
-            if path in options:
-                raise UsageError(f"{options[path]} and {option} both name {path}; give each its own file")
-            options[path] = option
+            place = path if path == "-" else os.path.realpath(path)
+            if place in options:
+                raise UsageError(f"{options[place]} and {option} both name {path}; give each its own file")
+            options[place] = option
             if any(is_one_file(path, file) for file in inputs):
-                raise UsageError(f"{option} {path} would overwrite the recording that is read; give it another file")
-        for path in options:
+                raise UsageError(f"{option} {path} would overwrite a file that is read; give it another one")
+        for path in self._files.values():
             check_writable(path)
 
     @property

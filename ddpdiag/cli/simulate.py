@@ -1,5 +1,6 @@
 """`ddpdiag simulate`: a fleet that does not exist, judged as a real one."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,15 @@ class Wanted:
 
 def run(wanted: Wanted, outputs: Outputs) -> int:
     """One run with its report, or the rates of many; the exit code of the one."""
+    for name in ("slower", "noise", "transients", "congestion"):
+        if math.isnan(getattr(wanted, name)):
+            raise UsageError(f"--{name} nan: expected a share, such as 0.02")
     faults = Faults(tuple(_faults(wanted.faults)), wanted.slower)
     if wanted.trials is not None:
+        if outputs != Outputs():
+            raise UsageError(
+                "--trials counts who is blamed in many runs, without a report: give no option of the output"
+            )
         show(_rates(wanted, faults, wanted.trials), sys.stdout)
         return int(ExitCode.FIT)
     outputs.check()

@@ -54,6 +54,8 @@ def run(
     alone: bool,
 ) -> int:
     """Start the command, watch it, and leave as it does."""
+    if not command[0]:
+        raise UsageError("the command to watch is empty: expected it after --, such as torchrun train.py")
     refuse_far(command, flight_recorder=flight_recorder)
     if not math.isfinite(stall) or stall < _LEAST_STALL:
         raise UsageError(f"--stall {stall:g}: expected {_LEAST_STALL:g} s or more")
@@ -86,6 +88,8 @@ def run(
 
 def read(paths: Sequence[str]) -> int:
     """Judge what --bundle kept, of all hosts that looked at the newest silence; 1 if a rank is named, else 3."""
+    if not all(paths):
+        raise UsageError("--read: the name of a file is empty")
     stall = merged([stall for path in paths for stall in _kept(path)])
     verdict = judged(stall)
     width, color = terminal(sys.stdout)

@@ -5,7 +5,8 @@ from itertools import chain
 
 from ddpdiag.bandwidth.baseline import find, slower, worse
 from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text
-from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift, standings
+from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift
+from ddpdiag.comparison.peers import Field, fields, ranks_of
 from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 
@@ -29,17 +30,25 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
     if not _common(old, new) and not (old.series and new.series):
         changes.append(_unjudged("figures", "the runs have no figure in common"))
     held = sum(not isinstance(find(old.series, series), str) for series in new.series)
-    return sum(_is_judged(figure, old, new) for figure in _common(old, new)) + held, tuple(changes)
+    return sum(_is_judged(old, new, within=within) for within in _common(old, new)) + held, tuple(changes)
 
 
-def _common(old: Snapshot, new: Snapshot) -> list[Figure]:
-    """Figures of the new run that the old one has, too."""
-    known = {(figure.name, figure.rank) for figure in old.figures}
-    return [figure for figure in new.figures if (figure.name, figure.rank) in known]
+def _common(old: Snapshot, new: Snapshot) -> list[bool]:
+    """For each figure of the new run that the old one has, too: is it held against that of other ranks?"""
+    known = _kinds(old)
+    return [within for key, within in _kinds(new).items() if key in known]
 
 
-def _is_judged(figure: Figure, old: Snapshot, new: Snapshot) -> bool:
-    return least_busy(old, new) >= (LEAST_BUSY_WITHIN if figure.within else LEAST_BUSY_ACROSS)
+def _kinds(snapshot: Snapshot) -> dict[tuple[str, int | None], bool]:
+    """Of each figure, by name and rank: is it held against that of other ranks?"""
+    kinds: dict[tuple[str, int | None], bool] = {
+        (own.name, rank): True for own in snapshot.standings for rank in ranks_of(own)
+    }
+    return kinds | {(figure.name, figure.rank): figure.within for figure in snapshot.figures}
+
+
+def _is_judged(old: Snapshot, new: Snapshot, *, within: bool) -> bool:
+    return least_busy(old, new) >= (LEAST_BUSY_WITHIN if within else LEAST_BUSY_ACROSS)
 
 
 def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
@@ -85,14 +94,6 @@ def _refused(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         yield _unjudged("busy", f"{what} were judged: {why}")
 
 
-def _by_name(snapshot: Snapshot, *, within: bool) -> dict[str, dict[int | None, Figure]]:
-    found: dict[str, dict[int | None, Figure]] = {}
-    for figure in snapshot.figures:
-        if figure.within is within:
-            found.setdefault(figure.name, {})[figure.rank] = figure
-    return found
-
-
 # Ranks against their peers -------------------------------------------------------------------------------------------
 
 
@@ -100,18 +101,13 @@ def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     """Ranks that fell behind, or caught up with, the others at the same moments: what disturbs all changes nothing."""
     if least_busy(old, new) < LEAST_BUSY_WITHIN:
         return
-    before, now = _by_name(old, within=True), _by_name(new, within=True)
+    before, now = fields(old), fields(new)
     for name in before.keys() & now.keys():
-        was, is_ = _ranks(before[name]), _ranks(now[name])
-        then, here = standings(was), standings(is_)
+        then, here = before[name].standings, now[name].standings
         for rank in _told(then, here):
             change = moved(then[rank], here[rank])
             if change.is_beyond:
-                yield _of_rank(is_[rank], rank, change, len(is_))
-
-
-def _ranks(figures: Mapping[int | None, Figure]) -> dict[int, Figure]:
-    return {rank: figure for rank, figure in figures.items() if rank is not None}
+                yield _of_rank(now[name], rank, change)
 
 
 def _told(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[int]:
@@ -124,8 +120,8 @@ def _told(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[in
     return [now if here[now].ratio >= then[was].ratio else was]
 
 
-def _of_rank(figure: Figure, rank: int, change: Shift, size: int) -> Change:
-    peers = "the other rank" if size == 2 else "the others usually"
+def _of_rank(figure: Field, rank: int, change: Shift) -> Change:
+    peers = "the other rank" if len(figure.ranks) == 2 else "the others usually"
     worse_now = change.ratio > 1
     return Change(
         direction=Direction.REGRESSION if worse_now else Direction.IMPROVEMENT,
@@ -150,13 +146,12 @@ def _percent(ratio: float) -> str:
 def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     if least_busy(old, new) < LEAST_BUSY_ACROSS:
         return
-    before, now = _by_name(old, within=False), _by_name(new, within=False)
-    for name in before.keys() & now.keys():
-        for rank in before[name].keys() & now[name].keys():
-            figure = now[name][rank]
-            shifted = shift(before[name][rank], figure)
-            if shifted is not None and shifted.is_beyond:
-                yield _of_world(figure, shifted)
+    before = {(figure.name, figure.rank): figure for figure in old.figures if not figure.within}
+    for figure in new.figures:
+        was = None if figure.within else before.get((figure.name, figure.rank))
+        shifted = shift(was, figure) if was is not None else None
+        if shifted is not None and shifted.is_beyond:
+            yield _of_world(figure, shifted)
 
 
 def _direction(figure: Figure, shifted: Shift) -> Direction:

@@ -34,7 +34,9 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     pairs = list(_pairs(_by_key(old.findings), _by_key(new.findings)))
     for was, now in pairs:
         if was is None and now is not None:
-            yield _new(now, minor, looked=_code(now) in then)
+            yield _new(
+                now, minor, looked=_code(now) in then or (now.severity is Severity.ERROR and _arose(now, old, new))
+            )
         elif was is not None and now is not None and was.severity is not now.severity:
             rises = _rank(now) > _rank(was)
             direction = Direction.REGRESSION if rises else Direction.IMPROVEMENT
@@ -89,6 +91,26 @@ def _measured(report: Report) -> frozenset[str]:
     """Checks that were tried, and whose trials were done on all ranks."""
     done = (line for line in report.checks if line.measures and line.skipped_because is None and line.statuses)
     return frozenset(line.code for line in done if line.statuses.keys() == {Status.DONE.value})
+
+
+def _arose(finding: Finding, old: Report, new: Report) -> bool:
+    """Does the finding's check follow one that was well then, and is not now; or one of which the same is true?"""
+    follows = {line.code: line.follows for line in new.checks}
+    then = _looked(old, new)
+    waiting, met = [_code(finding)], set[str]()
+    while waiting:
+        for code in follows.get(waiting.pop(), ()):
+            if code in then and _is_well(old, code) and not _is_well(new, code):
+                return True
+            if code not in then and code not in met:
+                met.add(code)
+                waiting.append(code)
+    return False
+
+
+def _is_well(report: Report, code: str) -> bool:
+    serious = (finding for finding in report.findings if finding.severity is not Severity.INFO)
+    return code in _measured(report) and code not in map(_code, serious)
 
 
 def _code(finding: Finding) -> str:

@@ -47,12 +47,10 @@ def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> Hos
 
 
 def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
-    """The hosts under each leaf switch: from the user's file, which may hold short names, else as the ranks tell."""
-    known = world.options.topology
-    given = {name: leaf for name, _ in world.hosts if (leaf := known.get(name) or known.get(name.partition(".")[0]))}
+    """The hosts under each leaf switch: from the user's file, else as the ranks tell."""
     told = {arrival.place.node: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
     leaves: dict[str, list[str]] = {}
-    for host, leaf in (given or told).items():
+    for host, leaf in (world.given_leaves or told).items():
         leaves.setdefault(leaf, []).append(host)
     return {leaf: tuple(hosts) for leaf, hosts in leaves.items()}
 

@@ -90,7 +90,8 @@ class StageLine(Struct, frozen=True, kw_only=True):
 class CheckLine(Struct, frozen=True, kw_only=True):
     """One check in the report; `statuses` counts its outcomes by status.
 
-    `measures` is False for a check that runs nothing itself, and judges what others saw.
+    `measures` is False for a check that runs nothing itself, and judges what others saw. It may be left out where those
+    that it `follows` went well.
     """
 
     code: str
@@ -99,6 +100,7 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     skipped_because: str | None = None
     measures: bool = True
+    follows: tuple[str, ...] = ()
 
 
 class HostsLine(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,9 @@ from msgspec import Struct
 
 from ddpdiag.model.bench import BaselineSeries
 
+# Of so many ranks every repeat is kept; of a fleet of 131,072 that would be 30 MB, which nobody looks at.
+KEPT_RANKS = 1_024
+
 
 class Sampling(Enum):
     """What the values of a figure are: repeats, in the order in which they were measured; the quickest, the median and
@@ -32,12 +35,28 @@ class Figure(Struct, frozen=True, kw_only=True):
     within: bool = False
 
 
+class Standings(Struct, frozen=True, kw_only=True):
+    """A figure of very many ranks, without its repeats: each rank's value as a multiple of the others' at the same
+    moments, and the standard error of that, as a share.
+
+    `ranks` are the first and the last of ranks that follow each other; `ratios` and `errors` have one number for each
+    rank, in that order.
+    """
+
+    name: str
+    title: str
+    ranks: tuple[tuple[int, int], ...]
+    ratios: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
 class Snapshot(Struct, frozen=True, kw_only=True):
     """A run's figures, and what they depend on.
 
     `shape` are ranks, hosts, backend; `facts` are "versions" and "variables", each by name, as far as they were looked
     at. `busy_share` is the share of their cores that the ranks had when they computed, in the median of the rank that
     had least; None where nobody looked. `on_gpus` says that they computed on GPUs, whose times do not depend on that.
+    Figures `within` of more than KEPT_RANKS ranks are kept as `standings`.
     """
 
     created: str
@@ -47,3 +66,4 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     series: tuple[BaselineSeries, ...] = ()
     busy_share: float | None = None
     on_gpus: bool = False
+    standings: tuple[Standings, ...] = ()

@@ -6,8 +6,9 @@ import msgspec
 
 from ddpdiag.codec import encode
 from ddpdiag.errors import ExitCode
-from ddpdiag.model.comparison import Change, Comparison, Direction, Side
-from ddpdiag.render.markup import code, folded, words
+from ddpdiag.model.comparison import Comparison, Direction, Side
+from ddpdiag.render.markdown_size import listed, name, said
+from ddpdiag.render.markup import folded
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 _COLORS = {Direction.REGRESSION: "31", Direction.IMPROVEMENT: "32", Direction.NEUTRAL: "2", Direction.UNJUDGED: "33"}
@@ -71,24 +72,24 @@ def _filled(lead: str, text: str, width: int) -> list[str]:
     )
 
 
+# Of each kind of change in Markdown: lines, and bytes of them all, of one text and of one name.
+_ROWS, _BYTES, _TEXT = 100, 16_000, 1_000
+
+
 def as_markdown(comparison: Comparison) -> str:
     """For tickets and chat: the sentence first; changes that are neither worse nor better are folded away."""
-    lines = [f"**{_word(comparison)}**: {words(comparison.sentence)}", ""]
+    lines = [f"**{_word(comparison)}**: {said(comparison.sentence, _TEXT)}", ""]
     for lead, side in (("old", comparison.old), ("new", comparison.new)):
-        name = f"{code(side.source)}, run {code(side.run_id)} {words(side.created)}".rstrip()
-        lines.append(f"- **{lead}:** {name}: **{words(side.verdict.upper())}**: {words(side.sentence)}")
+        about = f"{name(side.source)}, run {name(side.run_id)} {said(side.created, _TEXT)}".rstrip()
+        lines.append(f"- **{lead}:** {about}: **{said(side.verdict.upper(), _TEXT)}**: {said(side.sentence, _TEXT)}")
     lines.append("")
-    for direction in (Direction.REGRESSION, Direction.IMPROVEMENT):
-        lines += _items(comparison, direction)
-    other = [_item(change) for change in comparison.changes if change.direction is Direction.NEUTRAL]
-    lines += _items(comparison, Direction.UNJUDGED)
-    return "\n".join([*lines, *folded("Other changes", other)]).rstrip() + "\n"
+    for direction, title in _TITLES.items():
+        if found := _items(comparison, direction):
+            lines += [f"### {title}", "", *found, ""]
+    return "\n".join([*lines, *folded("Other changes", _items(comparison, Direction.NEUTRAL))]).rstrip() + "\n"
 
 
 def _items(comparison: Comparison, direction: Direction) -> list[str]:
-    found = [_item(change) for change in comparison.changes if change.direction is direction]
-    return [f"### {_TITLES[direction]}", "", *found, ""] if found else []
-
-
-def _item(change: Change) -> str:
-    return f"- {code(change.name)} {words(change.text)}"
+    found = [change for change in comparison.changes if change.direction is direction]
+    lines = [f"- {name(change.name)} {said(change.text, _TEXT)}" for change in found[:_ROWS]]
+    return listed(lines, "change", total=len(found), most=_BYTES)

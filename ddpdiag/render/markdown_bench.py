@@ -5,21 +5,31 @@ from collections.abc import Iterator
 from ddpdiag.model.bench import BenchReport, BenchRow
 from ddpdiag.model.train import StrategyRow, TrainReport
 from ddpdiag.render.bench_rows import parts
-from ddpdiag.render.markup import code, folded, table, words
+from ddpdiag.render.markdown_size import Piece, listed, name, said, tabled
+from ddpdiag.render.markup import folded
 from ddpdiag.render.units import byte_count, bytes_per_s, percent, seconds
 
+# Rows of a table, or lines of a list, and bytes of these and of one sentence.
+_ROWS, _TABLE, _LIST, _SENTENCE = 64, 6_000, 4_000, 600
 
-def bench_lines(bench: BenchReport) -> list[str]:
+
+def bench_pieces(bench: BenchReport) -> Iterator[Piece]:
     """A line for each series, and its sizes folded away."""
-    lines = [f"- {words(series.sentence)}" for series in bench.series]
-    lines += [f"- {words(remark)}" for remark in bench.remarks]
-    lines += [""] if lines else []
+    sentences = [*(series.sentence for series in bench.series), *bench.remarks]
+    lines = [f"- {said(sentence, _SENTENCE)}" for sentence in sentences[:_ROWS]]
+    yield Piece("what the benchmark means", _spaced(listed(lines, "line", total=len(sentences), most=_LIST)))
+    slow = [(str(r.rank), name(r.node, cell=True), said(r.slow, _SENTENCE)) for r in bench.ranks if r.slow]
+    table = tabled(("slow rank", "host", "why"), slow[:_ROWS], "slow rank", total=len(slow), most=_TABLE)
+    yield Piece("slow ranks", _spaced(table))
     for part in parts(bench):
         rows = [row for row in map(_row, part.rows) if row]
         headers = ("size", "type", "op", "time", "algbw", "busbw", "wrong")
-        lines += folded(f"{part.collective} over {part.backend}", table(headers, rows, right=4))
-    slow = [(str(r.rank), code(r.node, cell=True), words(r.slow)) for r in bench.ranks if r.slow]
-    return lines + ([*table(("slow rank", "host", "why"), slow), ""] if slow else [])
+        table = tabled(headers, rows[:_ROWS], "row", total=len(rows), most=_TABLE, right=4)
+        yield Piece("table of a benchmark", folded(f"{part.collective} over {part.backend}"[:_SENTENCE], table))
+
+
+def _spaced(lines: list[str]) -> list[str]:
+    return [*lines, ""] if lines else []
 
 
 def _row(row: BenchRow) -> tuple[str, ...]:
@@ -28,8 +38,8 @@ def _row(row: BenchRow) -> tuple[str, ...]:
         return ()
     return (
         byte_count(row.size_bytes),
-        words(row.dtype),
-        words(row.op),
+        said(row.dtype, _SENTENCE),
+        said(row.op, _SENTENCE),
         seconds(measured.seconds),
         bytes_per_s(measured.algbw_bytes_per_s),
         bytes_per_s(measured.busbw_bytes_per_s),
@@ -37,18 +47,21 @@ def _row(row: BenchRow) -> tuple[str, ...]:
     )
 
 
-def train_lines(train: TrainReport) -> list[str]:
+def train_pieces(train: TrainReport) -> Iterator[Piece]:
     """The table of strategies, and why some do not work."""
     headers = ("strategy", "", "ranks", "samples/s", "speed-up", "efficiency", "communication", "peak")
-    lines = [*table(headers, [_strategy(row) for row in train.rows], right=3), ""]
+    rows = [_strategy(row) for row in train.rows[:_ROWS]]
+    table = tabled(headers, rows, "row", total=len(train.rows), most=_TABLE, right=3)
+    yield Piece("strategies", _spaced(table))
     reasons = list(_reasons(train))
-    return lines + ([*reasons, ""] if reasons else [])
+    listing = listed(reasons[:_ROWS], "reason", total=len(reasons), most=_LIST)
+    yield Piece("why strategies do not work", _spaced(listing))
 
 
 def _strategy(row: StrategyRow) -> tuple[str, ...]:
     rate = row.samples_per_second
     return (
-        code(row.strategy.value, cell=True),
+        name(row.strategy.value, cell=True),
         row.ended.value,
         str(len(row.ranks)) if row.ranks else "-",
         "-" if rate is None else f"{rate:,.0f}",
@@ -62,4 +75,4 @@ def _strategy(row: StrategyRow) -> tuple[str, ...]:
 def _reasons(train: TrainReport) -> Iterator[str]:
     for row in train.rows:
         if row.reason:
-            yield f"- {code(row.strategy.value)} {row.ended.value}: {words(row.reason)}"
+            yield f"- {name(row.strategy.value)} {row.ended.value}: {said(row.reason, _SENTENCE)}"

@@ -7,6 +7,7 @@ from ddpdiag.runtime.launchers import (
     Here,
     Launch,
     block_place,
+    check_world,
     place,
     ranks_here,
     refuse_block,
@@ -21,6 +22,7 @@ def by_rank(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
     refuse_block(asked, rank)
     world = agreed(number(env, "WORLD_SIZE"), option("--world-size", asked.world_size))
     world = needed(world, "--world-size", rank, "the number of ranks")
+    check_world(world)
     check_below(rank, world)
     local_rank = agreed(number(env, "LOCAL_RANK"), option("--local-rank", asked.local_rank))
     local_size = number(env, "LOCAL_WORLD_SIZE")
@@ -45,6 +47,7 @@ def by_node(env: Environ, asked: Asked, here: Here) -> Launch:
     count = ranks_here(asked) or default_count(here, alone=nodes.value == 1)
     world = Said(f"{count} rank(s) on each host under {nodes}, world size", nodes.value * count)
     agreed(world, option("--world-size", asked.world_size))
+    check_world(world)
     coordinator, port = _endpoint(env, asked, node, others=nodes.value > 1)
     ranks = tuple(range(node.value * count, (node.value + 1) * count))
     return Launch(

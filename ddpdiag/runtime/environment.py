@@ -21,6 +21,7 @@ from ddpdiag.runtime.launchers import (
     Launch,
     Names,
     block_place,
+    check_world,
     place,
     ranks_here,
     refuse_block,
@@ -46,10 +47,12 @@ TORCHRUN_EXTRAS = (
 def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int, fresh: str) -> Launch:
     """Who this process is, or a `UsageError` that names the variable or option to change.
 
-    `gpus` are those that this process may use; `fresh` is an id that no other run has.
+    `host` is what this host calls itself, `gpus` are those that this process may use; `fresh` is an id that no other
+    run has.
     """
     env = {name: value for name, value in env.items() if value.strip()}
-    here = Here(host=host, gpus=gpus, cores=cores, fresh=fresh)
+    foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
+    here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
     if asked.run_id is not None and said.plain_name(asked.run_id) != asked.run_id:
         raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
     for names in LAUNCHERS:
@@ -111,6 +114,7 @@ def _set_by_slurm(env: Environ, names: Names) -> bool:
 
 def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
     """torchrun, torch.distributed.launch, or anybody else who sets what torch's env:// reads."""
+    _check_whole_env(env, asked, rank)
     world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
     coordinator, port = _env_endpoint(env, asked, f"{rank} and {world}", needed=world.value > 1)
     own, restarts = env.get("TORCHELASTIC_RUN_ID"), number(env, "TORCHELASTIC_RESTART_COUNT")
@@ -129,6 +133,19 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
         nodes=groups.value if groups else None,
         given={name: env[name] for name in TORCHRUN_EXTRAS if name in env},
     )
+
+
+def _check_whole_env(env: Environ, asked: Asked, rank: Said) -> None:
+    """A RANK alone is mostly left over in the shell: all that is missing is told at once, and how to do without it."""
+    given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    missing = [name for name, value in given.items() if name not in env and value is None]
+    if "WORLD_SIZE" in missing:
+        stray = " ".join(f"-u {name}" for name in ("RANK", "LOCAL_RANK", *given) if name in env)
+        raise UsageError(
+            f"{rank}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: expected RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, as torchrun sets them; to test this host alone: "
+            f"env {stray} ddpdiag check"
+        )
 
 
 def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
@@ -165,6 +182,7 @@ def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) 
     refuse_block(asked, confirmed(rank, option("--rank", asked.rank)))
     world = agreed(number(env, *names.world_size), option("--world-size", asked.world_size))
     world = needed(world, names.world_size[0] if names.world_size else "--world-size", rank, "the number of ranks")
+    check_world(world)
     local_rank = agreed(number(env, *names.local_rank), option("--local-rank", asked.local_rank))
     local_size = number(env, *names.local_world_size)
     check_below(rank, world)
@@ -185,6 +203,7 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
     world = Said(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
+    check_world(world)
     node = step.node_rank.value if step.node_rank else None
     address = said.address(env, asked.master_addr)
     if address is not None:

@@ -12,6 +12,8 @@ from ddpdiag.runtime.said import Said, check_positive, option
 
 # More processes than that on one host is a slip of the keyboard.
 MOST_RANKS_HERE = 1024
+# Eight times the ranks of the largest world that was tried (judged from a simulated recording).
+MOST_RANKS = 1 << 20
 
 
 class Names(Struct, frozen=True, kw_only=True):
@@ -149,6 +151,12 @@ def ranks_here(asked: Asked) -> int | None:
     if wanted is not None and wanted.value > MOST_RANKS_HERE:
         raise UsageError(f"{wanted}: expected at most {MOST_RANKS_HERE}.")
     return None if wanted is None else wanted.value
+
+
+def check_world(world: Said) -> None:
+    """Refuse a world that no cluster holds: lists of its ranks would fill the memory."""
+    if world.value > MOST_RANKS:
+        raise UsageError(f"{world}: expected at most {MOST_RANKS:,} ranks.")
 
 
 def refuse_block(asked: Asked, rank: Said) -> None:

@@ -12,6 +12,8 @@ from ddpdiag.errors import UsageError
 from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.runtime.said import Environ, Said, check_below, needed, number, one_host
 
+_NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
 
 class Step(Struct, frozen=True, kw_only=True):
     """One task of a job step."""
@@ -83,6 +85,28 @@ def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distributio
     return tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
 
 
+def node_name(env: Environ, host: str, *, foreign: bool = False) -> str:
+    """What Slurm calls this host, which calls itself `host`: only that name means something to --exclude and scontrol.
+
+    NodeName and NodeHostname of slurm.conf may differ by a domain, or wholly. A name without its domain counts only
+    where it means one node; else SLURMD_NODENAME counts, unless a `foreign` launcher may have brought it along from
+    another host (hydra hands on all variables of mpiexec).
+    """
+    said = env.get("SLURMD_NODENAME", "").strip()
+    if host == said or (said and not _NODE_NAME.fullmatch(said)):
+        return host
+    nodes = expanded(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_STEP_NODELIST", "")) or (said,)
+    alike = tuple(dict.fromkeys(name for name in nodes if _short(name) == _short(host)))
+    if host in nodes or len(alike) == 1:
+        return host if host in nodes else alike[0]
+    possible = alike or (() if foreign else nodes)
+    return said if said and said in possible else host
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def first_of(nodelist: str) -> str:
     """The first host of "z[9,1-3],a1", here "z9", in Slurm's own order: rank 0 runs there.
 
@@ -105,7 +129,7 @@ def leaf_of(env: Environ, host: str) -> str:
     parts = env.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
     if len(parts) != len(kinds) or len(kinds) < 2 or kinds[-1] != "node":
         return ""
-    return parts[-2] if parts[-1].partition(".")[0] == host.partition(".")[0] else ""
+    return parts[-2] if _short(parts[-1]) == _short(host) else ""
 
 
 def check_master(env: Environ, address: str, step: Step) -> None:
@@ -115,7 +139,7 @@ def check_master(env: Environ, address: str, step: Step) -> None:
     nobody listens. A name that Slurm does not know (an address, another network) is left to those who try it.
     """
     job, ours = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
-    short = address.partition(".")[0]
+    short = _short(address)
     if short in job and ours and short not in ours:
         raise UsageError(
             f"MASTER_ADDR={address} is a node of job {step.job_id}, but not of its step {step.job_id}.{step.step_id} "

@@ -42,6 +42,18 @@ def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     assert 200 < report["measurements"]["slurm.left_seconds"] <= 300
 
 
+def test_hosts_that_call_themselves_otherwise_have_the_names_that_slurm_takes(cluster):
+    four = cluster(4)
+    check = "ddpdiag check --select GPU001 --expect-gpus 1 --exclude-file bad --json report.json"
+    renamed = f"unshare --uts sh -c 'hostname $(hostname).cluster.example && exec {check}'"
+    ended = four.wait(four.sbatch(f"srun -N2 -n2 -r2 {renamed}", *FOUR))
+    assert (ended.exit_code, report_of(four)["world"]["nodes"]) == (1, ["h2", "h3"]), ended.output
+    assert "srun --exclude='h[2-3]'" in ended.output
+    assert (four.shared / "bad").read_text() == "h2\nh3\n"
+    assert sorted(four.srun("-N2", "-x", "./bad", "hostname").stdout.split()) == ["h0", "h1"]
+    assert "Invalid node name" in four.srun("-x", "h2.cluster.example", "hostname").stderr
+
+
 def test_torchrun_inside_srun_is_one_world_of_the_step(cluster):
     four = cluster(4)
     rendezvous = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=h2:29555"

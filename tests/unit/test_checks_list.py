@@ -44,9 +44,9 @@ def test_a_check_has_a_manual_page_and_a_code_of_its_stage(check: Check[object])
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
-def test_what_a_check_needs_runs_before_it(check: Check[object]) -> None:
+def test_what_a_check_needs_or_follows_runs_before_it(check: Check[object]) -> None:
     codes = [other.code for other in CHECKS]
-    assert all(codes.index(need) < codes.index(check.code) for need in check.needs)
+    assert all(codes.index(need) < codes.index(check.code) for need in (*check.needs, *check.follows))
 
 
 def test_settings_that_a_check_reads_are_declared() -> None:

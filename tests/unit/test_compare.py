@@ -258,7 +258,7 @@ def test_the_values_of_every_rank_are_kept_to_six_digits() -> None:
     window = Window(1 / 300, 1 / 700, 1 / 900, 1 / 1100, 1 / 1300, 1 / 1.7)
     own = Steps(windows=(window,) * 10, bucket_bytes=1, bucket_seconds=1.0, edge_bytes=1, edges={}, overlap=None)
     for on_gpus, whole in ((True, window.own), (False, window.own * window.core_share)):
-        figures = [each for each in snapshots._steps({0: own, 1: own}, on_gpus=on_gpus) if each.rank is not None]
+        figures = [each for _, each in snapshots._own_work({0: own, 1: own}, on_gpus=on_gpus)]
         (value, *_) = figures[1].values
         assert len(figures[1].values) == 10
         assert value == pytest.approx(whole, rel=1e-5)
@@ -399,6 +399,48 @@ def test_a_check_that_judges_what_others_saw_has_looked_with_its_stage() -> None
     assert of(old, structs.replace(old, findings=())).changes[0].direction is Direction.IMPROVEMENT
     blind = structs.replace(old, checks=(*tried("GPU001"), judge_only), findings=())
     assert of(old, blind).changes[0].direction is Direction.NEUTRAL
+
+
+def pairs_of(of: Report, **statuses: int) -> Report:
+    """With FAB001, which looks into what COL001 says, and FAB002, which looks into what FAB001 says."""
+    skip = None if statuses else "there was nothing to look into"
+    checks = tuple(
+        CheckLine(code=code, name="n", stage="fabric", statuses=statuses, skipped_because=skip, follows=(follows,))
+        for code, follows in (("FAB001", "COL001"), ("FAB002", "FAB001"))
+    )
+    return structs.replace(of, checks=(*of.checks, *checks))
+
+
+@pytest.mark.parametrize("code", ["FAB001.alone", "FAB002.rank"])
+def test_an_error_that_there_was_no_need_to_look_for_is_new(code: str) -> None:
+    found = (finding(code=code, nodes=("n1",)),)
+    hung = pairs_of(report(checks=tried("COL001", done=1, hung=1), findings=found), done=2)
+    (change,) = of(pairs_of(report()), hung).changes
+    assert (change.direction, change.text.split(":")[0]) == (Direction.REGRESSION, "new")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # COL001 is as well now: the hosts may have been so then, and nobody looked.
+        (report(), report()),
+        # It was as ill then, or not looked at, so that FAB001 was left out for another reason.
+        (report(checks=tried("COL001", done=1, hung=1)), report(checks=tried("COL001", done=1, hung=1))),
+        (report(checks=tried("COL001")), report(checks=tried("COL001", done=1, hung=1))),
+        (report(findings=(finding(code="COL001.slow"),)), report(checks=tried("COL001", done=1, hung=1))),
+    ],
+)
+def test_an_error_that_may_have_been_there_is_not_new(old: Report, new: Report) -> None:
+    for code in ("FAB001.alone", "FAB002.rank"):
+        seen = structs.replace(pairs_of(new, done=2), findings=(*new.findings, finding(code=code)))
+        (change,) = [own for own in of(pairs_of(old), seen).changes if own.name == code]
+        assert (change.direction, change.text.split(":")[0]) == (Direction.NEUTRAL, "not looked at then")
+
+
+def test_a_warning_that_there_was_no_need_to_look_for_may_have_been_there() -> None:
+    found = (finding(code="FAB001.alone", severity=Severity.WARNING),)
+    hung = pairs_of(report(checks=tried("COL001", done=1, hung=1), findings=found), done=2)
+    assert [change.direction for change in of(pairs_of(report()), hung).changes] == [Direction.NEUTRAL]
 
 
 def variables(**severities: Severity) -> tuple[Finding, ...]:

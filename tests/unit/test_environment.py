@@ -11,7 +11,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.environment import Asked, Launch, places, read_launch, worker_variables
-from ddpdiag.runtime.slurm import first_of, task_hosts
+from ddpdiag.runtime.slurm import first_of, node_name, task_hosts
 
 TORCHRUN = {
     "RANK": "3",
@@ -134,7 +134,7 @@ def test_a_local_rank_that_nobody_set_is_lacking() -> None:
 def test_a_slurm_task_is_a_rank():
     found = launch(STEP)
     assert found.place == Place(
-        rank=3, world_size=4, node="here", launcher="slurm", local_rank=1, local_world_size=2, node_rank=1
+        rank=3, world_size=4, node="h3", launcher="slurm", local_rank=1, local_world_size=2, node_rank=1
     )
     assert (found.coordinator, found.run_id, found.ranks, found.nodes) == ("h2", "4711.2", (), 2)
 
@@ -190,6 +190,44 @@ def test_the_line_for_a_batch_script_asks_for_what_the_job_has():
     assert "; rm" not in launch(job | {"SLURM_GPUS_PER_NODE": "4; rm"}).note
 
 
+@pytest.mark.parametrize(
+    ("own", "nodes", "said", "named"),
+    [
+        ("h3", "h[0-7]", "h3", "h3"),
+        ("h3.cluster.example", "h[0-7]", "h3", "h3"),
+        ("h3.cluster.example", "h[0-7]", "", "h3"),
+        ("h3", "h[0-7].cluster.example", "", "h3.cluster.example"),
+        ("h3.a", "h3.a,h3.b", "h3.b", "h3.a"),
+        ("h3", "h3.a,h3.b", "h3.b", "h3.b"),
+        ("h3", "h3.a,h3.b", "", "h3"),
+        ("h3.c", "h3.a,h3.b", "h4", "h3.c"),
+        ("ip-10-0-0-3", "node-[1-8]", "node-3", "node-3"),
+        ("ip-10-0-0-3", "node-[1-8]", "other", "ip-10-0-0-3"),
+        ("ip-10-0-0-3", "node-[1-8]", "", "ip-10-0-0-3"),
+        ("h3.cluster.example", "", "h3", "h3"),
+        ("ip-10-0-0-3", "", "node-3", "node-3"),
+        ("ip-10-0-0-3", "", "node-3\nnode-4", "ip-10-0-0-3"),
+        ("login", "", "", "login"),
+    ],
+)
+def test_a_host_has_the_name_that_slurm_takes(own, nodes, said, named):
+    assert node_name({"SLURM_JOB_NODELIST": nodes, "SLURMD_NODENAME": said}, own) == named
+
+
+def test_a_rank_is_on_the_node_that_slurm_names_under_torchrun_as_well():
+    for env in (STEP, STEP | TORCHRUN, ONE_TASK_A_NODE, BATCH | {"SLURMD_NODENAME": "h3", "SLURM_JOB_NODELIST": "h3"}):
+        assert read_launch(env, Asked(), host="ip-3", gpus=0, cores=8, fresh="f").place.node == "h3"
+
+
+def test_variables_that_an_mpi_launcher_brought_along_name_no_host_that_is_called_otherwise():
+    brought = STEP | {"SLURMD_NODENAME": "h0"}
+    for env in (brought | HYDRA, brought | OPEN_MPI | {"MASTER_ADDR": "h0"}):
+        named = [
+            read_launch(env, Asked(), host=own, gpus=0, cores=8, fresh="f").place.node for own in ("h3.example", "ip-3")
+        ]
+        assert named == ["h3", "ip-3"]
+
+
 def test_two_slurm_jobs_or_steps_do_not_share_a_port():
     ports = {
         launch(STEP | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
@@ -205,7 +243,7 @@ def test_one_task_per_node_starts_a_rank_per_gpu():
     found = launch(ONE_TASK_A_NODE, gpus=4)
     assert found.ranks == (4, 5, 6, 7)
     assert found.place == Place(
-        rank=4, world_size=8, node="here", launcher="slurm", local_rank=0, local_world_size=4, node_rank=1
+        rank=4, world_size=8, node="h3", launcher="slurm", local_rank=0, local_world_size=4, node_rank=1
     )
 
 
@@ -440,11 +478,38 @@ def test_half_a_launch_by_hand_is_refused(asked, message):
     assert message in refused({}, **asked)
 
 
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "9999999999", "MASTER_ADDR": "h0", "MASTER_PORT": "1"}, {}),
+        ({}, {"rank": 0, "world_size": 10**20, "master_addr": "h0"}),
+        ({}, {"node_rank": 0, "nnodes": 10**20, "master_addr": "h0"}),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "4000000000"}, {}),
+    ],
+)
+def test_a_world_that_would_fill_the_memory_is_refused(env, asked):
+    assert "expected at most 1,048,576 ranks" in refused(env, **asked)
+
+
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"])
 def test_a_world_without_a_rank_is_never_rank_zero(name):
     assert f"RANK is not set: expected the rank of this process in RANK; to test this host alone: env -u {name}" in (
         refused({name: "1"})
     )
+
+
+@pytest.mark.parametrize(
+    ("env", "asked", "missing", "stray"),
+    [
+        ({"RANK": "0"}, {}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are", "-u RANK"),
+        ({"RANK": "0"}, {"nproc_per_node": 2}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are", "-u RANK"),
+        ({"RANK": "0", "MASTER_ADDR": "h0"}, {"master_port": 1}, "WORLD_SIZE is", "-u RANK -u MASTER_ADDR"),
+    ],
+)
+def test_a_rank_without_a_world_is_told_all_that_is_missing_and_how_to_do_without(env, asked, missing, stray):
+    message = refused(env, **asked)
+    assert message.startswith(f"RANK=0, but {missing} not set: expected RANK, WORLD_SIZE, MASTER_ADDR")
+    assert message.endswith(f"to test this host alone: env {stray} ddpdiag check")
 
 
 def test_workers_of_any_launcher_see_torchruns_variables():

@@ -232,6 +232,7 @@ def test_the_usual_is_taken():
         ({"budget_seconds": 20.0}, "--budget 20: expected 60 s or more"),
         ({"budget_seconds": float("nan")}, "--budget nan: expected"),
         ({"backend": " "}, "--backend: expected a name"),
+        ({"backend": "\udcff"}, r"--backend \udcff: it is no UTF-8"),
         ({"data_dir": "/no/such"}, "--data-dir /no/such: no such directory"),
     ],
 )

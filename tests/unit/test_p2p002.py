@@ -451,6 +451,20 @@ def test_where_torch_shows_nothing_nothing_is_tried():
     assert "GPU002" in CHECK.moot(seen)
 
 
+def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is_blamed():
+    (finding,) = judged(Copies(), Copies())
+    assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
+    assert finding.title == "there is nothing to copy between on n0, n1, where torch shows no GPU"
+    assert (finding.ranks, finding.nodes, finding.of_the_run) == ((), (), True)
+    assert "GPU001,GPU002" in finding.remedy
+    assert not CHECK.matrices(world(4, {0: Copies()}))
+
+
+def test_a_host_without_gpus_does_not_hide_what_the_other_one_shows():
+    own = host_of(pairs={(0, 1): {"wrong": 1}})
+    assert {finding.code for finding in judged(own, Copies())} == {"P2P002.wrong", "P2P002.unmeasured"}
+
+
 def test_no_gpu_is_no_ground():
     assert CHECK.ground(seen_of(CHECK, {}, size=1).world) == "no GPU is visible on any host"
 

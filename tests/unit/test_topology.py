@@ -2,13 +2,16 @@
 
 import pytest
 from msgspec import structs
+from seen import arrival_of
 
 from ddpdiag.cli.check import _topology
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.errors import UsageError
+from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
 from ddpdiag.runtime.launchers import Launch
 from ddpdiag.runtime.slurm import leaf_of
+from ddpdiag.world import World
 
 
 def read(tmp_path, text: str) -> dict[str, str]:
@@ -81,6 +84,27 @@ def test_only_rank_0_needs_the_file(tmp_path):
 
 def test_a_long_topology_does_not_travel_to_every_rank():
     assert Options(topology={"n0": "leaf0"}, need_nodes=1).for_ranks == Options(need_nodes=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "leaf"),
+    [
+        ({"n0": "a"}, "n0", "a"),
+        ({"n0": "a"}, "n0.cluster.org", "a"),
+        # Slurm's name of a host that calls itself as the file does.
+        ({"n0.cluster.org": "a", "n1.cluster.org": "b"}, "n0", "a"),
+        ({"n0.x.org": "a", "n0.y.org": "a"}, "n0", "a"),
+        ({"n0.x.org": "a", "n0.y.org": "b"}, "n0", None),
+        ({"n0.x.org": "a", "n0.y.org": "b"}, "n0.y.org", "b"),
+        ({"n1": "a"}, "n0", None),
+    ],
+)
+def test_names_in_the_file_may_have_a_domain_or_none(given, host, leaf):
+    arrival = arrival_of(0, 1)
+    arrival = structs.replace(arrival, place=structs.replace(arrival.place, node=host))
+    world = World(size=1, launcher="hand", options=Options(topology=given), arrivals={0: arrival})
+    assert world.given_leaves == ({host: leaf} if leaf else {})
+    assert leaves_of(world) == ({leaf: (host,)} if leaf else {})
 
 
 # Slurm ---------------------------------------------------------------------------------------------------------------

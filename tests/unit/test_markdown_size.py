@@ -1,0 +1,157 @@
+"""Markdown stays below what a comment takes, whatever the report holds, and says what is missing."""
+
+import re
+
+import pytest
+from benches import bench as benched
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from reports import finding_of, fit
+
+from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
+from ddpdiag.model.comparison import Change, Comparison, Direction, Side
+from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.render import comparison, markdown
+from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
+
+# GitHub: "body is too long (maximum is 65536 characters)".
+GITHUB_TAKES = 65_536
+relaxed = settings(deadline=None, max_examples=12)
+nasty = st.text(alphabet="a @#`|!&\n\x1b\u20ac\U0001f600/:<", min_size=1, max_size=4)
+
+
+def crowded(text: str, number: int) -> Report:
+    """A report in which everything is there `number` times, and says `text`."""
+    found = tuple(
+        finding_of(
+            severity,
+            code=f"COL001.{place}",
+            title=text,
+            message=text,
+            ranks=tuple(range(0, 2 * number, 2)),
+            nodes=(text, f"{place}{text}"),
+            gpus=(text,),
+            links=(text,) * number,
+            evidence={f"{text}{each}": [text] * 20 for each in range(number)},
+            remedy=text,
+            env={f"{text}{each}": text for each in range(number)},
+        )
+        for severity in Severity
+        for place in range(number)
+    )
+    row = StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason=text)
+    train = TrainReport(
+        asked=Train(), batch_size=1, device="cpu", rows=(row,) * number, scaling=(), tolerance=0.1, sentence=text
+    )
+    return fit(
+        sentence=text,
+        run_id=text,
+        world=WorldLine(size=number, nodes=(text,) * number, launcher=text, backend=text),
+        ranks=({"rank": 0, **{f"{text}{each}": text for each in range(number)}},) * number,
+        stages=(StageLine(name=text, status=text, seconds=1.0),) * number,
+        checks=(CheckLine(code=text, name=text, stage=text, statuses={text: 1}, skipped_because=text),) * number,
+        findings=found,
+        measurements={f"{text}{each}": text for each in range(number)},
+        notes=(text,) * number,
+        bench=benched_with(text, number),
+        train=train,
+        exports={f"{text}{each}": text for each in range(number)},
+    )
+
+
+def benched_with(text: str, number: int):
+    bench = benched("gloo")
+    rows = tuple(
+        structs.replace(row, dtype=text, op=text, backend=f"{at}{text}") for at in range(20) for row in bench.rows
+    )
+    ranks = tuple(structs.replace(bench.ranks[0], node=text, slow=text) for _ in range(number))
+    series = tuple(structs.replace(bench.series[0], sentence=text) for _ in range(number))
+    return structs.replace(bench, rows=rows, ranks=ranks, series=series, remarks=(text,) * number)
+
+
+@relaxed
+@given(nasty, st.integers(1, 4_000), st.integers(0, 25))
+@example("@", 40_000, 20)
+@example("`", 4_000, 1)
+def test_no_report_is_too_long_for_a_comment(part: str, length: int, number: int) -> None:
+    text = markdown.render(crowded(part * (length // max(1, number)), number))
+    assert len(text) < GITHUB_TAKES
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_of_a_long_finding_the_beginning_is_shown_and_how_much_is_missing() -> None:
+    text = markdown.render(fit(findings=(finding_of(message="word " * 20_000, remedy="Mend it."),)))
+    shown, missing = re.search(r"((?:word ?)+) \.\.\. \(([\d,]+) more characters, in the JSON report\)", text).groups()
+    assert len("word " * 20_000) - int(missing.replace(",", "")) in (len(shown), len(shown) + 1)
+    assert "- **Fix:** Mend it." in text
+
+
+def test_an_ordinary_finding_is_shown_whole() -> None:
+    text = markdown.render(fit(findings=(finding_of(message="m" * 1_900, remedy="r" * 900, title="t" * 300),)))
+    assert all(part in text for part in ("m" * 1_900, "r" * 900, "t" * 300))
+    assert "in the JSON report" not in text
+
+
+def test_strategies_and_their_reasons_end_with_how_many_are_missing() -> None:
+    row = StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x " * 200)
+    train = TrainReport(
+        asked=Train(), batch_size=1, device="cpu", rows=(row,) * 500, scaling=(), tolerance=0.1, sentence="s"
+    )
+    text = markdown.render(fit(train=train))
+    assert re.search(r"^436 more rows, in the JSON report", text, re.M)
+    assert re.search(r"^- 4\d\d more reasons, in the JSON report", text, re.M)
+
+
+def test_the_table_of_a_benchmark_ends_with_how_many_rows_are_missing() -> None:
+    bench = benched("gloo")
+    row = next(row for row in bench.rows if row.in_place is not None)
+    text = markdown.render(fit(bench=structs.replace(bench, rows=(row,) * 900)))
+    assert re.search(r"^8\d\d more rows, in the JSON report", text, re.M)
+
+
+def test_variables_are_all_there_or_none() -> None:
+    exports = {f"NCCL_{number}": "1" * 90 for number in range(100)}
+    text = markdown.render(fit(exports=exports))
+    assert "export" not in text
+    assert "**The job needs 100 variables**, in the JSON report (`--env-file`)." in text
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_of_two_runs_that_differ_in_everything_the_first_changes_are_shown(direction: Direction) -> None:
+    side = Side(source="s" * 9_000, run_id="r", created="c", verdict="fit", sentence="@" * 90_000)
+    changes = tuple(Change(direction=direction, name=f"n{n}", text="&" * 3_000) for n in range(4_000))
+    found = Comparison(old=side, new=side, changes=changes, compared=9, sentence="s", exit_code=1)
+    text = comparison.as_markdown(found)
+    assert len(text) < GITHUB_TAKES
+    assert re.search(r"^- 3,9\d\d more changes, in the JSON report", text, re.M)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    pieces = (
+        Piece("ranks", ["a" * 1_500]),
+        Piece("a note", ["b" * 900]),
+        Piece("a note", ["b" * 900]),
+        Piece("x", ["c"]),
+    )
+    lines = fitting(pieces, 2_000)
+    assert lines == [
+        "b" * 900,
+        "c",
+        "Left out here, since it is too long for a comment, and in the JSON report: ranks, a note.",
+        "",
+    ]
+    assert fitting(pieces, 1_900)[-2].endswith(": ranks, a note (2 times).")
+
+
+@given(st.text(max_size=300), st.integers(1, 200))
+def test_a_sentence_is_as_long_as_it_may_be_and_says_what_is_missing(text: str, most: int) -> None:
+    shown = said(text, most)
+    assert size((shown.partition(" ... (")[0],)) <= most + 1
+    assert len(name(text, most).encode("utf-8", "surrogatepass")) <= max(most, 1) + 30
+
+
+def test_a_table_without_room_for_a_row_says_how_many_there_are() -> None:
+    assert tabled(("a" * 50,), [("b",)], "rank", total=3, most=40) == ["3 more ranks, in the JSON report"]
+    assert tabled(("a",), [], "rank", total=0, most=40) == []
+    assert listed(["- a", "- b"], "note", total=2, most=40) == ["- a", "- b"]
