@@ -26,7 +26,6 @@ _KEY_FIGURES = {
 
 def page_of(report: Report) -> Page:
     """What the page says; within `page_style`, since it draws."""
-    findings, more = boxes(report.findings)
     sections = (
         bench_section(report),
         train_section(report),
@@ -44,8 +43,7 @@ def page_of(report: Report) -> Page:
         head=words(_head(report)),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands="\n".join(_commands(report)),
-        findings=findings,
-        more=more,
+        findings=boxes(report.findings),
         sections=tuple(section for section in sections if not section.is_empty),
         notes=_notes(report),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
