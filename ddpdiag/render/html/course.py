@@ -124,8 +124,20 @@ def _spent(report: Report) -> tuple[Table, ...]:
                 )
                 for row in timings.stages
             ),
+            remark=_two_durations(report.seconds, timings.seconds),
             folded=True,
         ),
+    )
+
+
+def _two_durations(seconds_told: float, seconds_spent: float) -> str:
+    """Why the whole is not what stands at the top of the page, where it is not."""
+    told, spent = seconds(seconds_told), seconds(seconds_spent)
+    if told == spent:
+        return ""
+    return (
+        f"The {spent} are from the start of rank 0's process to the verdict; the {told} at the top of the page begin "
+        "when rank 0 waits for the others, and end before the judgement."
     )
 
 

@@ -154,4 +154,7 @@ def said(timeline: Timeline, blamed: Collection[int]) -> Sequence[str]:
 
 def _who(lanes: Sequence[Lane]) -> str:
     noun = "rank" if len(lanes) == 1 else "ranks"
-    return f"{noun} {fold_ranks(lane.rank for lane in lanes)} on {fold_hosts(lane.node for lane in lanes)}"
+    # A "?" stands for a host that nobody has named.
+    hosts = [lane.node for lane in lanes if lane.node.strip("?")]
+    on = f" on {fold_hosts(hosts)}" if hosts else ""
+    return f"{noun} {fold_ranks(lane.rank for lane in lanes)}{on}"
