@@ -58,7 +58,7 @@ def test_other_words_have_no_legend():
 def test_the_histogram_has_a_unit_and_names_its_scale():
     found = words_of(figure(built(fleet(1024)), "ranks", "All-reduce of each host").svg)
     assert found.count("GB/s") == 1
-    assert "GB/s   (dashed: median of all)" in found
+    assert "GB/s, dashed: the median" in found
     assert "hosts (log scale)" in found
 
 

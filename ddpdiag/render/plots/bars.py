@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _ROW_INCHES, _AROUND_INCHES, _HISTOGRAM_INCHES = 0.2, 0.75, 1.6
 _BINS = 40
+# Of a name, so that bars have half of the width at least.
+_LETTERS = 20
 OUTLIER = "outlier"
 
 
@@ -66,12 +68,12 @@ def _bars(axes: "Axes", what: Bars) -> None:
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
     axes.axvline(what.median, color=INK, linestyle="--", linewidth=1)
-    axes.set_yticks(rows, [word(bar.label) for bar in what.bars])
+    axes.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
     axes.invert_yaxis()
     # Room for the word behind the longest bar.
     axes.margins(x=0.22 if any(bar.mark for bar in what.bars) else 0.05)
     axes.set_xlim(left=0)
-    axes.set_xlabel(f"{what.unit}   (dashed: median of all)" if what.unit else "(dashed: median of all)")
+    axes.set_xlabel(f"{what.unit}, dashed: the median" if what.unit else "dashed: the median")
     axes.grid(visible=True, axis="x")
     axes.tick_params(axis="y", length=0)
 
@@ -102,7 +104,7 @@ def draw_stacks(unit: str, labels: Sequence[str], parts: Sequence[tuple[str, Seq
             hatch=hatch, linewidth=0,
         )  # fmt: skip
         begin = [left + value for left, value in zip(begin, values, strict=True)]
-    axes.set_yticks(range(len(labels)), [word(label) for label in labels])
+    axes.set_yticks(range(len(labels)), [word(label, _LETTERS) for label in labels])
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.grid(visible=True, axis="x")
