@@ -20,7 +20,7 @@ RECORDED = tuple(sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
 SCRIPT = "<script>document.title='owned'</script>"
 IMAGE = "\"'><img src=x onerror=\"document.title='owned'\">"
 CLOSE = "</code></pre></style></svg></title>{{ 7 * 7 }}{% raw %}" + SCRIPT
-ODD = 'style="font: 10px x id="y url(#z #010201 a\x00b\x1b[31mred\u202egnp.exe $x_1$ \U0001f4a5 \\n'
+ODD = 'font: 10px style="x id="y url(#z #010201 a\x00b\x1b[31mred\u202egnp.exe $x_1$ \U0001f4a5 \\n'
 
 
 def recorded(name: str) -> Report:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from ddpdiag.model import Report
 from ddpdiag.render.exports import exclude_line, shell_line
 from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.render.html.bench import bench_section
 from ddpdiag.render.html.course import checks_section, timeline_section
 from ddpdiag.render.html.findings import boxes
-from ddpdiag.render.html.measured import bench_section, train_section
 from ddpdiag.render.html.page import Fact, Page, words
 from ddpdiag.render.html.pairs import pairs_section
 from ddpdiag.render.html.ranks import ranks_section, steps_section
+from ddpdiag.render.html.train import train_section
 from ddpdiag.render.html.world import environment_section, topology_section
 from ddpdiag.render.page import printable
 from ddpdiag.render.units import bytes_per_s, count, per_second, seconds

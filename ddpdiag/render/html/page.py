@@ -113,11 +113,12 @@ class FindingBox(Struct, frozen=True, kw_only=True):
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A part of the page under a heading; `name` is its anchor."""
+    """A part of the page under a heading; `name` is its anchor. `items` are sentences below the figures."""
 
     name: str
     title: str
     sentence: str = ""
+    items: Listed | None = None
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
 

@@ -1,21 +1,20 @@
 """Ranks: bars with outliers, the parts of a step, and a table to sort."""
 
-from collections.abc import Collection, Mapping, Sequence
-from heapq import nlargest, nsmallest
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from math import isclose
-from typing import NamedTuple
 
 from ddpdiag.model import Report, Scalar, Severity
-from ddpdiag.render.hosts import fold_ranks
+from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of, who_of
 from ddpdiag.render.html.marks import marks_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
-from ddpdiag.render.plots.bars import OUTLIER, Bar, Bars, draw_bars, draw_stacks
+from ddpdiag.render.plots.bars import draw_stacks
 from ddpdiag.render.tables import Ranks, Row
 from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
-from ddpdiag.stats import outliers, quantile
+from ddpdiag.stats import quantile
 
-BARS_SHOWN, ROWS_SHOWN = 24, 128
+ROWS_SHOWN = 128
 _ARRIVAL = "arrival_seconds"
 # In this order; others follow, as far as there is room.
 _FIRST = ("busbw_bytes_per_s", "host_busbw_bytes_per_s", "samples_per_second", "latency_seconds", _ARRIVAL)
@@ -25,37 +24,12 @@ _OPEN_ROWS = 16
 _TRAINING = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
 _STEP = ("work_seconds", "wait_seconds")
 _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
-# Ranks that come within a second come together, however little the others scatter: judgement/timeline.py.
-_LEAST_AWAY = {_ARRIVAL: 1.0}
 _TITLES = {
     _ARRIVAL: "Arrival after rank 0 began to wait",
     "samples_per_second": "Training, samples per second",
     "host_busbw_bytes_per_s": "All-reduce of each host's best pair, busbw",
 }
 _WORDS = {Severity.ERROR: ("error", "bad"), Severity.WARNING: ("warning", "warn")}
-
-
-class Figures(NamedTuple):
-    """A column of the report: the finite values, each with its row."""
-
-    name: str
-    unit: Unit
-    rows: Sequence[Row]
-    values: Sequence[float]
-
-    @property
-    def noun(self) -> str:
-        """What each value is of."""
-        return "host" if self.name.startswith("host_") else "rank"
-
-    def who(self, place: int) -> str:
-        """Such as "3  n1", or a host alone."""
-        return str(self.rows[place].get("node")) if self.noun == "host" else _who(self.rows[place])
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Rates; of times less is better."""
-        return self.name.endswith(("_per_s", "_per_second"))
 
 
 def ranks_section(report: Report) -> Section:
@@ -92,7 +66,7 @@ def steps_section(report: Report) -> Section:
 
 
 def _column(name: str, rows: Sequence[Row]) -> Figures:
-    pairs = [(row, number) for row in rows if (number := _number(row.get(name))) is not None]
+    pairs = [(row, number) for row in rows if (number := number_of(row.get(name))) is not None]
     if name.startswith("host_"):
         # The same for all ranks of a host.
         pairs = list({row.get("node"): (row, number) for row, number in reversed(pairs)}.values())[::-1]
@@ -100,59 +74,12 @@ def _column(name: str, rows: Sequence[Row]) -> Figures:
     return Figures(name, column_unit(name, values), [row for row, _ in pairs], values)
 
 
-def _number(value: Scalar) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # What no device can mean would only stretch the axes.
-    return float(value) if abs(value) < 1e30 else None
-
-
 def _bars(column: Figures, report: Report, marks: Mapping[int, Severity], number: int) -> Figure | None:
-    values = column.values
     missing = _missing(report) if column.name == _ARRIVAL else ()
-    if len(values) + len(missing) < 2 or max(values, default=0.0) <= 0:
+    if not column.values or len(column.values) + len(missing) < 2:
         return None
-    median = quantile(sorted(values), 0.5)
-    far = _far(column, median)
-    many = len(values) > BARS_SHOWN
-    pick = nsmallest if column.higher_is_better else nlargest
-    shown = pick(BARS_SHOWN, range(len(values)), key=values.__getitem__) if many else range(len(values))
-    size = column.unit.size
-    told = _telling(column, marks)
-    bars = [Bar(f"{rank}  {node}".strip(), 0.0, "never came") for rank, node in missing]
-    bars += [
-        Bar(column.who(n), values[n] / size, _mark(column.rows[n], told, marks, n in far), n in far) for n in shown
-    ]
-    everybody = [value / size for value in values] if many else ()
-    title = title_of(column.name, report, values)
-    return Figure(
-        title=words(title),
-        svg=draw_bars(Bars(_symbol(column), bars, median / size, everybody, f"{column.noun}s"), f"bars-{number}"),
-        alt=words(_said(column, title, median, far)) + _who_missing(missing),
-        sentence=f"All {len(values):,} {column.noun}s as a histogram; below, the {len(shown)} worst." if many else "",
-    )
-
-
-def _far(column: Figures, median: float) -> set[int]:
-    """The places of outliers on the slow side: worse than the others is a matter, better is none."""
-    values, least = column.values, _LEAST_AWAY.get(column.name, 0.0)
-    return {
-        n
-        for n in outliers(values)
-        if (values[n] < median) is column.higher_is_better and abs(values[n] - median) >= least
-    }
-
-
-def _telling(column: Figures, marks: Mapping[int, Severity]) -> frozenset[int]:
-    """The blamed ranks; none where more than half are: what most bars say tells nobody apart."""
-    found = [rank for row in column.rows if isinstance(rank := row.get("rank"), int) and rank in marks]
-    return frozenset(found) if 2 * len(found) <= len(column.rows) else frozenset()
-
-
-def _mark(row: Row, told: Collection[int], marks: Mapping[int, Severity], far: bool) -> str:
-    rank = row.get("rank")
-    is_blamed = isinstance(rank, int) and rank in (marks if far else told)
-    return "blamed" if is_blamed else OUTLIER if far else ""
+    title = title_of(column.name, report, column.values)
+    return bar_figure(column, title, frozenset(marks), f"bars-{number}", missing=missing)
 
 
 def _missing(report: Report) -> tuple[tuple[int, str], ...]:
@@ -162,17 +89,6 @@ def _missing(report: Report) -> tuple[tuple[int, str], ...]:
     # A header may claim more ranks than there is time to count.
     never = islice((rank for rank in range(report.world.size) if rank not in came), BARS_SHOWN)
     return tuple((rank, node_of.get(rank, "").strip("?")) for rank in never) if report.timeline is not None else ()
-
-
-def _who_missing(missing: Sequence[tuple[int, str]]) -> str:
-    if not missing:
-        return ""
-    ranks = fold_ranks(rank for rank, _ in missing)
-    return f" {'Rank' if len(missing) == 1 else 'Ranks'} {ranks} never came."
-
-
-def _symbol(column: Figures) -> str:
-    return "samples/s" if column.name == "samples_per_second" else column.unit.symbol
 
 
 def title_of(name: str, report: Report, values: Sequence[float]) -> str:
@@ -198,19 +114,8 @@ def _backend(name: str, report: Report, values: Sequence[float]) -> str:
     return ""
 
 
-def _said(column: Figures, title: str, median: float, far: set[int]) -> str:
-    """What the bars show: "busbw: 4 ranks, 0.21 to 1.07 GB/s, median 1.07 GB/s; far from it: rank 3"."""
-    size, unit = column.unit.size, _symbol(column)
-    low, high = figure(min(column.values) / size), figure(max(column.values) / size)
-    named = ", ".join(column.who(n) for n in sorted(far)[:8]) + (" and others" if len(far) > 8 else "")
-    rest = f"; far from it: {named}" if far else "; none is far from it"
-    whole = f"{low} to {high} {unit}".rstrip()
-    middle = f"{figure(median / size)} {unit}".rstrip()
-    return f"{title}: {count(len(column.values), column.noun)}, {whole}, median {middle}{rest}."
-
-
 def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -> Figure | None:
-    whole = [(row, values) for row in rows if None not in (values := [_number(row.get(part)) for part in parts])]
+    whole = [(row, values) for row in rows if None not in (values := [number_of(row.get(part)) for part in parts])]
     if not whole:
         return None
     sums = [sum(filter(None, values)) for _, values in whole]
@@ -227,7 +132,7 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
     )
     return Figure(
         title=title,
-        svg=draw_stacks(unit.symbol, [_who(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
+        svg=draw_stacks(unit.symbol, [who_of(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
         alt=f"{title} of {count(len(whole), 'rank')}, medians in {unit.symbol}: {medians}.",
         sentence=f"The {len(shown)} longest of {len(whole):,} ranks." if many else "",
     )
@@ -276,9 +181,5 @@ def _text(value: Scalar) -> Cell:
 
 
 def _sort(value: Scalar) -> float | str:
-    number = _number(value)
+    number = number_of(value)
     return number if number is not None else words(str(value))
-
-
-def _who(row: Row) -> str:
-    return f"{row.get('rank')}  {row.get('node')}"

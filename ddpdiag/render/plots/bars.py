@@ -30,13 +30,15 @@ class Bar(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """What is drawn: the bars from the top, the median of all values, and all values where the bars are not all."""
+    """What is drawn: the bars from the top, a dashed line (the median of all values, or what `line_name` says), and all
+    values where the bars are not all."""
 
     unit: str
     bars: Sequence[Bar]
-    median: float
+    line: float | None
     everybody: Sequence[float] = ()
     noun: str = "ranks"
+    line_name: str = "the median"
 
 
 def draw_bars(what: Bars, name: str) -> str:
@@ -67,20 +69,26 @@ def _bars(axes: "Axes", what: Bars) -> None:
                 textcoords="offset points", va="center", fontsize=SMALL, color=INK if bar.mark == OUTLIER else BAD,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
-    axes.axvline(what.median, color=INK, linestyle="--", linewidth=1)
+    _line(axes, what)
     axes.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
     axes.invert_yaxis()
     # Room for the word behind the longest bar.
     axes.margins(x=0.22 if any(bar.mark for bar in what.bars) else 0.05)
     axes.set_xlim(left=0)
-    axes.set_xlabel(f"{what.unit}, dashed: the median" if what.unit else "dashed: the median")
+    dashed = f"dashed: {what.line_name}" if what.line is not None else ""
+    axes.set_xlabel(", ".join(filter(None, (what.unit, dashed))))
     axes.grid(visible=True, axis="x")
     axes.tick_params(axis="y", length=0)
 
 
+def _line(axes: "Axes", what: Bars) -> None:
+    if what.line is not None:
+        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
+
+
 def _histogram(axes: "Axes", what: Bars) -> None:
     axes.hist(what.everybody, bins=_BINS, color=SERIES[0])
-    axes.axvline(what.median, color=INK, linestyle="--", linewidth=1)
+    _line(axes, what)
     # One of ten thousand shall be seen, too.
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
