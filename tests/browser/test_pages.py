@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from benches import bench, healthy
 from pages import RECORDED, fleet, hostile, recorded
+from test_render_train import CURVES, report
 
+from ddpdiag.model.bench import COLLECTIVES
 from ddpdiag.render import html
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 LARGE = "16384-hosts"
-NAMES = (*RECORDED, LARGE, "hostile")
+NAMES = (*RECORDED, LARGE, "hostile", "benchmark", "strategies")
 WIDTHS, SCHEMES = (360, 800, 1600), ("light", "dark")
 # Levels of axe's findings that keep somebody from reading.
 GRAVE = ("serious", "critical")
@@ -29,8 +32,9 @@ def files(chromium, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     reports = {name: recorded(name) for name in RECORDED}
     reports |= {LARGE: fleet(16_384, ranks_per_host=1), "hostile": hostile()}
-    for name, report in reports.items():
-        (folder / f"{name}.html").write_text(html.render(report))
+    reports |= {"benchmark": healthy(bench("gloo", collectives=COLLECTIVES[:4])), "strategies": report(scaling=CURVES)}
+    for name, own in reports.items():
+        (folder / f"{name}.html").write_text(html.render(own))
     return {name: folder / f"{name}.html" for name in reports}
 
 

@@ -30,14 +30,23 @@ def train_section(report: Report) -> Section:
 
 def _speed(train: TrainReport) -> Figure | None:
     """Samples a second beside those of one process alone."""
-    rows = [(row, rate) for row in train.rows if (rate := row.samples_per_second) is not None]
-    alone = next((rate for row, rate in rows if row.strategy.value == "single"), None)
-    told = ", ".join(f"{row.strategy.value} {rate:,.0f}{_times(row)}" for row, rate in rows)
-    return _bars("Speed", "speed", "samples/s", [(row, rate) for row, rate in rows], told, alone, "single")
+    rows = [(row, row.samples_per_second or 0.0) for row in train.rows if _is_shown(row)]
+    alone = next((rate for row, rate in rows if rate and row.strategy.value == "single"), None)
+    told = ", ".join(f"{row.strategy.value} {_rate(row.samples_per_second)}{_times(row)}" for row, _ in rows)
+    return _bars("Speed", "speed", "samples/s", rows, told, alone, "single")
+
+
+def _is_shown(row: StrategyRow) -> bool:
+    """What did not work is an empty row that says so; what could not be tried is in the table."""
+    return row.samples_per_second is not None or row.ended.value in _BAD
 
 
 def _times(row: StrategyRow) -> str:
-    return f" ({row.speedup:.2f} x)" if row.speedup is not None and row.strategy.value != "single" else ""
+    return f" ({row.speedup:.2f} x)" if row.speedup is not None and row.strategy.value != "single" else _how(row)
+
+
+def _how(row: StrategyRow) -> str:
+    return f" ({row.ended.value})" if row.ended.value in _BAD else ""
 
 
 def _communication(train: TrainReport) -> Figure | None:
