@@ -45,6 +45,15 @@ def test_a_table_has_the_unit_of_its_map():
     assert table(own, "rates-1").rows[0][2].text.startswith("40")
 
 
+def test_next_to_nothing_has_room_in_its_cell():
+    names = tuple("abcdef")
+    cells = tuple(tuple(None if a == b else 2e9 if a < b else 2.51e6 for b in names) for a in names)
+    matrix = Matrix(name="rdz.mesh", title="six", rows=names, columns=names, cells=cells, unit="bytes_per_s")
+    found = words_of(figure(built(fit(matrices=(matrix,))), "pairs", "Six").svg)
+    assert found.count("&lt;0.01") == 15
+    assert "0.00251" in words_of(figure(built(fit(matrices=(pairs((None, 2e9), (2.51e6, None)),))), "pairs", "One").svg)
+
+
 def test_ways_between_gpus_have_a_legend():
     assert table(page("eight-gpus"), "ways-0").remark == "X: the GPU itself; NV#: so many NVLinks."
 

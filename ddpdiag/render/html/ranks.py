@@ -133,7 +133,7 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
     return Figure(
         title=title,
         svg=draw_stacks(unit.symbol, [who_of(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
-        alt=f"{title} of {count(len(whole), 'rank')}, medians in {unit.symbol}: {medians}.",
+        alt=f"{title}; {count(len(whole), 'rank')}, medians in {unit.symbol}: {medians}.",
         sentence=f"The {len(shown)} longest of {len(whole):,} ranks." if many else "",
     )
 

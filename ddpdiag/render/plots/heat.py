@@ -16,6 +16,7 @@ Cells = Sequence[Sequence[float | None]]
 
 # So many numbers in a row can be read.
 NUMBERS_SHOWN = 8
+_ROOMY, _MOST_DIGITS = 4, 5
 # Beside a row for each, and across, where they are turned.
 _NAMES_DOWN, _NAMES_ACROSS = 24, 12
 _SCALE_INCHES = 0.75
@@ -69,7 +70,13 @@ def _map(axes: "Axes", cells: Cells, low: float, high: float) -> None:
             if cell:
                 # Cividis is dark at its low end: white on dark, black on light.
                 ink = "#ffffff" if cell < low + 0.5 * (high - low) else "#000000"
-                axes.text(x, y, f"{cell:.3g}", ha="center", va="center", fontsize=SMALL, color=ink)
+                axes.text(x, y, _number(cell, len(row)), ha="center", va="center", fontsize=SMALL, color=ink)
+
+
+def _number(cell: float, columns: int) -> str:
+    """Three digits; what needs more room than one of many columns has is next to nothing."""
+    text = f"{cell:.3g}"
+    return text if columns <= _ROOMY or len(text) <= _MOST_DIGITS else "<0.01" if cell < 0.01 else f"{cell:.2g}"
 
 
 def _names(axes: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
