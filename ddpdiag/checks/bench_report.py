@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.bandwidth.baseline import series_of, shape_of
+from ddpdiag.bandwidth.summary import summary
 from ddpdiag.check import Seen
 from ddpdiag.checks import lch002, lch003
 from ddpdiag.checks.bench_data import Data
 from ddpdiag.checks.bench_view import Sweep, asked_of, ranks, rows, series, sweeps
-from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow, Series
-
-_SAID = 3
+from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow
 
 
 def bench_of(seen: Seen[Data]) -> BenchReport:
@@ -39,7 +38,7 @@ def _put_together(seen: Seen[Data]) -> BenchReport:
         average_busbw_bytes_per_s=_mean(every),
         wrong=_wrong(every),
         complete=_complete(seen, done),
-        sentence=_sentence(found),
+        sentence=summary(found),
         saved=_saved(seen, done, every),
         torch_version=next((data.torch for data in versions.values()), None),
         nccl_version=next((data.nccl for data in versions.values()), None),
@@ -85,12 +84,6 @@ def _remarks(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:
         if not seen.went_well(sweep.trial)
     ]
     return tuple(dict.fromkeys(own))
-
-
-def _sentence(found: Sequence[Series]) -> str:
-    """One sentence for each thing that is said, three at most; the same of several series is said once."""
-    said = list(dict.fromkeys(one.sentence for one in found))
-    return " ".join(said[:_SAID]) or "Nothing was measured."
 
 
 def fabric_of(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:

@@ -85,7 +85,7 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
         f"{host.name}: {room / MIB:.0f} MiB {why} for {len(host.ranks)} ranks, {share:.0f} MiB each; "
         f"{enough:.0f} MiB each expected.",
         ranks=host.ranks,
-        evidence={"bytes": room, "ranks": len(host.ranks)},
+        evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
         remedy="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
     )
 

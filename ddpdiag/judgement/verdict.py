@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
+from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.check import Check, Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.ladder_text import exports_text
@@ -171,7 +172,7 @@ def _fit(
     else:
         speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
         busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))
-        bus = f", all-reduce {busbw / 1e9:.2f} GB/s" if isinstance(busbw, int | float) else ""
+        bus = f", all-reduce {rate_text(busbw)}" if isinstance(busbw, int | float) else ""
         text = f"{who(world)} can train with DDP over {world.backend}{speed}{bus}"
         if limited:
             text += ", as far as it was tested"

@@ -125,7 +125,13 @@ def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
         return
     for series in bench.series:
         # What the sentence of the whole says is said last, below.
-        _series(page, series, says=series.sentence not in bench.sentence)
+        _series(page, series, says=not _is_said(series, bench.sentence))
+
+
+def _is_said(series: Series, sentence: str) -> bool:
+    """Is what holds it back in the sentence of the whole, alone or together with others'?"""
+    told = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
+    return series.sentence in sentence or (bool(told) and series.collective in sentence and f"each {told}," in sentence)
 
 
 def _series(page: Page, series: Series, *, says: bool) -> None:

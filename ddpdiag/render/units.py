@@ -1,7 +1,8 @@
 """Numbers for people: SI inside, pretty only here.
 
 Times and bandwidths step by 1000 (GB/s is 1e9 bytes per second), sizes by 1024 (MiB). Three digits are shown, since no
-measurement here is better than that. The unit of a figure is the end of its name: `busbw_bytes_per_s`.
+measurement here is better than that. The unit of a figure is the end of its name: `busbw_bytes_per_s`, or one of its
+words between dots: `training.seconds`, `seconds.import`.
 """
 
 import math
@@ -34,6 +35,7 @@ _SUFFIXES: tuple[tuple[str, tuple[Unit, ...]], ...] = (
     ("_seconds", _SECONDS),
     ("_bytes", (*_BYTES, Unit(1.0, "B"))),
     ("_share", _SHARE),
+    ("_accuracy", _SHARE),
 )
 # Where the whole name is a unit.
 _BARE = {"bytes_per_s": "rate", "per_second": "rate", "seconds": "time", "bytes": "size", "share": "share"}
@@ -42,13 +44,31 @@ _PLAIN = Unit(1.0, "")
 
 def _family(name: str) -> tuple[str, tuple[Unit, ...]]:
     """The suffix of `name` and its units; an empty suffix and no units if it has none."""
-    return next(((suffix, units) for suffix, units in _SUFFIXES if f"_{name}".endswith(suffix)), ("", ()))
+    plain = f"_{name.replace('.', '_')}"
+    found = next(((suffix, units) for suffix, units in _SUFFIXES if plain.endswith(suffix)), None)
+    if found is not None:
+        return found
+    # `seconds.import`: what is counted is each of those that follow.
+    head = f"_{name.partition('.')[0]}" if "." in name else ""
+    return "", next((units for suffix, units in _SUFFIXES if suffix == head), ())
 
 
 def label(name: str) -> str:
-    """The name of a figure without its unit: `busbw_bytes_per_s` is "busbw"."""
+    """The name of a figure without its unit: `busbw_bytes_per_s` is "busbw", `training.seconds` "training.time"."""
+    if name in _BARE:
+        return _BARE[name]
+    head, dot, last = name.rpartition(".")
+    if dot and last in _BARE:
+        return f"{_spaced(head)}.{_BARE[last]}"
+    first, dot, rest = name.partition(".")
+    if dot and first in _BARE:
+        return f"{_BARE[first]}.{_spaced(rest)}"
     suffix, _ = _family(name)
-    return _BARE.get(name) or name.removesuffix(suffix).replace("_", " ") or name
+    return _spaced(name.removesuffix(suffix if suffix != "_accuracy" else "")) or name
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def figure(value: float) -> str:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from benches import bench, healthy
 from pages import RECORDED, fleet, hostile, recorded
+from test_render_train import CURVES, report
 
+from ddpdiag.model.bench import COLLECTIVES
 from ddpdiag.render import html
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 LARGE = "16384-hosts"
-NAMES = (*RECORDED, LARGE, "hostile")
+NAMES = (*RECORDED, LARGE, "hostile", "benchmark", "strategies")
 WIDTHS, SCHEMES = (360, 800, 1600), ("light", "dark")
 # Levels of axe's findings that keep somebody from reading.
 GRAVE = ("serious", "critical")
@@ -29,8 +32,9 @@ def files(chromium, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     reports = {name: recorded(name) for name in RECORDED}
     reports |= {LARGE: fleet(16_384, ranks_per_host=1), "hostile": hostile()}
-    for name, report in reports.items():
-        (folder / f"{name}.html").write_text(html.render(report))
+    reports |= {"benchmark": healthy(bench("gloo", collectives=COLLECTIVES[:4])), "strategies": report(scaling=CURVES)}
+    for name, own in reports.items():
+        (folder / f"{name}.html").write_text(html.render(own))
     return {name: folder / f"{name}.html" for name in reports}
 
 
@@ -146,3 +150,59 @@ def test_it_prints(chromium, files):
         assert (ink, paper) == ("rgb(0, 0, 0)", "rgb(255, 255, 255)")
         assert not opened.page.locator("nav").is_visible()
         assert len(opened.page.pdf()) > 10_000
+
+
+# A4 within margins of 10 mm.
+PAPER = {"width": 717, "height": 1000}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_wider_than_the_paper(chromium, files, name):
+    """One wide table would shrink all letters of the print."""
+    with Opened(chromium, files[name], viewport=PAPER, java_script_enabled=False) as opened:
+        opened.page.emulate_media(media="print")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
+
+
+def test_folded_parts_are_printed_without_script(chromium, files):
+    with Opened(chromium, files["hang-4-ranks"], viewport=PAPER, java_script_enabled=False) as opened:
+        opened.page.emulate_media(media="print")
+        for table in ("alike", "check-table", "measurements"):
+            assert opened.page.locator(f"#{table}").is_visible()
+        assert opened.page.get_by_text("_forever (sitecustomize.py", exact=False).last.is_visible()
+
+
+def test_a_title_is_printed_on_the_page_of_its_picture(chromium, files):
+    with Opened(chromium, files["hang-4-ranks"], viewport=PAPER) as opened:
+        opened.page.emulate_media(media="print")
+        after = "own => getComputedStyle(own).breakAfter"
+        for title in ("#timeline > h2", "#timeline > .lead", "#timeline figcaption", "summary >> nth=0"):
+            assert opened.page.locator(title).evaluate(after) == "avoid", title
+
+
+def test_what_was_unfolded_for_the_print_is_folded_again(chromium, files):
+    with Opened(chromium, files["hang-4-ranks"]) as opened:
+        folded = opened.page.locator("details:not([open])")
+        before = folded.count()
+        opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert folded.count() == 0
+        opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert folded.count() == before > 3
+
+
+def test_a_phone_and_a_screen_have_pictures_of_their_own(chromium, files):
+    with Opened(chromium, files["hang-4-ranks"], viewport={"width": 360, "height": 900}) as opened:
+        pictures = opened.page.locator("#timeline .picture")
+        assert [pictures.nth(place).is_visible() for place in range(2)] == [False, True]
+        opened.page.set_viewport_size({"width": 1600, "height": 900})
+        assert [pictures.nth(place).is_visible() for place in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_letters_in_pictures_are_read_on_a_phone(chromium, files, name):
+    letters = """() => [...document.querySelectorAll(".picture svg")].filter((own) => own.checkVisibility()).map(
+        (own) => [...own.querySelectorAll("text")].map((text) => parseFloat(getComputedStyle(text).fontSize)
+        * own.getBoundingClientRect().width / own.viewBox.baseVal.width)).flat()"""
+    with Opened(chromium, files[name], viewport={"width": 360, "height": 900}) as opened:
+        sizes = opened.page.evaluate(letters)
+        assert min(sizes, default=10) >= 9.5

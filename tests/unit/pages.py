@@ -1,5 +1,6 @@
 """Pages for tests: from recordings, from a simulated fleet, and from a report full of hostile strings."""
 
+from html.parser import HTMLParser
 from pathlib import Path
 
 from msgspec import structs
@@ -19,7 +20,7 @@ RECORDED = tuple(sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
 SCRIPT = "<script>document.title='owned'</script>"
 IMAGE = "\"'><img src=x onerror=\"document.title='owned'\">"
 CLOSE = "</code></pre></style></svg></title>{{ 7 * 7 }}{% raw %}" + SCRIPT
-ODD = 'style="font: 10px x id="y url(#z #010201 a\x00b\x1b[31mred\u202egnp.exe $x_1$ \U0001f4a5 \\n'
+ODD = 'font: 10px style="x id="y url(#z #010201 a\x00b\x1b[31mred\u202egnp.exe $x_1$ \U0001f4a5 \\n'
 
 
 def recorded(name: str) -> Report:
@@ -89,3 +90,39 @@ def hostile() -> Report:
     stages = tuple(structs.replace(stage, status=SCRIPT) for stage in report.stages)
     checks = tuple(structs.replace(check, name=IMAGE, skipped_because=CLOSE) for check in report.checks)
     return structs.replace(report, stages=stages, checks=checks, run_id=CLOSE, exports={"A": CLOSE, IMAGE: None})
+
+
+ALONE = {"meta", "link", "img", "input", "br", "hr"}
+
+
+class Reader(HTMLParser):
+    """Elements, their attributes and texts; fails where one is not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ALONE:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())

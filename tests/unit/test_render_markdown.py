@@ -81,7 +81,7 @@ def test_of_a_finding_of_the_run_nobody_is_looked_for() -> None:
     found = report(findings=(finding(severity=Severity.WARNING, of_the_run=True),))
     assert "nobody" not in markdown.render(found)
     assert "nobody" not in terminal.render(found, color=False, width=80)
-    assert [box.nobody for box in boxes(found.findings)[0]] == [""]
+    assert [box.nobody for box in boxes(found.findings)] == [""]
 
 
 def test_many_findings_are_folded_away() -> None:

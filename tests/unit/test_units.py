@@ -65,16 +65,39 @@ def test_shares_and_rates():
         ("came", [], "none"),
         ("width", None, "–"),
         ("huge_seconds", 10**400, "inf"),
+        ("training.seconds", 1.79, "1.79 s"),
+        ("seconds.context", 4.06e-05, "40.6 us"),
+        ("all_reduce.gloo.bytes", 4 << 20, "4 MiB"),
+        ("training.accuracy", 0.1, "10 %"),
+        ("coordinator.n0.example.com", "10.0.0.3", "10.0.0.3"),
+        ("master_port.hosts", 3, "3"),
     ],
 )
 def test_the_end_of_a_name_is_its_unit(name, value, text):
     assert units.quantity(name, value) == text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("training.seconds", "training.time"),
+        ("seconds.import", "time.import"),
+        ("all_reduce.gloo.bytes", "all reduce.gloo.size"),
+        ("all_reduce.gloo.busbw_bytes_per_s", "all reduce.gloo.busbw"),
+        ("training.accuracy", "training.accuracy"),
+        ("seconds.", "time."),
+        (".", "."),
+    ],
+)
+def test_a_unit_between_dots_is_a_word(name, text):
+    assert units.label(name) == text
+
+
 def test_a_label_leaves_the_unit_out():
     assert units.label("busbw_bytes_per_s") == "busbw"
     assert units.label("time_to_first_step_seconds") == "time to first step"
     assert units.label("_seconds") == "_seconds"
+    assert units.label("training.samples_per_second") == "training.samples"
     assert (units.label("bytes_per_s"), units.quantity("bytes_per_s", 2.4e6)) == ("rate", "2.4 MB/s")
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from ddpdiag.model import Report
 from ddpdiag.render.exports import exclude_line, shell_line
 from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.render.html.bench import bench_section
 from ddpdiag.render.html.course import checks_section, timeline_section
 from ddpdiag.render.html.findings import boxes
-from ddpdiag.render.html.measured import bench_section, train_section
 from ddpdiag.render.html.page import Fact, Page, words
 from ddpdiag.render.html.pairs import pairs_section
 from ddpdiag.render.html.ranks import ranks_section, steps_section
+from ddpdiag.render.html.train import train_section
 from ddpdiag.render.html.world import environment_section, topology_section
 from ddpdiag.render.page import printable
 from ddpdiag.render.units import bytes_per_s, count, per_second, seconds
@@ -26,7 +27,6 @@ _KEY_FIGURES = {
 
 def page_of(report: Report) -> Page:
     """What the page says; within `page_style`, since it draws."""
-    findings, more = boxes(report.findings)
     sections = (
         bench_section(report),
         train_section(report),
@@ -44,8 +44,7 @@ def page_of(report: Report) -> Page:
         head=words(_head(report)),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands="\n".join(_commands(report)),
-        findings=findings,
-        more=more,
+        findings=boxes(report.findings),
         sections=tuple(section for section in sections if not section.is_empty),
         notes=_notes(report),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),

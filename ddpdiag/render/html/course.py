@@ -1,13 +1,18 @@
 """The course of the run: timeline, stages, seconds, checks."""
 
-from ddpdiag.model import CheckLine, Report
+from collections.abc import Sequence
+
+from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.html.marks import culprits_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.timeline import draw_timeline, said
 from ddpdiag.render.units import ABSENT, count, seconds
 
 _WAITS_SHOWN, _NAMES_SHOWN, _SAID = 10, 8, 6
+# The stage of findings that are about the run as a whole.
+_RUN = "run"
 _BAD = frozenset({"error", "hung", "died", "raised", "unheard"})
 
 
@@ -16,8 +21,8 @@ def timeline_section(report: Report) -> Section:
     return Section(
         name="timeline",
         title="Timeline",
-        sentence="A triangle is the moment at which a rank came, a cross that at which it was lost; what did not end "
-        "well is cross-hatched.",
+        sentence="A triangle is the moment at which a rank came, a cross that at which it was lost. What did not end "
+        "well is cross-hatched: in red for ranks that a finding blames, in grey for all others.",
         figures=_timeline(report),
         tables=(*_stages(report), *_spent(report), *_waits(report)),
     )
@@ -27,11 +32,12 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
     timeline = report.timeline
     if timeline is None or not timeline.lanes:
         return ()
-    bad = said(timeline)
+    blamed = culprits_of(report)
+    bad, red = said(timeline, blamed), [lane.rank for lane in timeline.lanes if lane.rank in blamed]
     rest = f"; and {len(bad) - _SAID:,} more" if len(bad) > _SAID else ""
-    told = f"{'; '.join(bad[:_SAID])}{rest}" if bad else "all that is shown ended well"
+    told = f"{'; '.join(bad[:_SAID])}{rest}" if bad else "no trial was cut short"
     ranks = f"{len(timeline.lanes)} of {count(timeline.ranks_in_all, 'rank')}"
-    left = []
+    left = [f"Blamed: {count(len(red), 'rank').split()[-1]} {fold_ranks(red)}."] if red and not bad else []
     if len(timeline.lanes) < timeline.ranks_in_all:
         left.append("Those worth a look were chosen.")
     if len(timeline.trials) < timeline.trials_in_all:
@@ -39,41 +45,57 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
     return (
         Figure(
             title="Ranks over the time of the run",
-            svg=draw_timeline(timeline, "timeline"),
+            svg=draw_timeline(timeline, blamed, "timeline", wide=True),
+            narrow=draw_timeline(timeline, blamed, "timeline-narrow", wide=False),
             alt=words(f"{ranks} over {seconds(timeline.seconds)}: {told}."),
             sentence=" ".join(left),
-            wide=True,
         ),
     )
 
 
 def _stages(report: Report) -> tuple[Table, ...]:
-    if not report.stages:
+    """Each stage with the findings of its checks; those of the run stand at the stage whose trial they are about."""
+    own: dict[str, list[Finding]] = {stage.name: [] for stage in report.stages}
+    for finding in report.findings:
+        own.setdefault(_stage_of(finding, report), []).append(finding)
+    rows = [*(_stage(stage.name, stage.status, stage, own[stage.name]) for stage in report.stages)]
+    known = {stage.name for stage in report.stages}
+    rows += [_stage(name, _worst(found), None, found) for name, found in own.items() if name not in known]
+    if not rows:
         return ()
-    own = {
-        stage.name: [f for f in report.findings if f.code.partition(".")[0] in _codes(report.checks, stage.name)]
-        for stage in report.stages
-    }
     return (
         Table(
             name="stages",
             caption="Stages",
             columns=(Column("stage"), Column("outcome"), Column("seconds", right=True), Column("findings")),
-            rows=tuple(
-                (
-                    Cell(words(stage.name)),
-                    Cell(words(stage.status), mark=_mark(stage.status)),
-                    Cell(f"{stage.seconds:.2f}" if stage.status != "skipped" else ABSENT),
-                    Cell(words(", ".join(dict.fromkeys(f.code for f in own[stage.name])) or ABSENT)),
-                )
-                for stage in report.stages
-            ),
+            rows=tuple(rows),
         ),
     )
 
 
-def _codes(checks: tuple[CheckLine, ...], stage: str) -> frozenset[str]:
-    return frozenset(check.code for check in checks if check.stage == stage)
+def _stage(name: str, status: str, line: StageLine | None, findings: Sequence[Finding]) -> tuple[Cell, ...]:
+    timed = line is not None and line.status != "skipped"
+    return (
+        Cell(words(name)),
+        Cell(words(status), mark=_mark(status)),
+        Cell(f"{line.seconds:.2f}" if line is not None and timed else ABSENT),
+        Cell(words(", ".join(dict.fromkeys(finding.code for finding in findings)) or ABSENT)),
+    )
+
+
+def _worst(findings: Sequence[Finding]) -> str:
+    """What a stage came to that has no trials of its own."""
+    severities = {finding.severity for finding in findings}
+    return next((own.value for own in (Severity.ERROR, Severity.WARNING) if own in severities), "done")
+
+
+def _stage_of(finding: Finding, report: Report) -> str:
+    """Of a finding of the run that names its trial, the stage of that; else that of its check."""
+    stages = {check.code: check.stage for check in report.checks}
+    stage = stages.get(finding.code.partition(".")[0], _RUN)
+    trials = report.timeline.trials if report.timeline is not None else ()
+    number = finding.evidence.get("trial") if stage == _RUN else None
+    return next((bar.stage for bar in trials if bar.number == number), stage)
 
 
 def _mark(status: str) -> str:
@@ -102,8 +124,20 @@ def _spent(report: Report) -> tuple[Table, ...]:
                 )
                 for row in timings.stages
             ),
+            remark=_two_durations(report.seconds, timings.seconds),
             folded=True,
         ),
+    )
+
+
+def _two_durations(seconds_told: float, seconds_spent: float) -> str:
+    """Why the whole is not what stands at the top of the page, where it is not."""
+    told, spent = seconds(seconds_told), seconds(seconds_spent)
+    if told == spent:
+        return ""
+    return (
+        f"The {spent} are from the start of rank 0's process to the verdict; the {told} at the top of the page begin "
+        "when rank 0 waits for the others, and end before the judgement."
     )
 
 

@@ -1,12 +1,13 @@
 """Findings as boxes: who, what was seen, what was expected, and what to do."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.findings import grouped
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
-from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, paragraphs, words
+from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
 from ddpdiag.render.page import printable
 from ddpdiag.render.units import count, label, quantity
 
@@ -14,21 +15,28 @@ from ddpdiag.render.units import count, label, quantity
 SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
 # Names of one kind, items of one list; a list of so few letters is a value like others.
 _NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
-_STACK, _OPEN_ITEMS = "stack", 6
+_STACK, _OPEN_ITEMS, _OPEN_ROWS = "stack", 6, 16
+# A finding's code within a sentence.
+_CODE = re.compile(r"\b[A-Z][A-Z0-9]{2}\d{3}\.[a-z-]*[a-z]")
 # Evidence that is the yardstick, not what was seen.
 _YARDSTICKS = frozenset({"expected", "usual", "source", "least", "limit", "deadline", "possible", "baseline", "of"})
 
 
-def boxes(findings: Sequence[Finding]) -> tuple[tuple[FindingBox, ...], tuple[Table, ...]]:
-    """The findings, errors first, and a table for each code of which some have no box."""
-    shown: list[FindingBox] = []
-    more: list[Table] = []
-    for group in grouped(findings).values():
-        most = min(SAME_SHOWN, max(1, ALL_SHOWN - len(shown)))
-        shown += map(_box, group[:most])
-        if rest := group[most:]:
-            more.append(_rest(rest, len(more)))
-    return tuple(shown), tuple(more)
+def boxes(findings: Sequence[Finding]) -> tuple[FindingBox, ...]:
+    """The findings, errors first; the last of each code has a table of those of which there is no box."""
+    groups = list(grouped(findings).values())
+    kept: list[Finding] = []
+    rests: dict[int, Sequence[Finding]] = {}
+    for group in groups:
+        most = min(SAME_SHOWN, max(1, ALL_SHOWN - len(kept)))
+        kept += group[:most]
+        if group[most:]:
+            rests[len(kept)] = group[most:]
+    anchors = {finding.code: f"box-{number}" for number, finding in reversed([*enumerate(kept, 1)])}
+    return tuple(
+        _box(finding, anchors, _rest(rests[number], number) if number in rests else None)
+        for number, finding in enumerate(kept, 1)
+    )
 
 
 def _rest(findings: Sequence[Finding], number: int) -> Table:
@@ -42,7 +50,7 @@ def _rest(findings: Sequence[Finding], number: int) -> Table:
         rows=tuple(map(_row, findings[:ROWS_SHOWN])),
         remark=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
         sortable=True,
-        folded=True,
+        folded=len(findings) > _OPEN_ROWS,
     )
 
 
@@ -51,7 +59,19 @@ def _row(finding: Finding) -> tuple[Cell, ...]:
     return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
 
 
-def _box(finding: Finding) -> FindingBox:
+def _remedy(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
+    """The remedy, in which the codes of other findings lead to their boxes."""
+    text, end = paragraphs(finding.remedy), 0
+    for match in _CODE.finditer(text):
+        if match[0] != finding.code and match[0] in anchors:
+            yield Text(text[end : match.start()])
+            yield Text(match[0], anchors[match[0]])
+            end = match.end()
+    if text[end:]:
+        yield Text(text[end:])
+
+
+def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> FindingBox:
     info = finding.severity is Severity.INFO
     who = _who((finding,))
     silent = bool(who) or info or finding.of_the_run
@@ -59,6 +79,7 @@ def _box(finding: Finding) -> FindingBox:
         name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
     }
     plain = {name: value for name, value in finding.evidence.items() if name not in lists}
+    remedy = tuple(_remedy(finding, anchors))
     return FindingBox(
         severity=finding.severity.value,
         code=words(finding.code),
@@ -70,8 +91,10 @@ def _box(finding: Finding) -> FindingBox:
         expected=_facts(plain, yardstick=True),
         facts=_facts(plain, yardstick=False),
         lists=tuple(_listed(name, value) for name, value in lists.items()),
-        remedy=paragraphs(finding.remedy),
+        remedy=remedy,
+        referred=len(remedy) > 1 and f"See {''.join(text.text for text in remedy if text.target)}." == finding.remedy,
         commands="\n".join(printable(shell_line(name, value)) for name, value in finding.env.items()),
+        rest=rest,
     )
 
 

@@ -55,13 +55,16 @@ class Table(Struct, frozen=True, kw_only=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """A picture: `svg` is markup of our own making, `alt` says in words what it shows, `sentence` what is left out."""
+    """A picture: `svg` is markup of our own making, `alt` says in words what it shows, `sentence` what is left out.
+
+    One that has `narrow`, the same for a phone, takes the whole width elsewhere.
+    """
 
     title: str
     svg: str
     alt: str
     sentence: str = ""
-    wide: bool = False
+    narrow: str = ""
 
 
 class Fact(Struct, frozen=True):
@@ -79,8 +82,19 @@ class Listed(Struct, frozen=True):
     folded: bool
 
 
+class Text(Struct, frozen=True):
+    """A piece of a text; `target` is the anchor on this page that it leads to, or nothing."""
+
+    text: str
+    target: str = ""
+
+
 class FindingBox(Struct, frozen=True, kw_only=True):
-    """A finding. `who` is empty where nobody is blamed, of which `nobody` tells, if that is worth telling."""
+    """A finding. `who` is empty where nobody is blamed, of which `nobody` tells, if that is worth telling.
+
+    A remedy that is only `referred` to another finding is not worth copying. `rest` are those of its code without a
+    box, below the last that has one.
+    """
 
     severity: str
     code: str
@@ -92,16 +106,19 @@ class FindingBox(Struct, frozen=True, kw_only=True):
     expected: tuple[Fact, ...] = ()
     facts: tuple[Fact, ...] = ()
     lists: tuple[Listed, ...] = ()
-    remedy: str = ""
+    remedy: tuple[Text, ...] = ()
+    referred: bool = False
     commands: str = ""
+    rest: Table | None = None
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A part of the page under a heading; `name` is its anchor."""
+    """A part of the page under a heading; `name` is its anchor. `items` are sentences below the figures."""
 
     name: str
     title: str
     sentence: str = ""
+    items: Listed | None = None
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
 
@@ -120,7 +137,6 @@ class Page(Struct, frozen=True, kw_only=True):
     facts: tuple[Fact, ...]
     commands: str
     findings: tuple[FindingBox, ...]
-    more: tuple[Table, ...]
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
     foot: str

@@ -1,67 +1,53 @@
 """Ranks: bars with outliers, the parts of a step, and a table to sort."""
 
 from collections.abc import Mapping, Sequence
-from heapq import nlargest, nsmallest
-from typing import NamedTuple
+from heapq import nlargest
+from itertools import islice
+from math import isclose
 
 from ddpdiag.model import Report, Scalar, Severity
+from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of, who_of
+from ddpdiag.render.html.marks import marks_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
-from ddpdiag.render.plots.bars import Bar, Bars, draw_bars, draw_stacks
-from ddpdiag.render.tables import Ranks, Row, blamed
-from ddpdiag.render.units import Unit, cell, column_unit, count, figure, label
-from ddpdiag.stats import outliers, quantile
+from ddpdiag.render.plots.bars import draw_stacks
+from ddpdiag.render.tables import Ranks, Row
+from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
+from ddpdiag.stats import quantile
 
-BARS_SHOWN, ROWS_SHOWN = 24, 128
+ROWS_SHOWN = 128
+_ARRIVAL = "arrival_seconds"
 # In this order; others follow, as far as there is room.
-_FIRST = ("busbw_bytes_per_s", "host_busbw_bytes_per_s", "samples_per_second", "latency_seconds", "arrival_seconds")
+_FIRST = ("busbw_bytes_per_s", "host_busbw_bytes_per_s", "samples_per_second", "latency_seconds", _ARRIVAL)
 _MOST_FIGURES = 6
 # A longer table is folded: the bars say first what there is to see.
 _OPEN_ROWS = 16
 _TRAINING = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
 _STEP = ("work_seconds", "wait_seconds")
 _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
+_TITLES = {
+    _ARRIVAL: "Arrival after rank 0 began to wait",
+    "samples_per_second": "Training, samples per second",
+    "host_busbw_bytes_per_s": "All-reduce of each host's best pair, busbw",
+}
 _WORDS = {Severity.ERROR: ("error", "bad"), Severity.WARNING: ("warning", "warn")}
-
-
-class Figures(NamedTuple):
-    """A column of the report: the finite values, each with its row."""
-
-    name: str
-    unit: Unit
-    rows: Sequence[Row]
-    values: Sequence[float]
-
-    @property
-    def noun(self) -> str:
-        """What each value is of."""
-        return "host" if self.name.startswith("host_") else "rank"
-
-    def who(self, place: int) -> str:
-        """Such as "3  n1", or a host alone."""
-        return str(self.rows[place].get("node")) if self.noun == "host" else _who(self.rows[place])
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Rates; of times less is better."""
-        return self.name.endswith(("_per_s", "_per_second"))
 
 
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
-    marks = _marks(report)
+    marks = marks_of(report)
     ranks = Ranks(report.ranks, marks, all_shown=ROWS_SHOWN, worst_shown=ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
     names = [*names, *(name for name in others if column_unit(name, (1.0,)).symbol)][:_MOST_FIGURES]
-    found = (_bars(_column(name, report.ranks), marks, number) for number, name in enumerate(names))
+    found = (_bars(_column(name, report.ranks), report, marks, number) for number, name in enumerate(names))
     drawn = tuple(figure for figure in found if figure is not None)
     return Section(
         name="ranks",
         title="Ranks",
         sentence=""
         if not drawn
-        else "Hatched bars lie far from the median, for what the others scatter, on the slow side; those that a "
-        "finding blames say so.",
+        else "Hatched bars lie far from the median, for what the others scatter, on the slow side. Ranks that a "
+        "finding blames say so wherever they lie.",
         figures=drawn,
         tables=_table(ranks),
     )
@@ -79,21 +65,8 @@ def steps_section(report: Report) -> Section:
     )
 
 
-def _marks(report: Report) -> dict[int, Severity]:
-    """The worst that each rank is blamed for, or its host as a whole."""
-    marks: dict[int, Severity] = {}
-    whole = [finding for finding in report.findings if not finding.ranks]
-    for severity in (Severity.WARNING, Severity.ERROR):
-        named = {node for finding in whole if finding.severity is severity for node in finding.nodes}
-        for row in report.ranks if named else ():
-            if row.get("node") in named and isinstance(rank := row.get("rank"), int):
-                marks[rank] = severity
-    own = blamed(report.findings)
-    return {**own, **marks, **{rank: severity for rank, severity in own.items() if severity is Severity.ERROR}}
-
-
 def _column(name: str, rows: Sequence[Row]) -> Figures:
-    pairs = [(row, number) for row in rows if (number := _number(row.get(name))) is not None]
+    pairs = [(row, number) for row in rows if (number := number_of(row.get(name))) is not None]
     if name.startswith("host_"):
         # The same for all ranks of a host.
         pairs = list({row.get("node"): (row, number) for row, number in reversed(pairs)}.values())[::-1]
@@ -101,52 +74,48 @@ def _column(name: str, rows: Sequence[Row]) -> Figures:
     return Figures(name, column_unit(name, values), [row for row, _ in pairs], values)
 
 
-def _number(value: Scalar) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _bars(column: Figures, report: Report, marks: Mapping[int, Severity], number: int) -> Figure | None:
+    missing = _missing(report) if column.name == _ARRIVAL else ()
+    if not column.values or len(column.values) + len(missing) < 2:
         return None
-    # What no device can mean would only stretch the axes.
-    return float(value) if abs(value) < 1e30 else None
+    title = title_of(column.name, report, column.values)
+    return bar_figure(column, title, frozenset(marks), f"bars-{number}", missing=missing)
 
 
-def _bars(column: Figures, marks: Mapping[int, Severity], number: int) -> Figure | None:
-    values = column.values
-    if len(values) < 2 or max(values) <= 0:
-        return None
-    median = quantile(sorted(values), 0.5)
-    # Worse than the others is a matter; better is none.
-    far = {n for n in outliers(values) if (values[n] < median) is column.higher_is_better}
-    many = len(values) > BARS_SHOWN
-    pick = nsmallest if column.higher_is_better else nlargest
-    shown = pick(BARS_SHOWN, range(len(values)), key=values.__getitem__) if many else range(len(values))
-    size = column.unit.size
-    bars = [Bar(column.who(n), values[n] / size, _mark(column.rows[n], marks, n in far)) for n in shown]
-    everybody = [value / size for value in values] if many else ()
-    title = label(column.name)
-    return Figure(
-        title=words(title),
-        svg=draw_bars(Bars(column.unit.symbol, bars, median / size, everybody, f"{column.noun}s"), f"bars-{number}"),
-        alt=words(_said(column, title, median, far)),
-        sentence=f"All {len(values):,} {column.noun}s as a histogram; below, the {len(shown)} worst." if many else "",
-    )
+def _missing(report: Report) -> tuple[tuple[int, str], ...]:
+    """Ranks that never came, the first of them, with their hosts as far as those are known."""
+    came = {row.get("rank") for row in report.ranks}
+    node_of = {lane.rank: lane.node for lane in report.timeline.lanes} if report.timeline is not None else {}
+    # A header may claim more ranks than there is time to count.
+    never = islice((rank for rank in range(report.world.size) if rank not in came), BARS_SHOWN)
+    return tuple((rank, node_of.get(rank, "").strip("?")) for rank in never) if report.timeline is not None else ()
 
 
-def _mark(row: Row, marks: Mapping[int, Severity], far: bool) -> str:
-    rank = row.get("rank")
-    return "blamed" if far and isinstance(rank, int) and rank in marks else "outlier" if far else ""
+def title_of(name: str, report: Report, values: Sequence[float]) -> str:
+    """What a figure of ranks is of: "All-reduce busbw over gloo, 4 MiB"."""
+    if name not in ("busbw_bytes_per_s", "latency_seconds"):
+        return _TITLES.get(name, label(name))
+    backend = _backend(name, report, values)
+    over = f" over {backend}" if backend else ""
+    if name == "latency_seconds":
+        return f"All-reduce latency{over}, small message"
+    size = report.measurements.get(f"all_reduce.{backend}.bytes")
+    return f"All-reduce busbw{over}{f', {byte_count(size)}' if isinstance(size, int | float) else ''}"
 
 
-def _said(column: Figures, title: str, median: float, far: set[int]) -> str:
-    """What the bars show: "busbw of 4 ranks in GB/s: 0.21 to 1.07, median 1.07; far from it: rank 3"."""
-    size, unit = column.unit
-    low, high = figure(min(column.values) / size), figure(max(column.values) / size)
-    named = ", ".join(column.who(n) for n in sorted(far)[:8]) + (" and others" if len(far) > 8 else "")
-    rest = f"; far from it: {named}" if far else "; none is far from it"
-    head = f"{title} of {count(len(column.values), column.noun)}{f' in {unit}' if unit else ''}"
-    return f"{head}: {low} to {high}, median {figure(median / size)}{rest}."
+def _backend(name: str, report: Report, values: Sequence[float]) -> str:
+    """The backend whose figure of the run is that of the slowest of these ranks; nothing if none is."""
+    slowest = min(values) if name == "busbw_bytes_per_s" else max(values)
+    for key, value in report.measurements.items():
+        kind, _, rest = key.partition(".")
+        backend, _, what = rest.rpartition(".")
+        if kind == "all_reduce" and what == name and isinstance(value, int | float) and isclose(value, slowest):
+            return backend
+    return ""
 
 
 def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -> Figure | None:
-    whole = [(row, values) for row in rows if None not in (values := [_number(row.get(part)) for part in parts])]
+    whole = [(row, values) for row in rows if None not in (values := [number_of(row.get(part)) for part in parts])]
     if not whole:
         return None
     sums = [sum(filter(None, values)) for _, values in whole]
@@ -163,8 +132,8 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
     )
     return Figure(
         title=title,
-        svg=draw_stacks(unit.symbol, [_who(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
-        alt=f"{title} of {count(len(whole), 'rank')}, medians in {unit.symbol}: {medians}.",
+        svg=draw_stacks(unit.symbol, [who_of(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
+        alt=f"{title}; {count(len(whole), 'rank')}, medians in {unit.symbol}: {medians}.",
         sentence=f"The {len(shown)} longest of {len(whole):,} ranks." if many else "",
     )
 
@@ -177,7 +146,10 @@ def _table(ranks: Ranks) -> tuple[Table, ...]:
     heads = [Column("rank", right=True), Column("state"), Column("host"), *([Column("GPU")] if has_gpus else [])]
     for name in ranks.names:
         texts = any(isinstance(row.get(name), str) for row in ranks.shown)
-        heads.append(Column(words(f"{label(name)} {units[name].symbol}".strip()), right=not texts))
+        symbol = units[name].symbol
+        heads.append(
+            Column(words(f"{label(name)}{symbol if symbol[:1] == '/' else f' {symbol}'}".strip()), right=not texts)
+        )
     return (
         Table(
             name="rank-table",
@@ -209,9 +181,5 @@ def _text(value: Scalar) -> Cell:
 
 
 def _sort(value: Scalar) -> float | str:
-    number = _number(value)
+    number = number_of(value)
     return number if number is not None else words(str(value))
-
-
-def _who(row: Row) -> str:
-    return f"{row.get('rank')}  {row.get('node')}"

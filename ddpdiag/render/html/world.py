@@ -12,6 +12,8 @@ from ddpdiag.render.units import ABSENT, bytes_per_s, count, label, quantity
 
 HOSTS_SHOWN, LEAVES_SHOWN, SETTINGS_SHOWN, FIGURES_SHOWN = 64, 64, 200, 200
 _NAMES_SHOWN, _OPEN_ROWS = 16, 16
+# Figures named by hosts, whose own names may hold dots and underscores.
+_BY_HOST = ("coordinator", "interface")
 
 
 def topology_section(report: Report) -> Section:
@@ -184,7 +186,13 @@ def _measurements(measurements: Mapping[str, Scalar]) -> tuple[Table, ...]:
             name="measurements",
             caption="Figures of the run",
             columns=(Column("name"), Column("value", right=True)),
-            rows=tuple((Cell(words(label(name))), Cell(words(quantity(name, value)))) for name, value in shown),
+            rows=tuple((Cell(words(named(name))), Cell(words(quantity(name, value)))) for name, value in shown),
             folded=True,
         ),
     )
+
+
+def named(name: str) -> str:
+    """What a figure of the run is called: `all_reduce.gloo.bytes` is "all reduce, gloo, size"."""
+    kind, dot, host = name.partition(".")
+    return f"{kind}, {host}" if dot and kind in _BY_HOST else ", ".join(label(name).split("."))

@@ -86,23 +86,32 @@ def draw_panels(report: BenchReport) -> tuple[str, str] | None:
     """Bus bandwidth and latency as two SVG elements for a page; None if nothing was measured. Within `page_style`."""
     from matplotlib.figure import Figure
 
-    if not (curves := curves_of(report)[:_MOST_PANEL_CURVES]):
+    if not (curves := panel_curves(report)):
         return None
     elements = []
     for title in (_BUSBW, _LATENCY):
-        figure = Figure(figsize=(WIDTH, 3.2 + 0.2 * len(curves)), layout="constrained")
+        entries = len(curves) + (len([curve for curve in curves if curve.levels]) if title is _BUSBW else 0)
+        figure = Figure(figsize=(WIDTH, 2.6 + 0.2 * entries), layout="constrained")
         axes = figure.subplots()
         for number, curve in enumerate(curves):
             color, marker = SERIES[number % len(SERIES)], _MARKERS[number % len(_MARKERS)]
             values = [busbw / 1e9 for busbw in curve.busbws] if title is _BUSBW else curve.seconds
-            axes.plot(curve.sizes, values, color=color, marker=marker, markersize=4, label=word(curve.label, 60))
+            axes.plot(curve.sizes, values, color=color, marker=marker, markersize=4, label=word(curve.label, 40))
             for level in curve.levels.values() if title is _BUSBW else ():
-                axes.axhline(level / 1e9, color=color, linestyle="--", linewidth=1.2, label="expected")
-        _finish(axes, curves, title=title)
+                label = f"expected: {bytes_per_s(level)}"
+                axes.axhline(level / 1e9, color=color, linestyle="--", linewidth=1.2, label=label)
+        # The page has the title above the picture.
+        _finish(axes, curves, title="")
         _bandwidths(axes) if title is _BUSBW else _latencies(axes)
+        axes.set_ylabel("GB/s" if title is _BUSBW else "time of a call")
         figure.legend(loc="outside lower left", ncols=1, handlelength=2)
         elements.append(inline(figure, "busbw" if title is _BUSBW else "latency"))
     return elements[0], elements[1]
+
+
+def panel_curves(report: BenchReport) -> list[Curve]:
+    """As many as a narrow panel has room for."""
+    return curves_of(report)[:_MOST_PANEL_CURVES]
 
 
 def _bandwidths(axes: "Axes") -> None:

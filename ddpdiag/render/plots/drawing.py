@@ -27,12 +27,16 @@ _OF_PAGE = {
 _COLOR = re.compile("|".join(_OF_PAGE))
 # So that parts are told apart without colour, too.
 HATCHES = ("", "//", "\\\\", "xx", "--", "||", "++", "/")
-# A figure is as wide as a phone: its letters keep their size there, and several stand side by side elsewhere.
-WIDTH = 4.2
+# Inches. The box of a figure has 302 CSS pixels (3.1 inches) on a phone of 360: there letters of SMALL points, the
+# smallest in use, are still 10 pixels high; elsewhere several figures stand side by side.
+WIDTH = 3.4
+SMALL = 8.5
 
 # Only within tags: a label says what it says.
 _TAG = re.compile(r"<[^>]*>")
+# One property, or several, as matplotlib's version has it.
 _FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*")
+_FAMILY = re.compile(r"font-family: [^;\"]*")
 _ID = re.compile(r'( id="|url\(#|href="#)')
 _NOT_OURS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 _SIZE = re.compile(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"|(<svg[^>]*?) height="[\d.]+pt" width="[\d.]+pt"')
@@ -117,7 +121,7 @@ def page_style() -> Iterator[None]:
                 "xtick.labelcolor": INK,
                 "ytick.labelcolor": INK,
                 "legend.frameon": False,
-                "legend.fontsize": 9.0,
+                "legend.fontsize": SMALL,
                 "hatch.linewidth": 0.8,
             }
         ),
@@ -136,6 +140,7 @@ def inline(figure: "Figure", name: str) -> str:
 def _of_page(tag: str, name: str) -> str:
     tag = _COLOR.sub(lambda match: _OF_PAGE[match[0]], tag)
     tag = _FONT.sub(lambda match: f"font: {match[1] or 400} {match[2]}px var(--font)", tag)
+    tag = _FAMILY.sub("font-family: var(--font)", tag)
     tag = _SIZE.sub(lambda match: match[1] or match[2], tag)
     return _ID.sub(lambda match: f"{match[1]}{name}-", tag)
 

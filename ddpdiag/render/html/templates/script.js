@@ -51,6 +51,11 @@ for (const input of document.querySelectorAll("input[data-filters]")) {
     line.querySelector("[role=status]").textContent = wanted ? `${shown} of ${rows.length}` : "";
   });
 }
+let unfolded = [];
 addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("details")) details.open = true;
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  for (const details of unfolded) details.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const details of unfolded) details.open = false;
 });

@@ -1,13 +1,26 @@
-"""A benchmark and a training by strategies: curves over size, and the tables."""
+"""A benchmark: curves over size, bars of its ranks, and the tables."""
+
+from collections.abc import Iterator
 
 from ddpdiag.model import Report
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.model.train import StrategyRow, TrainReport
-from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
-from ddpdiag.render.plots.bench import draw_panels
-from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, per_second, percent, seconds
+from ddpdiag.render.bench_rows import traits
+from ddpdiag.render.html.bars import Figures, bar_figure
+from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
+from ddpdiag.render.plots.bench import draw_panels, panel_curves
+from ddpdiag.render.tables import Row
+from ddpdiag.render.units import (
+    ABSENT,
+    byte_count,
+    bytes_per_s,
+    column_unit,
+    count,
+    percent,
+    seconds,
+)
 
 _ROWS_SHOWN, _RANKS_SHOWN, _OPEN_RANKS = 400, 128, 16
+_SAID, _MOST_BARS = 24, 6
 
 
 def bench_section(report: Report) -> Section:
@@ -15,10 +28,15 @@ def bench_section(report: Report) -> Section:
     bench = report.bench
     if bench is None:
         return Section(name="benchmark", title="Benchmark")
+    # What the page begins with is not said again.
+    said = [words(own.sentence) for own in bench.series if own.sentence and own.sentence not in report.sentence]
+    left = len(said) - _SAID
+    said = list(dict.fromkeys(said))[:_SAID] + ([f"{left:,} more are in the JSON report."] if left > 0 else [])
     return Section(
         name="benchmark",
         title="Benchmark",
-        figures=_curves(bench),
+        figures=(*_curves(bench), *_rank_bars(bench)),
+        items=Listed("What the numbers mean", tuple(said), folded=False) if said else None,
         tables=(_series(bench), _ranks(bench), _rows(bench)),
     )
 
@@ -32,12 +50,44 @@ def _curves(bench: BenchReport) -> tuple[Figure, ...]:
         f"{byte_count(own.best_bytes)}{_expected(own)}"
         for own in bench.series[:8]
     )
-    busbw, latency = panels
-    said = f"Over {count(len({row.size_bytes for row in bench.rows}), 'size')}: {peaks}."
-    return (
-        Figure(title="Bus bandwidth over size", svg=busbw, alt=words(said), sentence="Dashed: what is expected."),
-        Figure(title="Latency over size", svg=latency, alt="Seconds of a call over the same sizes; see the table."),
+    times = "; ".join(
+        f"{own.label} {seconds(own.seconds[0])} at {byte_count(own.sizes[0])}, {seconds(own.seconds[-1])} at "
+        f"{byte_count(own.sizes[-1])}"
+        for own in panel_curves(bench)
     )
+    busbw, latency = panels
+    sizes = count(len({row.size_bytes for row in bench.rows}), "size")
+    return (
+        Figure(
+            title="Bus bandwidth over size",
+            svg=busbw,
+            alt=words(f"Over {sizes}: {peaks}."),
+            sentence="Dashed: what is expected.",
+        ),
+        Figure(title="Latency over size", svg=latency, alt=words(f"A call takes: {times}.")),
+    )
+
+
+def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
+    """Each rank in each series: by how much it came later than the first, or, where that is not known, its time."""
+    series: dict[tuple[str, str], list[BenchRank]] = {}
+    for own in bench.ranks:
+        series.setdefault((own.collective, own.backend), []).append(own)
+    for number, ((collective, backend), ranks) in enumerate(list(series.items())[:_MOST_BARS]):
+        late = all(own.lag_seconds is not None for own in ranks)
+        timed = [(own, value) for own in ranks if (value := own.lag_seconds if late else own.seconds) is not None]
+        values = [value for _, value in timed]
+        if len(values) < 2:
+            continue
+        title = f"{collective} over {backend}, {byte_count(ranks[0].size_bytes)}: "
+        title += "how much later than the first rank" if late else "time of a call"
+        rows: list[Row] = [{"rank": own.rank, "node": own.node} for own, _ in timed]
+        column = Figures("bench_seconds", column_unit("_seconds", values), rows, values)
+        slow = frozenset(own.rank for own in ranks if own.slow)
+        # Who is slow was judged with more than these values: nobody else stands out.
+        drawn = bar_figure(column, title, slow, f"bench-bars-{number}", word="slow", judged=True)
+        if drawn is not None:
+            yield drawn
 
 
 def _expected(own: Series) -> str:
@@ -45,22 +95,21 @@ def _expected(own: Series) -> str:
 
 
 def _series(bench: BenchReport) -> Table:
-    heads = ("collective", "backend", "type", "peak busbw", "at size", "expected", "source", "reached", "what it means")
+    heads = ("collective", "backend", "type", "peak busbw", "at size", "expected", "reached", "source")
     return Table(
         name="series",
-        caption="What the numbers mean",
-        columns=tuple(Column(head, right=head in ("peak busbw", "at size", "expected", "reached")) for head in heads),
+        caption="Best of each collective",
+        columns=tuple(Column(head, right=2 < number < 7) for number, head in enumerate(heads)),
         rows=tuple(
             (
                 Cell(words(own.collective)),
                 Cell(words(own.backend)),
-                Cell(words(f"{own.dtype} {own.op}")),
+                Cell(words(", ".join(traits(own.dtype, own.op, own.root)))),
                 Cell(bytes_per_s(own.peak_busbw_bytes_per_s)),
                 Cell(byte_count(own.best_bytes)),
                 Cell(bytes_per_s(own.expectation.busbw_bytes_per_s) if own.expectation else ABSENT),
-                Cell(words(own.expectation.source) if own.expectation else ABSENT),
                 Cell(percent(own.share)),
-                Cell(words(own.sentence)),
+                Cell(words(own.expectation.source) if own.expectation else ABSENT),
             )
             for own in bench.series
         ),
@@ -120,66 +169,4 @@ def _size(row: BenchRow, mode: Measured) -> tuple[Cell, ...]:
         Cell(bytes_per_s(mode.algbw_bytes_per_s), mode.algbw_bytes_per_s),
         Cell(bytes_per_s(mode.busbw_bytes_per_s), mode.busbw_bytes_per_s),
         Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
-    )
-
-
-def train_section(report: Report) -> Section:
-    """The strategies side by side; nothing where none was tried."""
-    train = report.train
-    if train is None:
-        return Section(name="strategies", title="Strategies")
-    return Section(
-        name="strategies",
-        title="Strategies",
-        tables=(_strategies(train), *_scaling(train)),
-    )
-
-
-def _strategies(train: TrainReport) -> Table:
-    heads = ("strategy", "outcome", "rate", "speed-up", "efficiency", "peak memory", "communication", "last loss")
-    return Table(
-        name="strategy-table",
-        caption=f"{train.asked.steps} steps of {train.batch_size} images on {words(train.device)}",
-        columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
-        rows=tuple(map(_strategy, train.rows)),
-    )
-
-
-def _strategy(row: StrategyRow) -> tuple[Cell, ...]:
-    why = f": {row.reason}" if row.reason else ""
-    return (
-        Cell(row.strategy.value),
-        Cell(words(f"{row.ended.value}{why}"), mark="bad" if row.ended.value in ("wrong", "hangs", "fails") else ""),
-        Cell(per_second(row.samples_per_second)),
-        Cell(ABSENT if row.speedup is None else figure(row.speedup)),
-        Cell(percent(row.efficiency)),
-        Cell(byte_count(row.peak_bytes)),
-        Cell(percent(row.communication_share)),
-        Cell(ABSENT if row.last_loss is None else figure(row.last_loss)),
-    )
-
-
-def _scaling(train: TrainReport) -> tuple[Table, ...]:
-    if not train.scaling:
-        return ()
-    return (
-        Table(
-            name="scaling",
-            caption="DDP on 1, 2, 4, ... ranks",
-            columns=(
-                Column("curve"),
-                Column("ranks", right=True),
-                Column("rate", right=True),
-                Column("efficiency", right=True),
-            ),
-            rows=tuple(
-                (
-                    Cell(row.curve.value),
-                    Cell(str(row.ranks)),
-                    Cell(per_second(row.samples_per_second)),
-                    Cell(percent(row.efficiency)),
-                )
-                for row in train.scaling
-            ),
-        ),
     )

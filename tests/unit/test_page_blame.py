@@ -1,0 +1,191 @@
+"""Who is to blame, as the page's pictures, tables and findings show it."""
+
+import re
+from functools import lru_cache
+
+import pytest
+from pages import Reader, fleet, recorded, timeline
+from reports import finding_of, fit, rank_row, unfit
+
+from ddpdiag.model import Report, Severity, WorldLine
+from ddpdiag.render import html
+from ddpdiag.render.html.build import page_of
+from ddpdiag.render.html.page import Page, Table
+from ddpdiag.render.plots.drawing import page_style
+
+
+def built(report: Report) -> Page:
+    """The page as data."""
+    with page_style():
+        return page_of(report)
+
+
+@lru_cache(maxsize=8)
+def page(name: str) -> Page:
+    """That of a recording."""
+    return built(recorded(name))
+
+
+def table(of: Page, name: str) -> Table:
+    """The table of this name."""
+    return next(own for section in of.sections for own in section.tables if own.name == name)
+
+
+def figure(of: Page, section: str, title: str):
+    """The first figure of a section whose title begins so."""
+    own = next(own for own in of.sections if own.name == section)
+    return next(figure for figure in own.figures if figure.title.startswith(title))
+
+
+def rows(of: Page, name: str) -> list[tuple[str, ...]]:
+    """The texts of a table."""
+    return [tuple(cell.text for cell in row) for row in table(of, name).rows]
+
+
+def words_of(svg: str) -> list[str]:
+    """The texts of a picture."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+# Timeline -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lane_of_the_culprit_is_red_and_says_so():
+    drawn = figure(page("hang-4-ranks"), "timeline", "Ranks over")
+    for svg in (drawn.svg, drawn.narrow):
+        found = words_of(svg)
+        assert sum(text.startswith("blamed, hung at") for text in found) == 1
+        assert sum(text.startswith("hung at") for text in found) == 3
+        # Tick, edge and hatch of one rank, and the legend.
+        assert "var(--bad)" in svg
+        assert {"blamed", "did not end well", "collective"} <= set(found)
+    assert "blamed, hung at connect all ranks: post" in words_of(drawn.svg)
+    assert "blamed, hung at post" in words_of(drawn.narrow)
+
+
+def test_the_words_of_the_timeline_begin_with_the_culprit():
+    alt = figure(page("hang-4-ranks"), "timeline", "Ranks over").alt
+    assert alt.index("rank 3 on h1 hung in COL001 (connect all ranks: post), blamed") < alt.index("ranks 0-2")
+
+
+def test_where_nobody_is_blamed_nothing_is_red():
+    svg = figure(built(fit(timeline=timeline())), "timeline", "Ranks over").svg
+    assert "blamed" not in words_of(svg)
+    assert "did not end well" in words_of(svg)
+
+
+def test_errors_outweigh_warnings_on_the_timeline():
+    warned = finding_of(Severity.WARNING, ranks=(0,))
+    alt = figure(built(fit(timeline=timeline(), findings=(warned, finding_of(ranks=(3,))))), "timeline", "Ranks").alt
+    assert "rank 3 on n1 hung in COL001 (all_reduce: wait), blamed" in alt
+    assert alt.count("blamed") == 1
+
+
+# Stages ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_stands_at_the_stage_whose_trial_hung():
+    (collective,) = [row for row in rows(page("hang-4-ranks"), "stages") if row[0] == "collective"]
+    assert collective[1::2] == ("hung", "RUN003.hung")
+
+
+def test_what_belongs_to_no_stage_is_a_row_of_the_run():
+    assert rows(page("failures/host_missing"), "stages")[-1] == ("run", "error", "–", "RUN001.absent")
+
+
+def test_every_finding_stands_at_some_stage():
+    for name in ("hang-4-ranks", "slow-host-3-ranks", "failures/rank_segfaults"):
+        told = {code for row in rows(page(name), "stages") for code in row[3].split(", ")}
+        assert {finding.code for finding in recorded(name).findings} <= told
+
+
+# Bars -----------------------------------------------------------------------------------------------------------------
+
+
+def test_milliseconds_apart_at_the_start_are_no_outlier():
+    own = page("failures/loss_is_not_a_number")
+    assert "outlier" not in html.render(recorded("failures/loss_is_not_a_number"))
+    assert "blamed" in words_of(figure(own, "ranks", "Arrival").svg)
+
+
+def test_who_came_seconds_later_is_an_outlier():
+    ranks = tuple(rank_row(rank, arrival_seconds=(0.1, 0.11, 0.12, 9.0)[rank]) for rank in range(4))
+    drawn = figure(built(fit(ranks=ranks)), "ranks", "Arrival")
+    assert "outlier" in words_of(drawn.svg)
+    assert "far from it: 3" in drawn.alt
+
+
+def test_who_never_came_is_a_row_without_a_bar():
+    drawn = figure(page("failures/host_missing"), "ranks", "Arrival")
+    assert words_of(drawn.svg).count("never came") == 2
+    assert drawn.alt.endswith("Ranks 2-3 never came.")
+
+
+def test_a_header_may_claim_any_number_of_ranks():
+    world = WorldLine(size=10**12, nodes=("n0",), launcher="torchrun", backend="gloo")
+    ranks = tuple(rank_row(rank, arrival_seconds=0.1) for rank in range(2))
+    drawn = figure(built(fit(ranks=ranks, world=world, timeline=timeline())), "ranks", "Arrival")
+    assert words_of(drawn.svg).count("never came") == 24
+
+
+def test_what_most_ranks_are_blamed_for_marks_nobody():
+    everybody = finding_of(Severity.WARNING, ranks=(0, 1, 2))
+    assert "blamed" not in words_of(figure(built(fit(findings=(everybody,))), "ranks", "Training").svg)
+    assert "blamed" in words_of(figure(built(fit(findings=(finding_of(ranks=(1,)),))), "ranks", "Training").svg)
+
+
+def test_figures_of_ranks_say_of_what():
+    own = page("p2p-broken-2-ranks")
+    titles = [figure.title for section in own.sections if section.name == "ranks" for figure in section.figures]
+    assert "All-reduce busbw over gloo, 4 MiB" in titles
+    assert "All-reduce latency over gloo, small message" in titles
+    assert "Training, samples per second" in titles
+    # By hand there is no figure of the run that it could be.
+    assert figure(built(fit()), "ranks", "All-reduce busbw").title == "All-reduce busbw"
+
+
+# Findings -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_box_stands_below_its_code():
+    own = built(fleet(1024))
+    (box,) = [box for box in own.findings if box.rest is not None]
+    assert box.code == "FAB001.node"
+    assert box.rest.caption == "6 more FAB001.node (warning)"
+    assert not box.rest.folded
+    text = Reader(html.render(fleet(1024))).text
+    assert text.index("6 more FAB001.node") < text.index("some pairs of hosts failed now and then")
+
+
+def test_many_without_a_box_are_folded():
+    many = tuple(finding_of(ranks=(rank,)) for rank in range(40))
+    (rest,) = [box.rest for box in built(unfit(findings=many)).findings if box.rest is not None]
+    assert (len(rest.rows), rest.folded) == (36, True)
+
+
+def test_a_remedy_leads_to_the_finding_that_it_names():
+    reader = Reader(html.render(recorded("p2p-broken-2-ranks")))
+    (target,) = [own["href"][1:] for own in reader.of("a") if own["href"].startswith("#box-")]
+    (box,) = [own for own in reader.of("article") if own["id"] == target]
+    assert box["class"] == "finding error"
+    assert "Remedy See P2P003.fallback ." in reader.text
+    # The remedy of the first, and its variables, and those at the top.
+    assert len([own for own in reader.of("button") if own.get("class") == "copy"]) == 3
+
+
+@pytest.mark.parametrize("remedy", ["See COL001.slow.", "See RUN999.gone.", "GPU003 (or GPU007) tells."])
+def test_a_remedy_leads_nowhere_else(remedy):
+    report = unfit(findings=(finding_of(remedy=remedy),))
+    assert [text.text for text in built(report).findings[0].remedy] == [remedy]
+
+
+def test_a_link_stays_a_link_within_a_longer_remedy():
+    first = finding_of(code="RDZ004.slow", remedy="")
+    second = finding_of(remedy="Mend RDZ004.slow first.")
+    _, box = built(unfit(findings=(first, second))).findings
+    assert [(text.text, text.target) for text in box.remedy] == [
+        ("Mend ", ""),
+        ("RDZ004.slow", "box-1"),
+        (" first.", ""),
+    ]
+    assert not box.referred
