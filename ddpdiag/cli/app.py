@@ -80,6 +80,7 @@ def judge(
     html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
+    color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
     from ddpdiag.cli import judge as command
@@ -100,6 +101,7 @@ def judge(
         html=html,
         details=details,
         timings=timings,
+        color=color,
     )
     code = guarded(lambda: command.run(files, outputs, strict=strict, need_nodes=need_nodes), nagios=nagios)
     if nagios:
@@ -143,6 +145,8 @@ def simulate(
     html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
+    quiet: options.Quiet = False,
+    color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
     from ddpdiag.cli import simulate as command
@@ -169,6 +173,8 @@ def simulate(
         html=html,
         details=details,
         timings=timings,
+        quiet=quiet,
+        color=color,
     )
     raise typer.Exit(command.run(wanted, outputs))
 

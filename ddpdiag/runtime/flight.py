@@ -96,6 +96,21 @@ class Flight:
         if not self._open[index]:
             self._ended.append(self.age())
 
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return len(self._index)
+
+    def awaited(self) -> set[int]:
+        """Ranks that keep others waiting at the gate; if nobody stands at one, all that have not answered."""
+        late = {rank for rank in self.pending if rank not in self._offers and self._has_come_to_gate(rank)}
+        return late or set(self.pending)
+
+    def _has_come_to_gate(self, rank: int) -> bool:
+        """Does anybody of this rank's group stand at the gate?"""
+        index = self._index[rank]
+        return self._missing[index] < len(self.trial.groups[index])
+
     def index_of(self, rank: int) -> int:
         """Which of the trial's groups it is in."""
         return self._index[rank]

@@ -26,12 +26,12 @@ REPORTS = [
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
-    return render(report, color=False, width=width, details=details)
+    return render(report, tty=False, color=False, width=width, details=details)
 
 
 def drawn(report: Report, width: int) -> list[str]:
     """The lines as a terminal shows them."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, color=True, width=width)).splitlines()
+    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, tty=True, color=True, width=width)).splitlines()
 
 
 def parsed(text: str) -> list[list[str]]:
