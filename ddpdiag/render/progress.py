@@ -158,7 +158,7 @@ def _rows(picture: Picture, now: float, spinner: str) -> "list[Styled]":
 
 def _stage_row(stage: StageEnded) -> Styled:
     """In columns as wide as the longest words that may come: they do not move."""
-    status = "..." if stage.more and stage.status in ("done", "skipped") else stage.status
+    status = "begun" if stage.more and stage.status in ("done", "skipped") else stage.status
     codes = f"  {', '.join(dict.fromkeys(stage.failed))}" if stage.failed else ""
     return f"  {one_line(stage.name):<11} {status:<9} {stage.seconds:6.1f} s{codes}", _STYLES.get(status, "")
 

@@ -68,11 +68,12 @@ class Link:
         self.socket.close(linger=LAST_WORDS_MS)
 
 
+# The cause first: on a terminal the ports fill a line.
 _SENTENCES = {
-    Reach.ACCEPTED: "something accepts connections there, but it is not the Board of this run",
-    Reach.REFUSED: "nobody listens there (the connection is refused); is rank 0 started?",
-    Reach.DROPPED: "no answer: a firewall drops the packets, or the host is down",
-    Reach.UNREACHABLE: "the host or network is unreachable",
+    Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not the Board of this run",
+    Reach.REFUSED: "nobody listens there ({ports}: the connection is refused); is rank 0 started?",
+    Reach.DROPPED: "no answer ({ports}): a firewall drops the packets, or the host is down",
+    Reach.UNREACHABLE: "the host or network is unreachable ({ports})",
     Reach.UNKNOWN_NAME: "the name cannot be resolved",
     Reach.SLOW_NAME: "the name server does not answer",
 }
@@ -145,7 +146,7 @@ def _sentence(desk: Desk, arrival: Arrival, addresses: Sequence[str] | None, met
         ports.setdefault(reached.reach, []).append(str(port))
     unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
     if ports:
-        why = "; ".join(f"{_ports_text(own)}: {_SENTENCES[reach]}" for reach, own in ports.items())
+        why = "; ".join(_SENTENCES[reach].format(ports=_ports_text(own)) for reach, own in ports.items())
         why += "; open one of these ports, or name an open one with --board-port" if Reach.DROPPED in ports else ""
     else:
         why = _SENTENCES[unresolved]

@@ -165,7 +165,7 @@ def test_a_rank_that_looks_for_rank_0_says_so_after_a_while():
         ((ended("host", seconds=0.25), ended("host", seconds=1.5)), "  host        done         1.8 s"),
         ((ended("p2p", "skipped", 0.0),), "  p2p         skipped      0.0 s"),
         ((ended("host", "skipped", 0.0), ended("host")), "  host        done         0.4 s"),
-        ((ended("host", more=True),), "  host        ...          0.4 s"),
+        ((ended("host", more=True),), "  host        begun        0.4 s"),
         ((ended("host", "failed", 1.0, failed=("HST001",), more=True),), "  host        failed       1.0 s  HST001"),
         (
             (ended("host", "failed", 1.0, failed=("HST001",)), ended("host")),
