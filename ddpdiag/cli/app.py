@@ -210,11 +210,11 @@ app.command(epilog=reading_options.MANUAL)(reading_options.manual)
 def checks() -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import rows
-    from ddpdiag.cli.outputs import show, terminal
+    from ddpdiag.cli.outputs import is_terminal, show, terminal
     from ddpdiag.render.manual import checks_table
 
     width, color = terminal(sys.stdout)
-    show(checks_table(rows(), width=width, color=color), sys.stdout)
+    show(checks_table(rows(), tty=is_terminal(sys.stdout), width=width, color=color), sys.stdout)
 
 
 def _in_paragraphs(text: str) -> str:

@@ -15,7 +15,7 @@ from msgspec import structs
 from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.cli.plugin import guarded, unknown
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
@@ -112,7 +112,8 @@ class _Reporter:
     def listen(self, place: Place) -> Listener:
         """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork."""
         if self._speaks(place):
-            self._progress = listener(sys.stderr, os.environ)
+            _width, color = terminal(sys.stderr, self._outputs.color)
+            self._progress = listener(sys.stderr, os.environ, color=color)
         return self._progress
 
     def _speaks(self, place: Place) -> bool:

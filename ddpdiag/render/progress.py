@@ -90,13 +90,13 @@ class _Leaky(io.TextIOBase):
 class Progress:
     """The stages so far, and what is being done now, for how long, until when, and for whom."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, *, color: bool) -> None:
         self._stream = stream
         self._clock = clock
         self._lock = threading.Lock()
         self._picture = Picture(began=clock())
         self._spinner = _DOTS if can_show(stream, _DOTS) else _ASCII
-        self._console = _console(_Leaky(stream))
+        self._console = _console(_Leaky(stream), color=color)
         self._live: Live | None = _live(self._console, self._draw)
         self._live.start()
 
@@ -167,7 +167,7 @@ def _cut(text: str, letters: int) -> str:
     return text if len(text) <= letters else text[: max(0, letters - 3)] + "..."
 
 
-def _console(file: _Leaky) -> "Console":
+def _console(file: _Leaky, *, color: bool) -> "Console":
     from rich.console import Console
 
     class Unhidden(Console):
@@ -178,7 +178,7 @@ def _console(file: _Leaky) -> "Console":
 
     # TextIOBase is all that rich uses of IO[str].
     stream = cast("IO[str]", file)
-    return Unhidden(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+    return Unhidden(file=stream, force_terminal=True, no_color=not color, highlight=False, markup=False, emoji=False)
 
 
 def _live(console: "Console", draw: "Callable[[], Text]") -> "Live":
@@ -194,9 +194,9 @@ def _live(console: "Console", draw: "Callable[[], Text]") -> "Live":
     )
 
 
-def listener(stream: TextIO | None, environ: Mapping[str, str]) -> Listener:
+def listener(stream: TextIO | None, environ: Mapping[str, str], *, color: bool) -> Listener:
     """The display for a terminal, lines for a log, silence where nobody could read anything."""
     display = display_of(stream, environ)
     if stream is None or display is Display.NONE:
         return Silent()
-    return Progress(stream) if display is Display.LIVE else Lines(stream)
+    return Progress(stream, color=color) if display is Display.LIVE else Lines(stream)

@@ -106,6 +106,7 @@ def test_a_rank_that_never_comes_is_named(start):
     assert job.blamed == {1}
     assert [finding["code"] for finding in job.errors] == ["RUN001.absent"]
     assert "rank 1 never came" in job.report["sentence"]
+    assert job.progress[0].endswith("] 1 rank on 1 host; rank 1 did not come\n"), job.told()
     assert not job.has_traceback, job.told()
     job.check_left_nothing()
 

@@ -288,3 +288,10 @@ def test_texts_of_strangers_are_shown_and_not_obeyed():
     text = plain(healthy(of))
     assert "\x1b" not in text
     assert len(parsed(text)) == 1
+
+
+def test_a_terminal_without_colour_gets_rows_that_fit_it_as_well():
+    for report in REPORTS:
+        text = render(report, tty=True, color=False, width=80)
+        assert "\x1b" not in text
+        assert text.splitlines() == [line.rstrip() for line in drawn(report, 80)]

@@ -92,7 +92,7 @@ def rows(*told: tuple[float, News], at: float) -> list[str]:
     [({}, Progress), ({"CI": "true"}, Lines), ({"TERM": "dumb"}, Lines), ({"CI": "false", "TERM": "xterm"}, Progress)],
 )
 def test_a_terminal_has_a_display_unless_it_is_a_log_as_well(environ, kind):
-    progress = listener(Terminal(), environ)
+    progress = listener(Terminal(), environ, color=True)
     progress.close()
     assert isinstance(progress, kind)
 
@@ -100,9 +100,9 @@ def test_a_terminal_has_a_display_unless_it_is_a_log_as_well(environ, kind):
 def test_a_log_gets_lines_and_what_is_closed_nothing():
     closed = io.StringIO()
     closed.close()
-    assert isinstance(listener(io.StringIO(), {}), Lines)
-    assert isinstance(listener(closed, {}), Silent)
-    assert isinstance(listener(None, {}), Silent)
+    assert isinstance(listener(io.StringIO(), {}, color=True), Lines)
+    assert isinstance(listener(closed, {}, color=True), Silent)
+    assert isinstance(listener(None, {}, color=True), Silent)
 
 
 def test_silence_takes_every_call():
@@ -189,7 +189,7 @@ def drawn(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, lin
     """The last drawing of the run, line by line."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", str(lines))
-    progress = Progress(terminal)
+    progress = Progress(terminal, color=True)
     for news in RUN:
         progress.tell(news)
     terminal.truncate(terminal.seek(0))
@@ -219,15 +219,25 @@ def test_a_terminal_with_few_letters_gets_no_others(monkeypatch):
     assert not all(line.isascii() for line in drawn(Terminal(), monkeypatch, 80, 25))
 
 
+def test_without_colour_there_is_none():
+    for color in (True, False):
+        terminal = Terminal()
+        progress = Progress(terminal, color=color)
+        progress.tell(ended("host"))
+        progress.refresh()
+        progress.close()
+        assert ("\x1b[32m" in terminal.getvalue()) is color
+
+
 def test_the_cursor_is_never_hidden():
     terminal = Terminal()
-    run_through(Progress(terminal))
+    run_through(Progress(terminal, color=True))
     assert "\x1b[?25l" not in terminal.getvalue()
 
 
 def test_who_joined_is_told_who_reports():
     terminal = Terminal()
-    progress = Progress(terminal)
+    progress = Progress(terminal, color=True)
     progress.tell(Seeking(rank=1, host="n0", left_seconds=9.0))
     progress.tell(Joined(rank=1, host="n0"))
     assert terminal.getvalue().endswith("ddpdiag: rank 1 takes part; rank 0 at n0 will report\n")
@@ -238,7 +248,7 @@ def test_who_joined_is_told_who_reports():
 )
 def test_a_terminal_that_goes_away_ends_the_display_only(error):
     terminal = Terminal()
-    progress = Progress(terminal)
+    progress = Progress(terminal, color=True)
     progress.tell(StageBegan(name="rendezvous"))
     terminal.error = error
     progress.refresh()
@@ -249,7 +259,7 @@ def test_a_terminal_that_goes_away_ends_the_display_only(error):
 def test_a_real_terminal_whose_other_end_closes():
     ours, theirs = pty.openpty()
     stream = os.fdopen(theirs, "w")
-    progress = Progress(stream)
+    progress = Progress(stream, color=True)
     progress.tell(StageBegan(name="rendezvous"))
     os.close(ours)
     progress.refresh()
@@ -262,7 +272,7 @@ def test_a_real_terminal_whose_other_end_closes():
 
 def test_closing_twice_and_calls_after_it_do_nothing():
     terminal = Terminal()
-    progress = Progress(terminal)
+    progress = Progress(terminal, color=True)
     progress.close()
     before = terminal.getvalue()
     progress.close()
@@ -272,7 +282,7 @@ def test_closing_twice_and_calls_after_it_do_nothing():
 
 def test_any_thread_may_call():
     terminal = Terminal()
-    progress = Progress(terminal)
+    progress = Progress(terminal, color=True)
     progress.tell(Started(budget_seconds=60.0))
     threads = [threading.Thread(target=progress.tell, args=(ended(f"s{n}"),)) for n in range(8)]
     for thread in threads:
