@@ -14,7 +14,7 @@ from ddpdiag.model.news import Joined, News, StageEnded
 from ddpdiag.render.page import one_line
 from ddpdiag.render.picture import Picture, pending_words
 from ddpdiag.render.progress_lines import Lines
-from ddpdiag.render.streams import Display, can_show, display_of, put
+from ddpdiag.render.streams import Display, can_show, display_of, put, takes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,10 +50,10 @@ class Silent:
 
 
 class _Leaky(io.TextIOBase):
-    """A stream that lets everything drop once its reader is gone.
+    """A stream that lets everything drop once its reader is gone, and a drawing while the terminal is stopped (Ctrl-S).
 
     rich draws from a thread of its own, where an exception could be caught by nobody; and its own answer to a
-    broken pipe is to leave the process.
+    broken pipe is to leave the process. Who takes the display away waits for that thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -74,7 +74,8 @@ class _Leaky(io.TextIOBase):
         # UnicodeEncodeError is a ValueError: a terminal that cannot show a character is not worth a failed run.
         if not self._gone:
             try:
-                self._stream.write(text)
+                if takes(self._stream):
+                    self._stream.write(text)
             except (OSError, ValueError):
                 self._gone = True
         return len(text)

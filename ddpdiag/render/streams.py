@@ -47,7 +47,7 @@ def put(stream: TextIO, text: str) -> bool:
     that, so what does not fit is dropped.
     """
     try:
-        if _takes(stream):
+        if takes(stream):
             stream.write(text)
             stream.flush()
     except (OSError, ValueError):
@@ -55,7 +55,8 @@ def put(stream: TextIO, text: str) -> bool:
     return True
 
 
-def _takes(stream: TextIO) -> bool:
+def takes(stream: TextIO) -> bool:
+    """Can a little be written without waiting?"""
     try:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:

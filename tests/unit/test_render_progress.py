@@ -5,6 +5,8 @@ import errno
 import io
 import os
 import pty
+import re
+import termios
 import threading
 
 import pytest
@@ -206,8 +208,6 @@ def test_what_runs_is_drawn_even_where_there_is_room_for_little(monkeypatch):
 
 @pytest.mark.parametrize(("columns", "most"), [(200, 60), (30, 29)])
 def test_rows_are_narrow_and_not_padded(monkeypatch, columns, most):
-    import re
-
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in drawn(Terminal(), monkeypatch, columns, 25)]
     assert len(lines) == 3
     assert max(map(len, lines)) <= most
@@ -268,6 +268,17 @@ def test_a_real_terminal_whose_other_end_closes():
         os.write(theirs, b"x")
     with contextlib.suppress(OSError):  # what was not written yet
         stream.close()
+
+
+def test_a_stopped_terminal_holds_nobody_up():
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as stream:
+        progress = Progress(stream, color=True)
+        termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
+        run_through(progress)
+        progress.tell(Joined(rank=1, host="n0"))
+        termios.tcflow(theirs, termios.TCOON)
+    os.close(ours)
 
 
 def test_closing_twice_and_calls_after_it_do_nothing():
