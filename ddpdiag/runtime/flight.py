@@ -36,6 +36,7 @@ class Flight:
         self._orders: dict[int, Order] = {}
         self._openings: dict[int, Open] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
+        self.ranks_done = 0
         self._ended: list[float] = []  # ages at which groups were done
         self._begin = self._clock()
         self._repeated = self._begin
@@ -92,6 +93,7 @@ class Flight:
     def done(self, rank: int) -> None:
         """Note that a rank has done its part."""
         index = self._index[rank]
+        self.ranks_done += 1
         self._open[index] -= 1
         if not self._open[index]:
             self._ended.append(self.age())

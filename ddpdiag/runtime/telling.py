@@ -124,8 +124,7 @@ class Telling:
             return
         awaited = tuple(sorted(flight.awaited()))
         nodes = tuple(dict.fromkeys(arrivals[rank].place.node for rank in awaited if rank in arrivals))
-        done = flight.size - len(flight.pending)
-        self._tell(Pending(ranks=flight.size, done=done, awaited=awaited, nodes=nodes))
+        self._tell(Pending(ranks=flight.size, done=flight.ranks_done, awaited=awaited, nodes=nodes))
 
     def progressed(self, text: str) -> None:
         """The check is so far."""

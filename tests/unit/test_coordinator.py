@@ -475,7 +475,13 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_
     flight.arrived(1, "", shares=False)
     now[0] = 2.0
     telling.pending(flight, arrivals)
+    flight.pending -= {0, 2}
+    flight.done(0)
+    flight.fail(2)  # it has ended, and not done its part
+    now[0] = 3.0
+    telling.pending(flight, arrivals)
     assert [(p.done, p.ranks, p.awaited, p.nodes) for p in listener.of(Pending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
         (0, 3, (2,), ("n2",)),
+        (1, 3, (1,), ("n1",)),
     ]
