@@ -26,6 +26,7 @@ _REFRESHES_PER_SECOND = 2
 _DOTS, _ASCII = "\u280b\u2819\u2838\u2834\u2826\u2807", "|/-\\"
 # A terminal that is made narrower breaks longer lines in two, and what is drawn next leaves half of them standing.
 _WIDEST = 60
+Styled = tuple[str, str]
 _STYLES = {"done": "green", "failed": "red", "cut short": "yellow", "skipped": "dim"}
 
 
@@ -137,10 +138,7 @@ class Progress:
         return Text("\n").join(shown)
 
 
-Styled = tuple[str, str]
-
-
-def _rows(picture: Picture, now: float, spinner: str) -> "list[Styled]":
+def _rows(picture: Picture, now: float, spinner: str) -> list[Styled]:
     """Lines and their styles, from what is over to what runs."""
     turning = spinner[int(now * _REFRESHES_PER_SECOND) % len(spinner)]
     wait = list(picture.wait(now))
