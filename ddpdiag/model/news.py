@@ -64,9 +64,10 @@ class CheckBegan(Struct, frozen=True, kw_only=True):
 
 
 class TrialBegan(Struct, frozen=True, kw_only=True):
-    """A trial was handed out, and ends within `deadline_seconds`."""
+    """A trial was handed out, and ends within `deadline_seconds`; `importing`: it is the first that needs torch."""
 
     deadline_seconds: float
+    importing: bool = False
 
 
 class Pending(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from ddpdiag.render.units import count
 PATIENCE_SECONDS = 3.0
 _RANKS_SHOWN = 4
 _HOSTS_SHOWN = 2
+_IMPORT = "its first step is the import of torch"
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def _done_now(doing: Doing | None, news: News, now: float) -> Doing | None:
             return Doing(name, now)
         case CheckBegan(code=code, name=name):
             return Doing(one_line(f"{code} {name}"), now)
-        case TrialBegan(deadline_seconds=seconds) if doing is not None:
-            return replace(doing, ends=now + seconds, pending=None)
+        case TrialBegan(deadline_seconds=seconds, importing=importing) if doing is not None:
+            return replace(doing, ends=now + seconds, far=_IMPORT if importing else "", pending=None)
         case Pending() if doing is not None:
             return replace(doing, pending=news)
         case Progressed(text=text) if doing is not None:

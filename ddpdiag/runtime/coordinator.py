@@ -236,7 +236,7 @@ class Coordinator:
         flight = Flight(trial, trial.deadline_seconds + slack, self._muster.clock)
         for rank in trial.ranks:
             self._muster.send(rank, flight.order(rank))
-        self._telling.trial_began(trial)
+        self._telling.trial_began(trial, importing=importing)
         try:
             while flight.pending:
                 for rank, message in self._muster.attend(0.05):

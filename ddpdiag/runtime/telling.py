@@ -113,10 +113,10 @@ class Telling:
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
-    def trial_began(self, trial: Trial) -> None:
-        """A trial was handed out."""
+    def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
+        """A trial was handed out, which may have to wait for torch."""
         self._seldom.due()  # who answers within a second is not worth a word
-        self._tell(TrialBegan(deadline_seconds=trial.deadline_seconds))
+        self._tell(TrialBegan(deadline_seconds=trial.deadline_seconds, importing=importing))
 
     def pending(self, flight: Flight, arrivals: Mapping[int, Arrival]) -> None:
         """Ranks have not answered yet."""

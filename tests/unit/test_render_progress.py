@@ -137,6 +137,12 @@ def test_a_second_trial_moves_the_end_of_its_check():
     assert rows(*told, (20.0, TrialBegan(deadline_seconds=5.0)), at=21.0)[-1].endswith("21.0 s of 25 s")
 
 
+def test_that_torch_is_imported_is_said_until_the_next_trial():
+    told = [(0.0, CheckBegan(code="LCH003", name="versions")), (0.0, TrialBegan(deadline_seconds=40.0, importing=True))]
+    assert rows(*told, at=3.0) == ["* LCH003 versions  3.0 s of 40 s", "  its first step is the import of torch"]
+    assert rows(*told, (4.0, TrialBegan(deadline_seconds=5.0)), at=4.0) == ["* LCH003 versions  4.0 s of 9 s"]
+
+
 def test_the_wait_for_ranks_counts_down_and_says_who_is_missing():
     told = [(0.0, Started(budget_seconds=60.0)), (4.0, Waiting(came=1, missing=(1,), left_seconds=11.0))]
     assert rows(*told, at=2.0) == []
