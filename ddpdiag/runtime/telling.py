@@ -48,11 +48,14 @@ class Seldom:
 
     def due(self) -> bool:
         """Is it time? If so, the next second begins."""
-        now = self._clock()
-        if self._last is not None and now - self._last < _SECONDS_BETWEEN:
+        if self._last is not None and self._clock() - self._last < _SECONDS_BETWEEN:
             return False
-        self._last = now
+        self.restart()
         return True
+
+    def restart(self) -> None:
+        """The next second begins now."""
+        self._last = self._clock()
 
 
 class Telling:
@@ -115,7 +118,7 @@ class Telling:
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
-        self._seldom.due()  # who answers within a second is not worth a word
+        self._seldom.restart()  # who answers within a second is not worth a word
         self._tell(TrialBegan(deadline_seconds=trial.deadline_seconds, importing=importing))
 
     def pending(self, flight: Flight, arrivals: Mapping[int, Arrival]) -> None:

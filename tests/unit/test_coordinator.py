@@ -468,17 +468,22 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_
     telling = Telling(listener, lambda: now[0])
     arrivals = {rank: arrival_of(rank, 3, ranks_per_node=1) for rank in range(3)}
     telling.trial_began(trial)
-    for seconds in (0.5, 1.0, 1.5):
+    now[0] = 0.9
+    telling.trial_began(trial)  # a second begins anew
+    now[0] = 1.0
+    telling.pending(flight, arrivals)
+    assert listener.of(Pending) == []
+    for seconds in (1.9, 2.5):
         now[0] = seconds
         telling.pending(flight, arrivals)
     flight.arrived(0, "", shares=False)
     flight.arrived(1, "", shares=False)
-    now[0] = 2.0
+    now[0] = 3.0
     telling.pending(flight, arrivals)
     flight.pending -= {0, 2}
     flight.done(0)
     flight.fail(2)  # it has ended, and not done its part
-    now[0] = 3.0
+    now[0] = 4.0
     telling.pending(flight, arrivals)
     assert [(p.done, p.ranks, p.awaited, p.nodes) for p in listener.of(Pending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
