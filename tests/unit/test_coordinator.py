@@ -473,7 +473,7 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_
     now[0] = 1.0
     telling.pending(flight, arrivals)
     assert listener.of(Pending) == []
-    for seconds in (1.9, 2.5):
+    for seconds in (2.0, 2.5):
         now[0] = seconds
         telling.pending(flight, arrivals)
     flight.arrived(0, "", shares=False)
