@@ -81,6 +81,7 @@ def judge(
     html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
+    color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
     from ddpdiag.cli import judge as command
@@ -101,6 +102,7 @@ def judge(
         html=html,
         details=details,
         timings=timings,
+        color=color,
     )
     code = guarded(lambda: command.run(files, outputs, strict=strict, need_nodes=need_nodes), nagios=nagios)
     if nagios:
@@ -144,6 +146,8 @@ def simulate(
     html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
+    quiet: options.Quiet = False,
+    color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
     from ddpdiag.cli import simulate as command
@@ -170,6 +174,8 @@ def simulate(
         html=html,
         details=details,
         timings=timings,
+        quiet=quiet,
+        color=color,
     )
     raise typer.Exit(command.run(wanted, outputs))
 
@@ -205,11 +211,11 @@ app.command(epilog=reading_options.MANUAL)(reading_options.manual)
 def checks() -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import rows
-    from ddpdiag.cli.outputs import show, terminal
+    from ddpdiag.cli.outputs import is_terminal, show, terminal
     from ddpdiag.render.manual import checks_table
 
     width, color = terminal(sys.stdout)
-    show(checks_table(rows(), width=width, color=color), sys.stdout)
+    show(checks_table(rows(), tty=is_terminal(sys.stdout), width=width, color=color), sys.stdout)
 
 
 def _in_paragraphs(text: str) -> str:

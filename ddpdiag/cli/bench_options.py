@@ -177,6 +177,8 @@ def allreduce_bench(
     html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
+    quiet: options.Quiet = False,
+    color: options.ColorWhen = options.Color.AUTO,
     nproc_per_node: options.NprocPerNode = None,
     nnodes: options.Nnodes = None,
     node_rank: options.NodeRank = None,
@@ -255,5 +257,7 @@ def allreduce_bench(
         html=html,
         details=details,
         timings=timings,
+        quiet=quiet,
+        color=color,
     )
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

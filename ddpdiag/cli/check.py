@@ -15,7 +15,7 @@ from msgspec import structs
 from ddpdiag.check import USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.outputs import Outputs, publish
+from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.cli.plugin import guarded, unknown
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
@@ -24,7 +24,7 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
-from ddpdiag.model import Depth, End, Options
+from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.model.snapshot import Snapshot
@@ -32,6 +32,7 @@ from ddpdiag.model.train import Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render.progress import Listener, Silent, listener
+from ddpdiag.render.streams import Display, display_of
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.estate import Published
 from ddpdiag.runtime.launch import Run, prepare, run_rank
@@ -101,16 +102,29 @@ def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
 
 
 class _Reporter:
-    """Rank 0's words: progress while it runs, the report at the end."""
+    """A rank's words: progress while it runs, and rank 0's report at the end."""
 
-    def __init__(self, outputs: Outputs) -> None:
+    def __init__(self, outputs: Outputs, *, whole: bool) -> None:
         self._outputs = outputs
+        self._whole = whole
         self._progress: Listener = Silent()
 
-    def listen(self) -> Listener:
-        """Start the display; in rank 0's own process, since it has a thread, and threads do not survive a fork."""
-        self._progress = listener(sys.stderr)
+    def listen(self, place: Place) -> Listener:
+        """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork."""
+        if self._speaks(place):
+            _width, color = terminal(sys.stderr, self._outputs.color)
+            self._progress = listener(sys.stderr, os.environ, color=color)
         return self._progress
+
+    def _speaks(self, place: Place) -> bool:
+        """Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them speaks."""
+        if self._outputs.quiet or self._outputs.nagios:
+            return False
+        if place.rank == 0:
+            return True
+        if self._whole:  # who started us all is there
+            return False
+        return not place.local_rank if display_of(sys.stderr, os.environ) is Display.LIVE else place.rank == 1
 
     def publish(self, lines: Sequence[Line]) -> Published:
         """Judge, write, print."""
@@ -132,7 +146,7 @@ class _Reporter:
 
 
 def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:
-    reporter = _Reporter(outputs)
+    reporter = _Reporter(outputs, whole=launch.whole)
     return prepare(
         launch,
         options,

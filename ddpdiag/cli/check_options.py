@@ -118,6 +118,8 @@ def check(
     html: options.Html = None,
     details: options.Details = False,
     timings: options.Timings = False,
+    quiet: options.Quiet = False,
+    color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or
     hand.
@@ -174,5 +176,7 @@ def check(
         html=html,
         details=details,
         timings=timings,
+        quiet=quiet,
+        color=color,
     )
     leave(guarded(lambda: command.run(asked, wishes, outputs), nagios=nagios))

@@ -5,13 +5,16 @@ import errno
 import os
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 from ddpdiag.errors import ExitCode, Explained
+from ddpdiag.render.streams import columns
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_COLUMNS = 20  # below this, a word stands on each line
 
 
 def guarded(call: Callable[[], int | None]) -> int:
@@ -38,11 +41,19 @@ def guarded(call: Callable[[], int | None]) -> int:
 
 
 def complain(sentence: str) -> None:
-    """One sentence on standard error."""
+    """One sentence on standard error; one line in a log, and on a terminal as many as its width asks for."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
-        print(f"ddpdiag: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+        text = f"ddpdiag: {sentence}"
+        print(_broken(text, columns(sys.stderr)) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _broken(text: str, width: int) -> str:
+    """The first line of `text`, wrapped between words; what follows it (a traceback) stays as it is."""
+    first, *others = text.split("\n")
+    lines = textwrap.wrap(first, max(width, _LEAST_COLUMNS), break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*lines, *others])
 
 
 def open_standard_streams() -> None:

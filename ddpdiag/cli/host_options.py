@@ -60,6 +60,7 @@ def host(
     strict: options.Strict = False,
     details: options.Details = False,
     timings: options.Timings = False,
+    color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """Look at this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
@@ -88,5 +89,6 @@ def host(
         nagios=nagios,
         details=details,
         timings=timings,
+        color=color,
     )
     leave(guarded(lambda: command.run(wishes, outputs), nagios=nagios))

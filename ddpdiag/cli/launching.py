@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.cli.options import Color
+from ddpdiag.cli.outputs import counter, show, terminal
 from ddpdiag.cli.train import refuse_nccl_without_gpus
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
@@ -34,6 +35,8 @@ OPTIONS = (
     "budget",
     "data_dir",
     "json",
+    "quiet",
+    "color",
 )
 # The first three steps are not timed, and a median of fewer than three says little.
 _LEAST_STEPS, _MOST_STEPS = 6, 2_000
@@ -53,7 +56,7 @@ def refuse_others(given: Iterable[str]) -> None:
             )
 
 
-def run(asked: Asked, compare: Compare, json: str | None) -> int:
+def run(asked: Asked, compare: Compare, json: str | None, *, quiet: bool, color: Color) -> int:
     """Start the training in each way, round after round; the exit code."""
     launch = read_launch(
         os.environ,
@@ -68,14 +71,14 @@ def run(asked: Asked, compare: Compare, json: str | None) -> int:
     refuse_nccl_without_gpus(compare.backend)
     if json is not None:
         files.check_writable(json)
-    report = _measured(compare, launch.place.node)
+    report = _measured(compare, launch.place.node, quiet=quiet)
     stream = sys.stderr if json == "-" else sys.stdout
-    width, color = terminal(stream)
+    width, colored = terminal(stream, color)
     try:
         if json is not None:
             files.write(json, launching.as_json(report))
     finally:  # a file that cannot be written shall not cost the table
-        show(launching.render(report, color=color, width=width), stream)
+        show(launching.render(report, color=colored, width=width), stream)
     return report.exit_code
 
 
@@ -123,15 +126,12 @@ def _number(option: str, value: int, least: int, most: int) -> None:
         raise UsageError(f"{option} {value}: expected {least} to {most:,} with --compare-launchers")
 
 
-def _measured(compare: Compare, host: str) -> LaunchersReport:
+def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
     begin = time.monotonic()
     signals = Signals(children=True)
-    progress = _Progress()
-    rounds = Rounds(compare, installed(), signals, progress.tell)
-    try:
+    with counter(quiet=quiet) as progress:
+        rounds = Rounds(compare, installed(), signals, lambda way, number: progress.tell(_turn(way, number)))
         rounds.run()
-    finally:
-        progress.close()
     seen = Seen(
         starts=tuple(rounds.starts),
         controls=tuple(rounds.controls),
@@ -143,21 +143,6 @@ def _measured(compare: Compare, host: str) -> LaunchersReport:
     return judged(compare, seen, {way: typed(way, compare.ranks) for way in Way})
 
 
-class _Progress:
-    """One line on a terminal that says whose turn it is."""
-
-    def __init__(self) -> None:
-        _, self._shown = terminal(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else (0, False)
-
-    def tell(self, way: Way, number: int) -> None:
-        """The way has its turn in round `number`, from 0."""
-        self._put(f"round {number + 1}: {way.value} ...")
-
-    def close(self) -> None:
-        """Leave no trace."""
-        self._put("")
-
-    def _put(self, text: str) -> None:
-        if self._shown:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
+def _turn(way: Way, number: int) -> str:
+    """Whose turn it is; rounds count from 0."""
+    return f"round {number + 1}: {way.value} ..."

@@ -1,8 +1,18 @@
 """Options that several commands share, as Typer wants them."""
 
+from enum import Enum
 from typing import Annotated
 
 import typer
+
+
+class Color(Enum):
+    """Whether the report has colours; `AUTO`: on a terminal, unless NO_COLOR or TERM=dumb says otherwise."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
 
 LAUNCH, WHAT, OUT = "Launch", "What is checked", "Output"
 
@@ -97,6 +107,18 @@ Details = Annotated[bool, typer.Option("--details", help="Show every check and s
 Timings = Annotated[
     bool,
     typer.Option("--timings", help="Show where the seconds went, and for whom the others waited.", rich_help_panel=OUT),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print the report alone: nothing while the run goes on.", rich_help_panel=OUT),
+]
+ColorWhen = Annotated[
+    Color,
+    typer.Option(
+        "--color",
+        help="Colours in the report (auto: on a terminal, if NO_COLOR is not set).",
+        rich_help_panel=OUT,
+    ),
 ]
 ExcludeFile = Annotated[
     str | None,

@@ -2,19 +2,25 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from ddpdiag.cli.options import Color
 from ddpdiag.codec import encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report
 from ddpdiag.model.recording import Line
 
+if TYPE_CHECKING:
+    from ddpdiag.render.progress_lines import Counter
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Files to write ('-' is standard output), and how much the terminal shows."""
+    """Files to write ('-' is standard output), and how much the terminal shows; `quiet`: nothing before the report."""
 
     json: str | None = None
     markdown: str | None = None
@@ -28,6 +34,8 @@ class Outputs:
     html: str | None = None
     details: bool = False
     timings: bool = False
+    quiet: bool = False
+    color: Color = Color.AUTO
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError now rather than after a minute of measuring, or over what is read."""
@@ -67,7 +75,7 @@ class Outputs:
         }
         return {option: path for option, path in files.items() if path is not None}
 
-    def page(self, report: Report, *, color: bool, width: int) -> str:
+    def page(self, report: Report, *, tty: bool, color: bool, width: int) -> str:
         """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
         # Only the one that is shown is imported: what a Prolog takes, each job waits for.
         if self.nagios:
@@ -81,7 +89,7 @@ class Outputs:
         if report.bench is not None:
             from ddpdiag.render import bench
 
-            return bench.render(report, color=color, width=width, details=self.details, timings=self.timings)
+            return bench.render(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings)
         from ddpdiag.render import terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
@@ -151,11 +159,31 @@ def is_one_file(path: str, other: str) -> bool:
         return False
 
 
-def terminal(stream: TextIO | None) -> tuple[int, bool]:
+def terminal(stream: TextIO | None, when: Color = Color.AUTO) -> tuple[int, bool]:
     """Columns of the terminal (80 where there is none), and whether to use colour (https://no-color.org)."""
-    tty = stream is not None and not stream.closed and stream.isatty()
-    color = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    tty = is_terminal(stream)
+    auto = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    color = when is Color.ALWAYS or (when is Color.AUTO and auto)
     return (shutil.get_terminal_size().columns if tty else 80), color
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Does somebody look at it, rather than a program or a log? With or without colour."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+@contextmanager
+def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
+    """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
+    from ddpdiag.render.progress_lines import Counter
+    from ddpdiag.render.streams import Display, display_of
+
+    display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
+    progress = Counter(sys.stderr, display, patience_seconds)
+    try:
+        yield progress
+    finally:
+        progress.close()
 
 
 def publish(
@@ -170,9 +198,9 @@ def publish(
     if failed and outputs.nagios:
         raise UsageError("; ".join((*failed, report.sentence)))
     stream = stderr if outputs.takes_stdout else stdout
-    width, color = terminal(stream)
+    width, color = terminal(stream, outputs.color)
     try:
-        show(outputs.page(report, color=color, width=width), stream)
+        show(outputs.page(report, tty=is_terminal(stream), color=color, width=width), stream)
     except UsageError as error:
         failed.append(str(error))
     if failed:

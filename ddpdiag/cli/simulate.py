@@ -3,18 +3,21 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ddpdiag.checks import all_checks, fab001
-from ddpdiag.cli.outputs import Outputs, publish, show
+from ddpdiag.cli.outputs import Color, Outputs, counter, publish, show
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
+from ddpdiag.render.units import count
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
 from ddpdiag.simulate.run import host_name
 
+# What is over sooner is not worth a line in a log.
+_PATIENCE_SECONDS = 3.0
 _BLAMING = ("FAB001.alone", "FAB001.node", "FAB001.domain")
 
 
@@ -41,20 +44,25 @@ def run(wanted: Wanted, outputs: Outputs) -> int:
             raise UsageError(f"--{name} nan: expected a share, such as 0.02")
     faults = Faults(tuple(_faults(wanted.faults)), wanted.slower)
     if wanted.trials is not None:
-        if outputs != Outputs():
+        if replace(outputs, quiet=False, color=Color.AUTO) != Outputs():
             raise UsageError(
                 "--trials counts who is blamed in many runs, without a report: give no option of the output"
             )
-        show(_rates(wanted, faults, wanted.trials), sys.stdout)
+        with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
+            rates = _rates(wanted, faults, wanted.trials, progress.tell)
+        show(rates, sys.stdout)
         return int(ExitCode.FIT)
     outputs.check()
-    recording = simulate(
-        _fleet(wanted, faults, wanted.seed),
-        ranks_per_host=wanted.ranks_per_host,
-        options=_options(wanted),
-        run_id=f"seed-{wanted.seed}",
-    )
-    report = judge(recording, all_checks())
+    with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
+        progress.tell(f"simulating {count(wanted.hosts, 'host')} ...")
+        recording = simulate(
+            _fleet(wanted, faults, wanted.seed),
+            ranks_per_host=wanted.ranks_per_host,
+            options=_options(wanted),
+            run_id=f"seed-{wanted.seed}",
+        )
+        progress.tell(f"judging {count(wanted.hosts, 'host')} ...")
+        report = judge(recording, all_checks())
     publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
     return report.exit_code
 
@@ -79,11 +87,12 @@ def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
         yield Fault(kind), int(count) if colon else 1
 
 
-def _rates(wanted: Wanted, faults: Faults, trials: int) -> str:
+def _rates(wanted: Wanted, faults: Faults, trials: int, tell: Callable[[str], None]) -> str:
     """How often who was blamed, over so many seeds."""
     sums: Counter[str] = Counter()
     rounds: Counter[int] = Counter()
-    for seed in range(wanted.seed, wanted.seed + trials):
+    for done, seed in enumerate(range(wanted.seed, wanted.seed + trials)):
+        tell(f"{done:,} of {count(trials, 'run')} done")
         fleet = _fleet(wanted, faults, seed)
         recording = simulate(fleet, options=_options(wanted), run_id=f"seed-{seed}")
         report = judge(recording, all_checks())

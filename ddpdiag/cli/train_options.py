@@ -100,6 +100,8 @@ def train(
     strict: options.Strict = False,
     html: options.Html = None,
     details: options.Details = False,
+    quiet: options.Quiet = False,
+    color: options.ColorWhen = options.Color.AUTO,
     nproc_per_node: options.NprocPerNode = None,
     nnodes: options.Nnodes = None,
     node_rank: options.NodeRank = None,
@@ -152,7 +154,7 @@ def train(
             budget_seconds=budget,
         )
         launching.refuse_others(_typed(context))
-        leave(guarded(lambda: launching.run(asked, compare, json)))
+        leave(guarded(lambda: launching.run(asked, compare, json, quiet=quiet, color=color)))
     if "rounds" in _typed(context):
         raise UsageError("--rounds has no meaning without --compare-launchers")
     flags = command.Flags(
@@ -182,5 +184,7 @@ def train(
         junit=junit,
         html=html,
         details=details,
+        quiet=quiet,
+        color=color,
     )
     leave(guarded(lambda: command.run(asked, wishes, flags, outputs)))

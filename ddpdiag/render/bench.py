@@ -35,12 +35,12 @@ _BLOCKING = {
 }
 
 
-def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
+def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
     """`report.bench` as text; `details` shortens nothing, `timings` adds where the run's seconds went.
 
-    Without `color` the rows are those of nccl-tests, however wide they are. In a terminal they fit `width`.
+    In a terminal (`tty`) the rows fit `width`; elsewhere they are those of nccl-tests, however wide they are.
     """
-    page, bench = Page(color=color, width=width), measured(report)
+    page, bench = Page(color=color, width=width, tty=tty), measured(report)
     for line in _head(bench, report.world, details=details):
         _comment(page, line)
     for part in parts(bench):
@@ -56,7 +56,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
 
 def _comment(page: Page, text: str) -> None:
     """A line that is no row; wrapped for eyes only."""
-    if page.color:
+    if page.tty:
         page.write(text, lead="# ", style="dim", lead_style="dim")
     else:
         page.verbatim(f"# {text}")
@@ -64,7 +64,7 @@ def _comment(page: Page, text: str) -> None:
 
 def _commented(page: Page, draw: Callable[[Page], None]) -> None:
     """What `draw` writes; in a log as comments, or tables that begin with a number would be read as rows."""
-    if page.color:
+    if page.tty:
         draw(page)
         return
     inner = Page(color=False, width=page.width - 2)
@@ -126,7 +126,7 @@ def _part(page: Page, bench: BenchReport, part: Part) -> None:
     """One table, between nccl-tests' comments."""
     _comment(page, "")
     _comment(page, f"Collective test starting: {one_line(part.name)}")
-    if page.color:
+    if page.tty:
         _rows_for_eyes(page, bench, part)
     else:
         _comment(page, "")

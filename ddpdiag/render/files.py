@@ -15,13 +15,20 @@ from typing import TextIO
 from ddpdiag.errors import UsageError
 
 STANDARD_OUTPUT = "-"
+# What our tables and rich's bars are made of beyond ASCII, for streams that lack it: letters as wide as it, or columns
+# would be torn.
+_PLAIN = str.maketrans(
+    dict.fromkeys("\u2013\u2014\u2212\u2500", "-")
+    | dict.fromkeys("\u2588\u2589\u258a\u258b\u258c\u2590", "#")
+    | dict.fromkeys("\u258d\u258e\u258f\u2595", " ")
+)
 
 
 def write(path: str, content: str | bytes) -> None:
     """Write `content` to `path` ("-" is standard output); UsageError, with the reason, if that cannot be done."""
     try:
         if path == STANDARD_OUTPUT:
-            show(content if isinstance(content, str) else content.decode(), sys.stdout)
+            _say(content if isinstance(content, str) else content.decode(), sys.stdout)
         elif _is_special(path):
             _pour(path, _bytes(content))
         else:
@@ -54,7 +61,19 @@ def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
 
 
 def show(text: str, stream: TextIO | None) -> None:
-    """Write `text` to a stream of this process, None where it was closed before the start; OSError or ValueError."""
+    """Write what people read to a stream of this process, None where it was closed before the start.
+
+    OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters.
+    """
+    if stream is not None:
+        try:
+            text.encode(stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            text = text.translate(_PLAIN)
+    _say(text, stream)
+
+
+def _say(text: str, stream: TextIO | None) -> None:
     if stream is None:
         raise OSError(errno.EBADF, "it is closed")
     # A log's encoding may be ASCII; a report with an escaped letter is better than none.

@@ -73,10 +73,10 @@ def _is_block(paragraph: str) -> bool:
     return any(line.startswith(edge) for line in lines)
 
 
-def checks_table(rows: Iterable[CheckRow], *, width: int, color: bool) -> str:
-    """The list of checks: a table for people, or one line a check for `grep`."""
+def checks_table(rows: Iterable[CheckRow], *, tty: bool, width: int, color: bool) -> str:
+    """The list of checks: a table for people (`tty`), or one line a check for `grep`."""
     every = list(rows)
-    return _drawn(every, width) if color else _aligned(every)
+    return _drawn(every, width, color=color) if tty else _aligned(every)
 
 
 def _aligned(rows: list[CheckRow]) -> str:
@@ -87,14 +87,14 @@ def _aligned(rows: list[CheckRow]) -> str:
     )
 
 
-def _drawn(rows: list[CheckRow], width: int) -> str:
+def _drawn(rows: list[CheckRow], width: int, *, color: bool) -> str:
     # Only here, and only for a terminal: rich costs 50 ms.
     from rich.table import Table
     from rich.text import Text
 
     from ddpdiag.render.page import Page
 
-    page = Page(color=True, width=width)
+    page = Page(color=color, width=width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in CheckRow._fields[:-1]:
         table.add_column(header, no_wrap=True)

@@ -37,10 +37,14 @@ def one_line(text: str) -> str:
 
 
 class Page:
-    """What has been written so far. Styles are rich's ("bold red"); without `color` they leave no trace."""
+    """What has been written so far. Styles are rich's ("bold red"); without `color` they leave no trace.
 
-    def __init__(self, *, color: bool, width: int) -> None:
+    `tty`: for eyes, where some pages look otherwise than for scripts.
+    """
+
+    def __init__(self, *, color: bool, width: int, tty: bool = False) -> None:
         self.color = color
+        self.tty = tty
         self.width = max(width, LEAST_WIDTH)
         self._file = StringIO()
         self._console = Console(

@@ -1,54 +1,49 @@
 """What is going on, while it goes on: a few lines at the bottom of the terminal that vanish at the end.
 
-They are written to standard error, and only to a terminal; a log file gets the report alone. A terminal that goes away
-(a closed window, a lost connection) ends the display, not the run.
+They are written to standard error. Where that is a log, lines that stay are written instead (see `progress_lines`). A
+terminal that goes away (a closed window, a lost connection) ends the display, not the run.
 """
 
 import io
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Protocol, TextIO, cast
 
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
+from ddpdiag.model.news import Joined, News, StageEnded
+from ddpdiag.render.page import one_line
+from ddpdiag.render.picture import Picture, pending_words
+from ddpdiag.render.progress_lines import Lines
+from ddpdiag.render.streams import Display, can_show, display_of, put, takes
 
-_REFRESHES_PER_SECOND = 8
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+# A terminal may be a log as well (script, docker -t): each drawing costs it half a kilobyte.
+_REFRESHES_PER_SECOND = 2
+_DOTS, _ASCII = "\u280b\u2819\u2838\u2834\u2826\u2807", "|/-\\"
+# A terminal that is made narrower breaks longer lines in two, and what is drawn next leaves half of them standing.
+_WIDEST = 60
+Styled = tuple[str, str]
+_STYLES = {"done": "green", "failed": "red", "cut short": "yellow", "skipped": "dim"}
 
 
 class Listener(Protocol):
-    """Who is told how the run goes on; calls may come from any thread, and none of them raises."""
+    """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
 
-    def stage_started(self, name: str) -> None:
-        """A stage begins."""
-
-    def check_started(self, code: str, name: str) -> None:
-        """A check of the stage begins."""
-
-    def progressed(self, text: str) -> None:
-        """The check is so far."""
-
-    def stage_ended(self, name: str, status: str, seconds: float) -> None:
-        """The stage is over; `status` is the worst of its checks."""
+    def tell(self, news: News) -> None:
+        """Something new."""
 
     def close(self) -> None:
         """Nothing more will come; what was drawn is taken away."""
 
 
 class Silent:
-    """Says nothing: for log files and pipes."""
+    """Says nothing."""
 
-    def stage_started(self, name: str) -> None:
-        """Say nothing."""
-
-    def check_started(self, code: str, name: str) -> None:
-        """Say nothing."""
-
-    def progressed(self, text: str) -> None:
-        """Say nothing."""
-
-    def stage_ended(self, name: str, status: str, seconds: float) -> None:
+    def tell(self, news: News) -> None:
         """Say nothing."""
 
     def close(self) -> None:
@@ -56,10 +51,10 @@ class Silent:
 
 
 class _Leaky(io.TextIOBase):
-    """A stream that lets everything drop once its reader is gone.
+    """A stream that lets everything drop once its reader is gone, and a drawing while the terminal is stopped (Ctrl-S).
 
     rich draws from a thread of its own, where an exception could be caught by nobody; and its own answer to a
-    broken pipe is to leave the process.
+    broken pipe is to leave the process. Who takes the display away waits for that thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -80,7 +75,8 @@ class _Leaky(io.TextIOBase):
         # UnicodeEncodeError is a ValueError: a terminal that cannot show a character is not worth a failed run.
         if not self._gone:
             try:
-                self._stream.write(text)
+                if takes(self._stream):
+                    self._stream.write(text)
             except (OSError, ValueError):
                 self._gone = True
         return len(text)
@@ -94,43 +90,28 @@ class _Leaky(io.TextIOBase):
 
 
 class Progress:
-    """The stages so far, and what is being done now, for how long."""
+    """The stages so far, and what is being done now, for how long, until when, and for whom."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, *, color: bool) -> None:
+        self._stream = stream
+        self._clock = clock
         self._lock = threading.Lock()
-        self._ended: dict[str, tuple[str, float]] = {}
-        self._now = ""
-        self._far = ""
-        self._since = time.monotonic()
-        self._live: Live | None = _live(_Leaky(stream), self._draw)
+        self._picture = Picture(began=clock())
+        self._spinner = _DOTS if can_show(stream, _DOTS) else _ASCII
+        self._console = _console(_Leaky(stream), color=color)
+        self._live: Live | None = _live(self._console, self._draw)
         self._live.start()
 
-    def stage_started(self, name: str) -> None:
-        """Show the stage as the one that runs."""
+    def tell(self, news: News) -> None:
+        """Take it into the picture, which is drawn twice a second."""
         with self._lock:
-            self._now = name
-            self._since = time.monotonic()
-
-    def check_started(self, code: str, name: str) -> None:
-        """Show the check as the one that runs."""
-        with self._lock:
-            self._now, self._far = f"{code} {name}", ""
-            self._since = time.monotonic()
-
-    def progressed(self, text: str) -> None:
-        """Show how far the check is."""
-        with self._lock:
-            self._far = text
-
-    def stage_ended(self, name: str, status: str, seconds: float) -> None:
-        """Put the stage on the list of those that are over; one that ran in two parts stands there once."""
-        with self._lock:
-            before_status, before = self._ended.get(name, ("done", 0.0))
-            self._ended[name] = (status if before_status == "done" else before_status, before + seconds)
-            self._now = ""
+            self._picture = self._picture.after(news, self._clock())
+        if isinstance(news, Joined):
+            self.close()
+            put(self._stream, f"ddpdiag: rank {news.rank} takes part; rank 0 at {one_line(news.host)} will report\n")
 
     def refresh(self) -> None:
-        """Draw now; it happens by itself eight times a second."""
+        """Draw now; it happens by itself twice a second."""
         with self._lock:
             live = self._live
         if live is not None:
@@ -144,28 +125,49 @@ class Progress:
         if live is not None:
             live.stop()
 
-    def _draw(self) -> "Table":
-        from rich.spinner import Spinner
-        from rich.table import Table
+    def _draw(self) -> "Text":
         from rich.text import Text
 
         with self._lock:
-            ended, now, far, since = dict(self._ended), self._now, self._far, self._since
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name, (status, seconds) in ended.items():
-            table.add_row(Text(name), Text(status, "green" if status == "done" else "yellow"), Text(f"{seconds:.1f} s"))
-        if now:
-            elapsed = time.monotonic() - since
-            # The spinner starts anew with every drawing, so it is told how far it is.
-            spinner = Spinner("dots", text=Text(now))
-            spinner.start_time = 0.0
-            table.add_row(spinner.render(time.monotonic()), Text(far), Text(f"{elapsed:.1f} s", "dim"))
-        return table
+            picture = self._picture
+        width, height = self._console.size
+        letters = min(width - 1, _WIDEST)
+        rows = _rows(picture, self._clock(), self._spinner)
+        # What runs stands below: where there is too little room, what is over gives way.
+        shown = [Text(_cut(text, letters), style) for text, style in rows[-max(1, height - 1) :]]
+        return Text("\n").join(shown)
 
 
-def _live(file: _Leaky, draw: Callable[[], "Table"]) -> "Live":
+def _rows(picture: Picture, now: float, spinner: str) -> list[Styled]:
+    """Lines and their styles, from what is over to what runs."""
+    turning = spinner[int(now * _REFRESHES_PER_SECOND) % len(spinner)]
+    wait = list(picture.wait(now))
+    rows: list[Styled] = []
+    if picture.budget_seconds is not None and (picture.stages or picture.doing or wait):
+        rows.append((picture.clock(now), "dim"))
+    rows += [_stage_row(stage) for stage in picture.stages.values()]
+    rows += [(text, "yellow") for text in picture.happened]
+    rows += [(f"{'  ' if number else turning + ' '}{text}", "") for number, text in enumerate(wait)]
+    if doing := picture.doing:
+        rows.append((f"{turning} {doing.title}  {doing.clock(now)}", ""))
+        rows += [(f"  {text}", "dim") for text in (doing.far,) if text]
+        rows += [(f"  {pending_words(pending)}", "") for pending in (doing.pending,) if pending]
+    return rows
+
+
+def _stage_row(stage: StageEnded) -> Styled:
+    """In columns as wide as the longest words that may come: they do not move."""
+    status = "begun" if stage.more and stage.status in ("done", "skipped") else stage.status
+    codes = f"  {', '.join(dict.fromkeys(stage.failed))}" if stage.failed else ""
+    return f"  {one_line(stage.name):<11} {status:<9} {stage.seconds:6.1f} s{codes}", _STYLES.get(status, "")
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: max(0, letters - 3)] + "..."
+
+
+def _console(file: _Leaky, *, color: bool) -> "Console":
     from rich.console import Console
-    from rich.live import Live
 
     class Unhidden(Console):
         """Never hides the cursor: a killed run could not bring it back."""
@@ -175,7 +177,12 @@ def _live(file: _Leaky, draw: Callable[[], "Table"]) -> "Live":
 
     # TextIOBase is all that rich uses of IO[str].
     stream = cast("IO[str]", file)
-    console = Unhidden(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+    return Unhidden(file=stream, force_terminal=True, no_color=not color, highlight=False, markup=False, emoji=False)
+
+
+def _live(console: "Console", draw: "Callable[[], Text]") -> "Live":
+    from rich.live import Live
+
     return Live(
         console=console,
         get_renderable=draw,
@@ -186,9 +193,9 @@ def _live(file: _Leaky, draw: Callable[[], "Table"]) -> "Live":
     )
 
 
-def listener(stream: TextIO | None) -> Listener:
-    """The display for a terminal, silence for anything else."""
-    try:
-        return Progress(stream) if stream is not None and stream.isatty() else Silent()
-    except ValueError:  # closed before we came
+def listener(stream: TextIO | None, environ: Mapping[str, str], *, color: bool) -> Listener:
+    """The display for a terminal, lines for a log, silence where nobody could read anything."""
+    display = display_of(stream, environ)
+    if stream is None or display is Display.NONE:
         return Silent()
+    return Progress(stream, color=color) if display is Display.LIVE else Lines(stream)

@@ -18,7 +18,7 @@ from ddpdiag.check import Check
 from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind, Options, Outcome, Place, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.children import Log, Worker
-from ddpdiag.runtime.coordinator import Coordinator, Listener
+from ddpdiag.runtime.coordinator import Coordinator
 from ddpdiag.runtime.deadline import expired
 from ddpdiag.runtime.messages import (
     Alive,
@@ -43,6 +43,7 @@ from ddpdiag.runtime.messages import (
 from ddpdiag.runtime.nursery import import_torch
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.telling import Listener
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
 from ddpdiag.runtime.worker import serve
 

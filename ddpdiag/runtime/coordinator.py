@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ddpdiag.check import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import ranks_text
@@ -31,6 +31,7 @@ from ddpdiag.runtime.spending import (
     too_late,
     with_number,
 )
+from ddpdiag.runtime.telling import Listener, Telling
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]
@@ -39,20 +40,11 @@ AnyCheck = Check[Any]
 IMPORT_SECONDS = 30.0
 
 
-class Listener(Protocol):
-    """Whoever shows progress."""
-
-    def stage_started(self, name: str) -> None:
-        """A stage begins."""
-
-    def check_started(self, code: str, name: str) -> None:
-        """A check begins."""
-
-    def progressed(self, text: str) -> None:
-        """The check is so far."""
-
-    def stage_ended(self, name: str, status: str, seconds: float) -> None:
-        """A stage is over."""
+def _parts(checks: Sequence[AnyCheck], kind: Kind | None = None) -> list[tuple[Stage, list[AnyCheck]]]:
+    """The checks by stage, of one kind or of all."""
+    wanted = [check for check in checks if kind is None or check.kind is kind]
+    by_stage = ((stage, [check for check in wanted if check.stage is stage]) for stage in Stage)
+    return [(stage, own) for stage, own in by_stage if own]
 
 
 class Coordinator:
@@ -72,13 +64,13 @@ class Coordinator:
     ) -> None:
         self._header = header
         self._checks = checks
-        self._listener = listener
+        self._telling = Telling(listener)
         self._patience = patience
         self._lines: list[Line] = [header]
         self._assembled = 1  # of the lines, in the recording so far
         self._recording = Recording(header=header)
         self._known_world: World | None = None
-        self._muster = Muster(hub, header, told_to_leave, patience, self._lines.append)
+        self._muster = Muster(hub, header, told_to_leave, patience, self._note)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
         self._to_come: list[AnyCheck] = []  # of those that run last
@@ -88,12 +80,25 @@ class Coordinator:
     def conduct(self, wait_seconds: float) -> Recording:
         """Gather, run all checks, and return what was seen; never raises for what ranks do."""
         try:
-            self._muster.gather(min(wait_seconds, self._header.options.budget_seconds - RESERVE_SECONDS))
+            self._gather(wait_seconds)
             self._run_checks()
         except (RunEnded, BudgetSpent):
             pass
         self._lines.append(End(seconds=self._muster.now()))
         return self.recording()
+
+    def _gather(self, wait_seconds: float) -> None:
+        size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
+        self._telling.started(budget_seconds)
+        self._muster.gather(
+            min(wait_seconds, budget_seconds - RESERVE_SECONDS),
+            lambda left: self._telling.waiting(self._muster.arrivals, size, left),
+        )
+        self._telling.gathered(self._muster.arrivals, size)
+
+    def _note(self, line: Line) -> None:
+        self._lines.append(line)
+        self._telling.noted(line)
 
     def recording(self) -> Recording:
         """The run so far."""
@@ -124,30 +129,28 @@ class Coordinator:
     def _run_checks(self) -> None:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
         self._to_come = [check for check in chosen if check.last is not None]
-        try:
-            # Plain ones first: they run while the nurseries import torch.
-            for kind in (Kind.PLAIN, Kind.TORCH):
-                for stage in Stage:
-                    of_stage = [c.beforehand for c in chosen if c.stage is stage and c.kind is kind]
-                    self._run_stage(stage, [check for check in of_stage if check is not None])
-        except BudgetSpent:
-            pass  # noted where it was raised
-        for stage in Stage:
-            self._run_stage(stage, [check for check in self._to_come if check.stage is stage])
+        # Plain ones first: they run while the nurseries import torch.
+        before = [check for c in chosen if (check := c.beforehand) is not None]
+        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts(before, kind)]
+        last = _parts(self._to_come)
+        self._telling.planned(stage for stage, _checks in (*usual, *last))
+        # Once the budget is spent, checks that run last, for which some was kept, may still run.
+        for parts in (usual, last):
+            for stage, checks in parts:
+                if self._run_stage(stage, checks):
+                    break
 
-    def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> None:
-        if not checks:
-            return
-        begin = self._muster.now()
-        self._listener.stage_started(stage.value)
-        before = len(self._lines)
-        for check in checks:
-            self._run_check(check)
-        new = self._lines[before:]
-        experiments = {line.number for line in new if isinstance(line, Trial) and line.may_fail}
-        outcomes = [line for line in new if isinstance(line, Outcome) and line.trial not in experiments]
-        failed = any(outcome.status is not Status.DONE for outcome in outcomes)
-        self._listener.stage_ended(stage.value, "failed" if failed else "done", self._muster.now() - begin)
+    def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> bool:
+        """Run a part of a stage; was the budget spent in it?"""
+        begin, before, spent = self._muster.now(), len(self._lines), False
+        self._telling.stage_began(stage)
+        try:
+            for check in checks:
+                self._run_check(check)
+        except BudgetSpent:
+            spent = True  # noted where it was raised
+        self._telling.stage_ended(stage, self._lines[before:], self._muster.now() - begin, cut=spent)
+        return spent
 
     def _run_check(self, check: AnyCheck) -> None:
         self._to_come = [other for other in self._to_come if other is not check]
@@ -163,7 +166,7 @@ class Coordinator:
         if check.last is not None and check.plan(seen) and (reason := too_late(self._left(kept), check.last(seen))):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
             return
-        self._listener.check_started(check.code, check.name)
+        self._telling.check_began(check.code, check.name)
         while trials := check.plan(replace(self._seen(check), left_seconds=self._left(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
@@ -234,12 +237,14 @@ class Coordinator:
         flight = Flight(trial, trial.deadline_seconds + slack, self._muster.clock)
         for rank in trial.ranks:
             self._muster.send(rank, flight.order(rank))
+        self._telling.trial_began(trial, importing=importing)
         try:
             while flight.pending:
                 for rank, message in self._muster.attend(0.05):
                     self._take(flight, rank, message)
                 self._tend(flight)
                 self._repeat(flight)
+                self._telling.pending(flight, self._muster.arrivals)
         except RunEnded as ended:
             for rank, message in ended.messages:
                 self._take(flight, rank, message)
@@ -253,7 +258,7 @@ class Coordinator:
             case Partial(number, data, text) if number == flight.trial.number:
                 flight.so_far[rank] = data
                 if rank == flight.first:
-                    self._listener.progressed(text)
+                    self._telling.progressed(text)
             case Result(outcome) if outcome.rank == rank:
                 self._muster.send(rank, Noted(outcome.trial))
                 if outcome.trial == flight.trial.number and rank in flight.pending:

@@ -36,6 +36,7 @@ class Flight:
         self._orders: dict[int, Order] = {}
         self._openings: dict[int, Open] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
+        self.ranks_done = 0
         self._ended: list[float] = []  # ages at which groups were done
         self._begin = self._clock()
         self._repeated = self._begin
@@ -92,9 +93,25 @@ class Flight:
     def done(self, rank: int) -> None:
         """Note that a rank has done its part."""
         index = self._index[rank]
+        self.ranks_done += 1
         self._open[index] -= 1
         if not self._open[index]:
             self._ended.append(self.age())
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return len(self._index)
+
+    def awaited(self) -> set[int]:
+        """Ranks that keep others waiting at the gate; if nobody stands at one, all that have not answered."""
+        late = {rank for rank in self.pending if rank not in self._offers and self._has_come_to_gate(rank)}
+        return late or set(self.pending)
+
+    def _has_come_to_gate(self, rank: int) -> bool:
+        """Does anybody of this rank's group stand at the gate?"""
+        index = self._index[rank]
+        return self._missing[index] < len(self.trial.groups[index])
 
     def index_of(self, rank: int) -> int:
         """Which of the trial's groups it is in."""

@@ -16,6 +16,7 @@ from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
+from ddpdiag.model.news import Joined, Seeking
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.elastic import write_error_file
 from ddpdiag.probes.procfs import age_seconds
@@ -23,7 +24,7 @@ from ddpdiag.probes.slurm import job_and_step
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.runtime.arriving import own_arrival
 from ddpdiag.runtime.board import Hub, board_ports
-from ddpdiag.runtime.coordinator import Coordinator, Listener
+from ddpdiag.runtime.coordinator import Coordinator
 from ddpdiag.runtime.environment import worker_variables
 from ddpdiag.runtime.estate import Estate, Heir, Published, Rank0At
 from ddpdiag.runtime.launchers import Launch
@@ -37,6 +38,7 @@ from ddpdiag.runtime.shared import Copy, shared_folder
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.slurm import leaf_of
 from ddpdiag.runtime.supervisor import Rank0Lost, Supervisor
+from ddpdiag.runtime.telling import Listener
 
 LOOPBACK = "127.0.0.1"
 # Our own supervisor kills its children within this time, or they cannot be killed.
@@ -49,8 +51,9 @@ _PUBLISH_SECONDS = 30.0
 class Run:
     """What one run needs to know, the same in every process of it.
 
-    `publish` judges the lines, writes and prints, in rank 0 or in the rank that takes its place; `listener` is made in
-    rank 0 only.
+    `publish` judges the lines, writes and prints, in rank 0 or in the rank that takes its place; `listener` makes the
+    one who is told how the run goes on, in the rank's own process: in rank 0 of the whole run, in another one of its
+    search for rank 0.
     """
 
     launch: Launch
@@ -59,7 +62,7 @@ class Run:
     desk: Desk
     port: int
     publish: Callable[[Sequence[Line]], Published]
-    listener: Callable[[], Listener]
+    listener: Callable[[Place], Listener]
 
     @property
     def name(self) -> str:
@@ -95,7 +98,7 @@ def prepare(
     board_wait: float,
     board_port: int | None,
     publish: Callable[[Sequence[Line]], Published],
-    listener: Callable[[], Listener],
+    listener: Callable[[Place], Listener],
 ) -> Run:
     """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
     if launch.whole:
@@ -197,11 +200,26 @@ def _open_hub(run: Run, seal: Seal, arrival: Arrival) -> Hub:
 
 def _join(run: Run, seal: Seal, arrival: Arrival, signals: Signals) -> Link:
     """Find rank 0; as long as that does not succeed, a note in the shared folder says what was met."""
+    listener = run.listener(arrival.place)
+    try:
+        link = _sought(run, seal, arrival, signals, listener)
+        listener.tell(Joined(rank=arrival.place.rank, host=run.desk.host))
+        return link
+    finally:
+        listener.close()
+
+
+def _sought(run: Run, seal: Seal, arrival: Arrival, signals: Signals, listener: Listener) -> Link:
+    rank, host = arrival.place.rank, run.desk.host
+
+    def seeking(left_seconds: float) -> None:
+        listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
+
     if run.options.shared_dir is None:
-        return join(run.desk, seal, arrival, lambda: signals.told)
+        return join(run.desk, seal, arrival, lambda: signals.told, seeking)
     complaint = Complaint(run.options.shared_dir, run.name, arrival)
     try:
-        return join(run.desk, seal, arrival, lambda: signals.told, complaint.leave)
+        return join(run.desk, seal, arrival, lambda: signals.told, seeking, complaint.leave)
     finally:
         complaint.withdraw()
 
@@ -213,7 +231,9 @@ def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arriv
     served: Future[Farewell] = threads.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
     lost = PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size)
     patience = replace(PATIENCE, lost=lost)
-    coordinator = Coordinator(hub, run.header(0), run.checks, run.listener(), lambda: signals.told, patience)
+    coordinator = Coordinator(
+        hub, run.header(0), run.checks, run.listener(arrival.place), lambda: signals.told, patience
+    )
     estate = _estate(run, arrival.nonce, coordinator.lines)
     try:
         coordinator.conduct(run.desk.wait_seconds)

@@ -68,11 +68,12 @@ class Link:
         self.socket.close(linger=LAST_WORDS_MS)
 
 
+# The cause first: on a terminal the ports fill a line.
 _SENTENCES = {
-    Reach.ACCEPTED: "something accepts connections there, but it is not the Board of this run",
-    Reach.REFUSED: "the connection is refused: nobody listens there",
-    Reach.DROPPED: "no answer: a firewall drops the packets, or the host is down",
-    Reach.UNREACHABLE: "the host or network is unreachable",
+    Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not the Board of this run",
+    Reach.REFUSED: "nobody listens there ({ports}: the connection is refused); is rank 0 started?",
+    Reach.DROPPED: "no answer ({ports}): a firewall drops the packets, or the host is down",
+    Reach.UNREACHABLE: "the host or network is unreachable ({ports})",
     Reach.UNKNOWN_NAME: "the name cannot be resolved",
     Reach.SLOW_NAME: "the name server does not answer",
 }
@@ -86,12 +87,14 @@ def join(
     seal: Seal,
     arrival: Arrival,
     stopped: Callable[[], int | None],
+    seeking: Callable[[float], None] = lambda _left_seconds: None,
     troubled: Callable[[str], None] = lambda _sentence: None,
 ) -> Link:
     """Find the Board and say hello; RunLost after `desk.wait_seconds`, with what a plain TCP connect said.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
-    `troubled` is told once, when half of the time has passed, what was met so far.
+    `seeking` is told before each try how many seconds are left; `troubled` once, when half of them have passed, what
+    was met so far.
     """
     begin = time.monotonic()
     patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
@@ -100,6 +103,7 @@ def join(
         left = begin + desk.wait_seconds - time.monotonic()
         if signum := stopped():
             raise RunLost(f"rank {arrival.place.rank} was told to leave before it reached rank 0", 128 + signum)
+        seeking(max(left, 0.0))
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
         addresses = resolve(desk.host, desk.ports[0], max(left, 0.1))
         met: dict[int, Reached] = {}
@@ -142,7 +146,7 @@ def _sentence(desk: Desk, arrival: Arrival, addresses: Sequence[str] | None, met
         ports.setdefault(reached.reach, []).append(str(port))
     unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
     if ports:
-        why = "; ".join(f"{_ports_text(own)}: {_SENTENCES[reach]}" for reach, own in ports.items())
+        why = "; ".join(_SENTENCES[reach].format(ports=_ports_text(own)) for reach, own in ports.items())
         why += "; open one of these ports, or name an open one with --board-port" if Reach.DROPPED in ports else ""
     else:
         why = _SENTENCES[unresolved]

@@ -113,12 +113,16 @@ class Muster:
         """Seconds that pass only while this process runs: a suspended one must not find everybody late."""
         return time.monotonic() - self._frozen
 
-    def gather(self, wait_seconds: float) -> None:
-        """Wait for all ranks, at most so long; then tell everybody their places."""
+    def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:
+        """Wait for all ranks, at most so long; then tell everybody their places.
+
+        `waiting` is told again and again how many seconds are left.
+        """
         size = self._header.world_size
         try:
             while len(self.arrivals) < size and self.now() < wait_seconds:
                 self.attend(0.05)
+                waiting(max(0.0, wait_seconds - self.now()))
         finally:
             self._closed = True
             self._hub.close_door()

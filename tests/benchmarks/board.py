@@ -25,6 +25,7 @@ import zmq
 
 from ddpdiag.check import Check, Scope, Seen, Stage
 from ddpdiag.model import Arrival, Finding, Header, Options, Outcome, Place, Recording, Status
+from ddpdiag.model.news import CheckBegan, News
 from ddpdiag.probes.sockets import free_port, reach
 from ddpdiag.runtime.board import Hub, raise_open_files
 from ddpdiag.runtime.coordinator import Coordinator
@@ -202,12 +203,11 @@ class Clock:
     def __init__(self) -> None:
         self.cpu: list[float] = []
 
-    def check_started(self, _code: str, _name: str) -> None:
-        self.cpu.append(time.process_time())
+    def tell(self, news: News) -> None:
+        if isinstance(news, CheckBegan):
+            self.cpu.append(time.process_time())
 
-    def stage_started(self, name: str) -> None: ...
-    def progressed(self, text: str) -> None: ...
-    def stage_ended(self, name: str, status: str, seconds: float) -> None: ...
+    def close(self) -> None: ...
 
 
 def lead(size: int, say: Connection) -> None:

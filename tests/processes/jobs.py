@@ -25,6 +25,7 @@ REPORT_HEAD = re.compile(r"^ddpdiag: \d+ ranks? on ", re.MULTILINE)
 
 # A report may quote a worker's traceback as evidence, which it indents by four.
 _OURS_IN_TRACEBACK = re.compile(r'^ {0,3}File ".*/ddpdiag/', re.MULTILINE)
+_PROGRESS = re.compile(r"^ddpdiag \[\d+ s(?: of \d+ s)?\] .*\n", re.MULTILINE)
 _MARK = "DDPDIAG_TEST_MARK"
 _PIDS = re.compile(r"^NSpid:.*?(\d+)$", re.MULTILINE)
 # What a launcher around the tests would tell the runs.
@@ -132,7 +133,13 @@ class Job:
 
     @property
     def stderr(self) -> str:
-        return self._err.read_text()
+        """Without the lines that say how far the run is: they are no complaint."""
+        return _PROGRESS.sub("", self._err.read_text())
+
+    @property
+    def progress(self) -> list[str]:
+        """What standard error says of how far the run is."""
+        return _PROGRESS.findall(self._err.read_text())
 
     @property
     def report(self) -> dict:

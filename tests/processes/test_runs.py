@@ -40,12 +40,19 @@ def test_standalone_tests_everything(start):
 
 
 def test_torchrun_tests_everything(start):
-    check_fit(start(*torchrun(2), *CHECK, "--json", "{json}"), 2, "torchrun")
+    job = start(*torchrun(2), *CHECK, "--json", "{json}")
+    check_fit(job, 2, "torchrun")
+    # One of the two says how far the run is, once for each stage.
+    said = [line.partition("] ")[2].strip() for line in job.progress]
+    assert said[0] == "2 ranks on 1 host", job.told()
+    assert sorted(said[1:]) == sorted(f"{s['name']} done" for s in job.report["stages"] if s["status"] != "skipped")
 
 
 def test_torch_distributed_launch_passes_a_local_rank(start):
     launch = ("-m", "torch.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port()))
-    check_fit(start(*launch, *CHECK, "--select", "COL001", "--json", "{json}"), 2, "torchrun")
+    job = start(*launch, *CHECK, "--select", "COL001", "--json", "{json}", "--quiet")
+    check_fit(job, 2, "torchrun")
+    assert job.progress == []
 
 
 def test_twenty_rendezvous_in_a_row_through_torchruns_own_store(start):
@@ -106,6 +113,7 @@ def test_a_rank_that_never_comes_is_named(start):
     assert job.blamed == {1}
     assert [finding["code"] for finding in job.errors] == ["RUN001.absent"]
     assert "rank 1 never came" in job.report["sentence"]
+    assert job.progress[0].endswith("] 1 rank on 1 host; rank 1 did not come\n"), job.told()
     assert not job.has_traceback, job.told()
     job.check_left_nothing()
 

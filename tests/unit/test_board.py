@@ -142,5 +142,13 @@ def test_a_job_port_that_is_taken_is_left_alone() -> None:
 def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:
     heard: list[str] = []
     with pytest.raises(RunLost) as lost:
-        join(Desk("127.0.0.1", (free_port("127.0.0.1"),), 0.5), SEAL, ME, lambda: None, heard.append)
+        join(Desk("127.0.0.1", (free_port("127.0.0.1"),), 0.5), SEAL, ME, lambda: None, troubled=heard.append)
     assert heard == [str(lost.value)]
+
+
+def test_a_rank_that_looks_for_rank_0_says_how_long_it_still_does() -> None:
+    left: list[float] = []
+    with pytest.raises(RunLost):
+        join(Desk("127.0.0.1", (free_port("127.0.0.1"),), 0.2), SEAL, ME, lambda: None, left.append)
+    assert 0.1 < left[0] <= 0.2
+    assert left == sorted(left, reverse=True)

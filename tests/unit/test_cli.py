@@ -19,7 +19,8 @@ from ddpdiag.checks import all_checks
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute
 from ddpdiag.cli.edge import complain, guarded
-from ddpdiag.cli.outputs import Outputs, publish, show
+from ddpdiag.cli.options import Color
+from ddpdiag.cli.outputs import Outputs, publish, show, terminal
 from ddpdiag.cli.repeated import split
 from ddpdiag.codec import disassemble, read_recording
 from ddpdiag.errors import UsageError
@@ -149,6 +150,56 @@ def test_what_an_encoding_cannot_hold_is_escaped() -> None:
     stream = io.TextIOWrapper(raw, "ascii")
     show("10 µs \udcff\n", stream)
     assert raw.getvalue() == b"10 \\xb5s \\udcff\n"
+
+
+def test_where_letters_are_few_tables_keep_their_form() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, "latin-1")
+    show("n0 \u2013 2.67\nn1 \u2588\u2588\u258f3.00\n", stream)
+    assert raw.getvalue() == b"n0 - 2.67\nn1 ## 3.00\n"
+
+
+class Screen(io.StringIO):
+    """A terminal of unknown width, which is taken for 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_complaint_is_wrapped_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "rank 1 on vm did not reach rank 0 at 127.0.0.1 within 15 s: nobody listens there " * 2
+    said = []
+    for stream in (Screen(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        complain(f"{sentence.strip()}\n  File x")
+        said.append(stream.getvalue())
+    on_screen, in_log = said
+    assert max(map(len, on_screen.splitlines())) <= 80
+    assert on_screen.split() == in_log.split()
+    assert on_screen.endswith("\n  File x\n")
+    assert in_log == f"ddpdiag: {sentence.strip()}\n  File x\n"
+
+
+@pytest.mark.parametrize(
+    ("stream", "when", "environ", "expected"),
+    [
+        (Screen(), Color.AUTO, {}, True),
+        (Screen(), Color.AUTO, {"NO_COLOR": "1"}, False),
+        (Screen(), Color.ALWAYS, {"NO_COLOR": "1"}, True),
+        (Screen(), Color.NEVER, {}, False),
+        (io.StringIO(), Color.AUTO, {}, False),
+        (io.StringIO(), Color.ALWAYS, {}, True),
+        (Screen(), Color.AUTO, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colour_is_for_terminals_unless_somebody_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, when: Color, environ: dict[str, str], expected: bool
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert terminal(stream, when)[1] is expected
 
 
 def test_without_standard_streams_an_exit_code_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

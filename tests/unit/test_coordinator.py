@@ -2,13 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec import Raw, Struct, structs
 from seen import arrival_of
 
 from ddpdiag.check import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.model import EventKind, Finding, Header, Kind, Options, Outcome, Recording, Status, Trial
+from ddpdiag.model.news import (
+    CheckBegan,
+    Gathered,
+    Happened,
+    News,
+    Pending,
+    Progressed,
+    StageBegan,
+    StageEnded,
+    Started,
+    TrialBegan,
+    Waiting,
+)
 from ddpdiag.runtime.coordinator import Coordinator
+from ddpdiag.runtime.flight import Flight
 from ddpdiag.runtime.messages import (
     Alive,
     Downward,
@@ -26,8 +41,10 @@ from ddpdiag.runtime.messages import (
     Welcome,
 )
 from ddpdiag.runtime.muster import Patience
+from ddpdiag.runtime.telling import Telling
 
 Answer = Callable[[int, Downward], list[Upward]]
+N = TypeVar("N", bound=News)
 
 
 class Nothing(Struct, frozen=True):
@@ -105,14 +122,15 @@ class StandIn:
 
 class Quiet:
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.news: list[News] = []
 
-    def progressed(self, text: str) -> None:
-        self.heard.append(text)
+    def tell(self, news: News) -> None:
+        self.news.append(news)
 
-    def stage_started(self, name: str) -> None: ...
-    def check_started(self, code: str, name: str) -> None: ...
-    def stage_ended(self, name: str, status: str, seconds: float) -> None: ...
+    def of(self, kind: type[N]) -> list[N]:
+        return [news for news in self.news if isinstance(news, kind)]
+
+    def close(self) -> None: ...
 
 
 # Silences are short here: the ranks of a stand-in answer at once or never.
@@ -227,7 +245,7 @@ def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
     listener = Quiet()
     recording = conduct(StandIn(2, cut_short), check(), listener=listener)
     assert [bytes(o.so_far) for o in recording.outcomes] == [b"[2]"] * 2
-    assert listener.heard == ["one", "two"]
+    assert [news.text for news in listener.of(Progressed)] == ["one", "two"]
 
 
 def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
@@ -418,3 +436,86 @@ def test_a_run_that_is_told_to_leave_does_not_wait_for_them() -> None:
     recording = conduct(StandIn(2, told), check(), last())
     assert [trial.code for trial in recording.trials] == ["COL001"]
     assert not recording.skips
+
+
+# What the run tells --------------------------------------------------------------------------------------------------
+
+
+def told(board: StandIn, *checks: Check[Nothing], signal: int | None = None) -> Quiet:
+    listener = Quiet()
+    conduct(board, *checks, signal=signal, listener=listener)
+    return listener
+
+
+def test_the_run_tells_its_course_in_order() -> None:
+    listener = told(StandIn(2), check())
+    kinds = [type(news) for news in listener.news if not isinstance(news, Waiting)]
+    assert kinds == [Started, Gathered, StageBegan, CheckBegan, TrialBegan, StageEnded]
+    assert listener.of(Gathered) == [Gathered(ranks=2, hosts=1, missing=())]
+    (ended,) = listener.of(StageEnded)
+    assert (ended.name, ended.status, ended.failed, ended.more) == ("collective", "done", (), False)
+
+
+def test_who_is_waited_for_is_told() -> None:
+    listener = told(StandIn(3, missing=frozenset({1})), check())
+    assert all(1 in news.missing for news in listener.of(Waiting))
+    assert listener.of(Gathered)[0].missing == (1,)
+
+
+def test_a_stage_in_which_nothing_ran_was_skipped() -> None:
+    assert [e.status for e in told(StandIn(3, missing=frozenset({1})), check()).of(StageEnded)] == ["skipped"]
+
+
+def test_a_stage_whose_trial_failed_names_the_check() -> None:
+    def raises(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case Order(trial):
+                return [Result(outcome(rank, trial, Status.RAISED))]
+            case _:
+                return [Alive()]
+
+    (ended,) = told(StandIn(2, raises), check()).of(StageEnded)
+    assert (ended.status, ended.failed) == ("failed", ("COL001",))
+
+
+def test_a_stage_with_and_without_torch_is_over_once() -> None:
+    listener = told(StandIn(2), check(), check("COL002", kind=Kind.TORCH))
+    assert [(e.name, e.more) for e in listener.of(StageEnded)] == [("collective", True), ("collective", False)]
+
+
+def test_a_signal_is_told_and_the_interrupted_stage_has_no_end() -> None:
+    listener = told(StandIn(2), check(), signal=2)
+    assert [news.text for news in listener.of(Happened)] == ["told to end by SIGINT"]
+    assert listener.of(StageEnded) == []
+
+
+def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_are_awaited() -> None:
+    now = [0.0]
+    trial = Trial(code="COL001", groups=((0, 1, 2),), kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
+    flight = Flight(trial, 9.0, lambda: now[0])
+    listener = Quiet()
+    telling = Telling(listener, lambda: now[0])
+    arrivals = {rank: arrival_of(rank, 3, ranks_per_node=1) for rank in range(3)}
+    telling.trial_began(trial)
+    now[0] = 0.9
+    telling.trial_began(trial)  # a second begins anew
+    now[0] = 1.0
+    telling.pending(flight, arrivals)
+    assert listener.of(Pending) == []
+    for seconds in (2.0, 2.5):
+        now[0] = seconds
+        telling.pending(flight, arrivals)
+    flight.arrived(0, "", shares=False)
+    flight.arrived(1, "", shares=False)
+    now[0] = 3.0
+    telling.pending(flight, arrivals)
+    flight.pending -= {0, 2}
+    flight.done(0)
+    flight.fail(2)  # it has ended, and not done its part
+    now[0] = 4.0
+    telling.pending(flight, arrivals)
+    assert [(p.done, p.ranks, p.awaited, p.nodes) for p in listener.of(Pending)] == [
+        (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
+        (0, 3, (2,), ("n2",)),
+        (1, 3, (1,), ("n1",)),
+    ]

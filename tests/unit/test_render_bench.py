@@ -26,12 +26,12 @@ REPORTS = [
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
-    return render(report, color=False, width=width, details=details)
+    return render(report, tty=False, color=False, width=width, details=details)
 
 
 def drawn(report: Report, width: int) -> list[str]:
     """The lines as a terminal shows them."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, color=True, width=width)).splitlines()
+    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, tty=True, color=True, width=width)).splitlines()
 
 
 def parsed(text: str) -> list[list[str]]:
@@ -288,3 +288,10 @@ def test_texts_of_strangers_are_shown_and_not_obeyed():
     text = plain(healthy(of))
     assert "\x1b" not in text
     assert len(parsed(text)) == 1
+
+
+def test_a_terminal_without_colour_gets_rows_that_fit_it_as_well():
+    for report in REPORTS:
+        text = render(report, tty=True, color=False, width=80)
+        assert "\x1b" not in text
+        assert text.splitlines() == [line.rstrip() for line in drawn(report, 80)]

@@ -71,21 +71,21 @@ def test_colour_makes_the_head_bold_and_changes_no_word():
 
 
 def test_the_list_has_one_line_a_check():
-    assert checks_table(ROWS, width=20, color=False).splitlines() == [
+    assert checks_table(ROWS, tty=False, width=20, color=False).splitlines() == [
         "GPU004  pcie-link  gpu         PCIe link of each GPU",
         "RDZ001  env        rendezvous  [red]",
     ]
 
 
 def test_the_list_in_colour_has_every_word():
-    text = checks_table(ROWS, width=80, color=True)
+    text = checks_table(ROWS, tty=True, width=80, color=True)
     assert "\x1b[1mGPU004" in text
     assert "PCIe link of each GPU" in text
     assert "[red]" in text
 
 
 def test_an_empty_list_is_empty():
-    assert checks_table([], width=80, color=False) == ""
+    assert checks_table([], tty=False, width=80, color=False) == ""
 
 
 def test_a_page_needs_neither_rich_nor_the_model():

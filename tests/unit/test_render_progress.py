@@ -1,15 +1,34 @@
-"""The display of a run."""
+"""The display of a run on a terminal."""
 
 import contextlib
 import errno
 import io
 import os
 import pty
+import re
+import termios
 import threading
 
 import pytest
 
-from ddpdiag.render.progress import Progress, Silent, listener
+from ddpdiag.model.news import (
+    CheckBegan,
+    Gathered,
+    Happened,
+    Joined,
+    News,
+    Pending,
+    Progressed,
+    Seeking,
+    StageBegan,
+    StageEnded,
+    Started,
+    TrialBegan,
+    Waiting,
+)
+from ddpdiag.render.picture import Picture
+from ddpdiag.render.progress import Progress, Silent, _rows, listener
+from ddpdiag.render.progress_lines import Lines
 
 
 class Terminal(io.StringIO):
@@ -31,37 +50,61 @@ class Terminal(io.StringIO):
         return super().write(text)
 
 
-def run_through(progress) -> None:
-    progress.stage_started("rendezvous")
-    progress.check_started("RDZ001", "env [red]")
-    progress.stage_ended("rendezvous", "done", 0.42)
-    progress.stage_started("collective")
+class Latin(Terminal):
+    """A terminal that cannot show what is not in Latin-1."""
+
+    encoding = "latin-1"
+
+
+def ended(name: str, status: str = "done", seconds: float = 0.42, **more: object) -> StageEnded:
+    return StageEnded(name=name, status=status, seconds=seconds, **more)  # type: ignore[arg-type]
+
+
+RUN: tuple[News, ...] = (
+    Started(budget_seconds=60.0),
+    Gathered(ranks=4, hosts=2, missing=()),
+    StageBegan(name="rendezvous"),
+    CheckBegan(code="RDZ001", name="env [red]"),
+    ended("rendezvous"),
+    StageBegan(name="collective"),
+    CheckBegan(code="COL001", name="all-reduce [red]"),
+    TrialBegan(deadline_seconds=36.0),
+)
+
+
+def run_through(progress: Progress | Silent) -> None:
+    for news in RUN:
+        progress.tell(news)
     progress.close()
 
 
-def test_only_a_terminal_gets_a_display():
-    progress = listener(Terminal())
+def rows(*told: tuple[float, News], at: float) -> list[str]:
+    """What stands there at `at`, when these were told at their times."""
+    picture = Picture(began=0.0)
+    for now, news in told:
+        picture = picture.after(news, now)
+    return [text for text, _style in _rows(picture, at, "*")]
+
+
+# Which of them -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [({}, Progress), ({"CI": "true"}, Lines), ({"TERM": "dumb"}, Lines), ({"CI": "false", "TERM": "xterm"}, Progress)],
+)
+def test_a_terminal_has_a_display_unless_it_is_a_log_as_well(environ, kind):
+    progress = listener(Terminal(), environ, color=True)
     progress.close()
-    assert isinstance(progress, Progress)
-    assert isinstance(listener(io.StringIO()), Silent)
-    assert isinstance(listener(None), Silent)
+    assert isinstance(progress, kind)
 
 
-def test_a_stage_that_runs_in_two_parts_stands_there_once():
-    terminal = Terminal()
-    progress = Progress(terminal)
-    for seconds in (0.25, 1.5):
-        progress.stage_ended("launch", "done", seconds)
-    progress.refresh()
-    progress.close()
-    assert "1.8 s" in terminal.getvalue()
-    assert terminal.getvalue().rpartition("1.8 s")[0].rpartition("\r")[2].count("launch") == 1
-
-
-def test_a_closed_stream_gets_none():
-    stream = io.StringIO()
-    stream.close()
-    assert isinstance(listener(stream), Silent)
+def test_a_log_gets_lines_and_what_is_closed_nothing():
+    closed = io.StringIO()
+    closed.close()
+    assert isinstance(listener(io.StringIO(), {}, color=True), Lines)
+    assert isinstance(listener(closed, {}, color=True), Silent)
+    assert isinstance(listener(None, {}, color=True), Silent)
 
 
 def test_silence_takes_every_call():
@@ -69,24 +112,141 @@ def test_silence_takes_every_call():
     assert isinstance(silent, Silent)
 
 
-def test_what_was_done_and_what_runs_is_drawn():
-    terminal = Terminal()
-    progress = Progress(terminal)
-    progress.stage_started("rendezvous")
-    progress.stage_ended("rendezvous", "done", 0.42)
-    progress.check_started("COL001", "all-reduce [red]")
+# What stands there ---------------------------------------------------------------------------------------------------
+
+
+def test_the_row_says_how_long_until_when_and_for_whom():
+    news = [(0.0, each) for each in RUN]
+    pending = Pending(ranks=4, done=3, awaited=(3,), nodes=("n1",))
+    assert rows(*news, (2.0, Progressed(text="64 MiB")), (2.0, pending), at=12.3) == [
+        "12 s of 60 s",
+        "  rendezvous  done         0.4 s",
+        "* COL001 all-reduce [red]  12.3 s of 36 s",
+        "  64 MiB",
+        "  3 of 4 ranks done, waiting for rank 3 on n1",
+    ]
+
+
+def test_whom_all_wait_for_is_left_out_where_that_is_everybody():
+    pending = Pending(ranks=4, done=0, awaited=(0, 1, 2, 3), nodes=("n0", "n1"))
+    assert rows(*((0.0, each) for each in RUN), (1.0, pending), at=2.0)[-1] == "  0 of 4 ranks done"
+
+
+def test_a_second_trial_moves_the_end_of_its_check():
+    told = [(0.0, each) for each in RUN]
+    assert rows(*told, (20.0, TrialBegan(deadline_seconds=5.0)), at=21.0)[-1].endswith("21.0 s of 25 s")
+
+
+def test_that_torch_is_imported_is_said_until_the_next_trial():
+    told = [(0.0, CheckBegan(code="LCH003", name="versions")), (0.0, TrialBegan(deadline_seconds=40.0, importing=True))]
+    assert rows(*told, at=3.0) == ["* LCH003 versions  3.0 s of 40 s", "  its first step is the import of torch"]
+    assert rows(*told, (4.0, TrialBegan(deadline_seconds=5.0)), at=4.0) == ["* LCH003 versions  4.0 s of 9 s"]
+
+
+def test_the_wait_for_ranks_counts_down_and_says_who_is_missing():
+    told = [(0.0, Started(budget_seconds=60.0)), (4.0, Waiting(came=1, missing=(1,), left_seconds=11.0))]
+    assert rows(*told, at=2.0) == []
+    assert rows(*told, at=6.0) == [
+        "6 s of 60 s",
+        "* waiting for ranks, 9 s left",
+        "  1 of 2 came, 1 missing (rank 1)",
+    ]
+    assert rows(*told, (7.0, Gathered(ranks=1, hosts=1, missing=(1,))), at=8.0) == []
+
+
+def test_of_many_missing_ranks_a_few_are_named():
+    missing = tuple(range(1, 100, 2))
+    last = rows((4.0, Waiting(came=50, missing=missing, left_seconds=9.0)), at=4.0)[-1]
+    assert last == "  50 of 100 came, 50 missing (ranks 1,3,5,7 +46 more)"
+
+
+def test_a_rank_that_looks_for_rank_0_says_so_after_a_while():
+    told = (1.0, Seeking(rank=1, host="10.0.0.1", left_seconds=14.0))
+    assert rows(told, at=2.9) == []
+    assert rows(told, at=6.0) == ["* rank 1 looks for rank 0 at 10.0.0.1, 9 s left"]
+    assert rows(told, (6.0, Joined(rank=1, host="10.0.0.1")), at=7.0) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "row"),
+    [
+        ((ended("host", seconds=0.25), ended("host", seconds=1.5)), "  host        done         1.8 s"),
+        ((ended("p2p", "skipped", 0.0),), "  p2p         skipped      0.0 s"),
+        ((ended("host", "skipped", 0.0), ended("host")), "  host        done         0.4 s"),
+        ((ended("host", more=True),), "  host        begun        0.4 s"),
+        ((ended("host", "failed", 1.0, failed=("HST001",), more=True),), "  host        failed       1.0 s  HST001"),
+        (
+            (ended("host", "failed", 1.0, failed=("HST001",)), ended("host")),
+            "  host        failed       1.4 s  HST001",
+        ),
+    ],
+)
+def test_a_stage_stands_there_once_with_its_worst_part(parts, row):
+    assert rows((0.0, Started(budget_seconds=60.0)), *((1.0, part) for part in parts), at=2.0)[1:] == [row]
+
+
+def test_what_changes_the_course_of_the_run_stands_there():
+    text = "rank 3 on n1 is lost: nothing was heard of it for 6 s"
+    assert text in rows(*((0.0, each) for each in RUN), (1.0, Happened(text=text)), at=2.0)
+
+
+# How it is drawn -----------------------------------------------------------------------------------------------------
+
+
+def drawn(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> list[str]:
+    """The last drawing of the run, line by line."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", str(lines))
+    progress = Progress(terminal, color=True)
+    for news in RUN:
+        progress.tell(news)
+    terminal.truncate(terminal.seek(0))
     progress.refresh()
-    progress.close()
     text = terminal.getvalue()
-    assert "rendezvous" in text
-    assert "0.4 s" in text
-    assert "COL001 all-reduce [red]" in text
+    progress.close()
+    return text.rpartition("\x1b[2K")[2].split("\n")
+
+
+def test_what_runs_is_drawn_even_where_there_is_room_for_little(monkeypatch):
+    (row,) = drawn(Terminal(), monkeypatch, 80, 2)
+    assert "COL001 all-reduce [red]" in row
+
+
+@pytest.mark.parametrize(("columns", "most"), [(200, 60), (30, 29)])
+def test_rows_are_narrow_and_not_padded(monkeypatch, columns, most):
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in drawn(Terminal(), monkeypatch, columns, 25)]
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= most
+    assert lines[0] == "0 s of 60 s"
+
+
+def test_a_terminal_with_few_letters_gets_no_others(monkeypatch):
+    assert all(line.isascii() for line in drawn(Latin(), monkeypatch, 80, 25))
+    assert not all(line.isascii() for line in drawn(Terminal(), monkeypatch, 80, 25))
+
+
+def test_without_colour_there_is_none():
+    for color in (True, False):
+        terminal = Terminal()
+        progress = Progress(terminal, color=color)
+        progress.tell(ended("host"))
+        progress.refresh()
+        progress.close()
+        assert ("\x1b[32m" in terminal.getvalue()) is color
 
 
 def test_the_cursor_is_never_hidden():
     terminal = Terminal()
-    run_through(Progress(terminal))
+    run_through(Progress(terminal, color=True))
     assert "\x1b[?25l" not in terminal.getvalue()
+
+
+def test_who_joined_is_told_who_reports():
+    terminal = Terminal()
+    progress = Progress(terminal, color=True)
+    progress.tell(Seeking(rank=1, host="n0", left_seconds=9.0))
+    progress.tell(Joined(rank=1, host="n0"))
+    assert terminal.getvalue().endswith("ddpdiag: rank 1 takes part; rank 0 at n0 will report\n")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +254,8 @@ def test_the_cursor_is_never_hidden():
 )
 def test_a_terminal_that_goes_away_ends_the_display_only(error):
     terminal = Terminal()
-    progress = Progress(terminal)
-    progress.stage_started("rendezvous")
+    progress = Progress(terminal, color=True)
+    progress.tell(StageBegan(name="rendezvous"))
     terminal.error = error
     progress.refresh()
     run_through(progress)
@@ -105,8 +265,8 @@ def test_a_terminal_that_goes_away_ends_the_display_only(error):
 def test_a_real_terminal_whose_other_end_closes():
     ours, theirs = pty.openpty()
     stream = os.fdopen(theirs, "w")
-    progress = Progress(stream)
-    progress.stage_started("rendezvous")
+    progress = Progress(stream, color=True)
+    progress.tell(StageBegan(name="rendezvous"))
     os.close(ours)
     progress.refresh()
     run_through(progress)
@@ -116,9 +276,20 @@ def test_a_real_terminal_whose_other_end_closes():
         stream.close()
 
 
+def test_a_stopped_terminal_holds_nobody_up():
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as stream:
+        progress = Progress(stream, color=True)
+        termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
+        run_through(progress)
+        progress.tell(Joined(rank=1, host="n0"))
+        termios.tcflow(theirs, termios.TCOON)
+    os.close(ours)
+
+
 def test_closing_twice_and_calls_after_it_do_nothing():
     terminal = Terminal()
-    progress = Progress(terminal)
+    progress = Progress(terminal, color=True)
     progress.close()
     before = terminal.getvalue()
     progress.close()
@@ -128,8 +299,9 @@ def test_closing_twice_and_calls_after_it_do_nothing():
 
 def test_any_thread_may_call():
     terminal = Terminal()
-    progress = Progress(terminal)
-    threads = [threading.Thread(target=progress.stage_ended, args=(f"s{n}", "done", 0.1)) for n in range(8)]
+    progress = Progress(terminal, color=True)
+    progress.tell(Started(budget_seconds=60.0))
+    threads = [threading.Thread(target=progress.tell, args=(ended(f"s{n}"),)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

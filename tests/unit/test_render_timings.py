@@ -88,8 +88,8 @@ def test_nothing_without_timings_and_nothing_unless_asked_for():
 
 def test_in_a_benchmark_it_is_a_comment():
     report: Report = healthy(timings=TIMINGS)
-    lines = bench.render(report, color=False, width=80, timings=True).splitlines()
+    lines = bench.render(report, tty=False, color=False, width=80, timings=True).splitlines()
     first = lines.index("# where 8 s went, from the start of rank 0's process to the verdict, in s")
     assert all(line.startswith("#") for line in lines[first : lines.index("", first)])
     assert len(lines[first : lines.index("", first)]) > 5
-    assert "where 8 s" not in bench.render(report, color=False, width=80)
+    assert "where 8 s" not in bench.render(report, tty=False, color=False, width=80)

@@ -1,0 +1,58 @@
+"""Which process of a run says how far it is: they share terminals and logs."""
+
+import io
+import sys
+
+import pytest
+
+from ddpdiag.cli.check import _Reporter
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.model import Place
+from ddpdiag.render.progress import Progress, Silent
+from ddpdiag.render.progress_lines import Lines
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def spoken(place: Place, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, outputs: Outputs, *, whole: bool):
+    monkeypatch.setattr(sys, "stderr", stream)
+    for name in ("CI", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    listener = _Reporter(outputs, whole=whole).listen(place)
+    listener.close()
+    return type(listener)
+
+
+def place(rank: int, local_rank: int | None) -> Place:
+    return Place(rank=rank, world_size=16, node="n0", launcher="hand", local_rank=local_rank)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "on_screen", "in_log"),
+    [
+        (0, 0, Progress, Lines),
+        (0, None, Progress, Lines),
+        (1, 1, Silent, Lines),  # in a log that all share, one rank says that it looks for rank 0
+        (1, None, Progress, Lines),  # in a shell of its own
+        (8, 0, Progress, Silent),  # the first rank of another host's torchrun
+        (9, 1, Silent, Silent),
+    ],
+)
+def test_one_rank_speaks_in_each_place(monkeypatch, rank, local_rank, on_screen, in_log):
+    who = place(rank, local_rank)
+    assert spoken(who, Screen(), monkeypatch, Outputs(), whole=False) is on_screen
+    assert spoken(who, io.StringIO(), monkeypatch, Outputs(), whole=False) is in_log
+
+
+def test_where_one_process_started_all_ranks_only_rank_0_speaks(monkeypatch):
+    assert spoken(place(0, 0), io.StringIO(), monkeypatch, Outputs(), whole=True) is Lines
+    assert spoken(place(1, 1), io.StringIO(), monkeypatch, Outputs(), whole=True) is Silent
+
+
+@pytest.mark.parametrize("outputs", [Outputs(quiet=True), Outputs(nagios=True)])
+def test_who_asked_for_quiet_gets_it(monkeypatch, outputs):
+    for stream in (Screen(), io.StringIO()):
+        assert spoken(place(0, 0), stream, monkeypatch, outputs, whole=False) is Silent
