@@ -238,8 +238,8 @@ def test_pictures_have_words_and_follow_the_page():
 
 def test_p2p_on_and_off_stand_side_by_side():
     text = Reader(page_of("eight-gpus")).text
-    assert "Copies between GPUs of n0: 56 ways, usually 100 MB/s" in text
-    assert "Copies between GPUs of n0 through its memory (P2P off): 56 ways, usually 40 MB/s" in text
+    assert "Copies between GPUs on n0: 56 ways, usually 100 MB/s" in text
+    assert "Copies between GPUs through the host (P2P off) on n0: 56 ways, usually 40 MB/s" in text
     assert "ways between GPUs" in text
     assert "NV18" in text
 

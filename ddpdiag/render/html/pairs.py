@@ -65,7 +65,7 @@ def _number(value: Scalar) -> float | None:
 
 
 def _title(own: Alike) -> str:
-    hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if len(own.hosts) > 1 else ""
+    hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if own.hosts else ""
     return words(f"{own.matrix.title}{hosts}")
 
 
@@ -79,7 +79,7 @@ def _heat(own: Alike, number: int, shown: Sequence[Alike]) -> Figure:
     return Figure(
         title=_title(own),
         svg=draw_heat(matrix.rows, matrix.columns, cells, scale, f"heat-{number}"),
-        alt=words(_said(matrix, rates)),
+        alt=words(f"{_title(own)}: {_said(matrix, rates)}"),
     )
 
 
@@ -99,7 +99,7 @@ def _said(matrix: Matrix, rates: Sequence[float]) -> str:
     failed = sum(rate == 0 for rate in rates)
     usual = bytes_per_s(rates[len(rates) // 2])
     rest = f"; {count(failed, 'way')} failed" if failed else ""
-    return f"{matrix.title}: {count(len(ways), 'way')}, usually {usual}, slowest {way} at {bytes_per_s(slowest)}{rest}."
+    return f"{count(len(ways), 'way')}, usually {usual}, slowest {way} at {bytes_per_s(slowest)}{rest}."
 
 
 def _numbers(own: Alike, number: int) -> Table:
