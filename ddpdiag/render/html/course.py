@@ -1,6 +1,6 @@
 """The course of the run: timeline, stages, seconds, checks."""
 
-from ddpdiag.model import CheckLine, Report
+from ddpdiag.model import CheckLine, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
@@ -62,7 +62,7 @@ def _stages(report: Report) -> tuple[Table, ...]:
             rows=tuple(
                 (
                     Cell(words(stage.name)),
-                    Cell(words(stage.status), mark=_mark(stage.status)),
+                    Cell(words(stage.status), mark=_mark(stage)),
                     Cell(f"{stage.seconds:.2f}" if stage.status != "skipped" else ABSENT),
                     Cell(words(", ".join(dict.fromkeys(f.code for f in own[stage.name])) or ABSENT)),
                 )
@@ -76,8 +76,10 @@ def _codes(checks: tuple[CheckLine, ...], stage: str) -> frozenset[str]:
     return frozenset(check.code for check in checks if check.stage == stage)
 
 
-def _mark(status: str) -> str:
-    return "bad" if status in _BAD else "warn" if status in ("warning", "part") else ""
+def _mark(stage: StageLine) -> str:
+    if stage.status in _BAD or stage.severity is Severity.ERROR:
+        return "bad"
+    return "warn" if stage.status in ("warning", "part", "interrupted") else ""
 
 
 def _spent(report: Report) -> tuple[Table, ...]:
