@@ -21,11 +21,15 @@ def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -
         return ""
     cut = {outcome.code for outcome in recording.outcomes if _is_cut(outcome)}
     own = next((j.check for j in judged if j.check.code in cut), None)
-    where = f", in {own.code} ({own.name})" if own is not None else "" if recording.trials else ", before any check"
+    where = f", in {own.code} ({own.name})" if own is not None else "" if recording.trials else _at_the_door(world)
     stages = stages_of(world, recording, judged, by_code(recording))
     fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.INFO)]
     so_far = f"; {', '.join(fine)} {'was' if len(fine) == 1 else 'were'} fine so far" if fine else ""
     return f"the run was interrupted after {seconds:.1f} s{where}{so_far}"
+
+
+def _at_the_door(world: World) -> str:
+    return f", before any check: {len(world.arrivals):,} of {world.size:,} ranks had come"
 
 
 def ended_by_ctrl_c(recording: Recording) -> float | None:

@@ -19,6 +19,14 @@ def test_what_is_left_out_is_counted_by_rank_and_not_by_range():
     assert ranks_text(ranks) == "ranks 0,4,8,12,16,20,24,28 and 82 more"
 
 
+@given(st.sets(st.integers(0, 500), min_size=1))
+def test_every_rank_is_named_or_counted(ranks):
+    spans, _, more = ranks_text(sorted(ranks)).partition(" ")[2].removesuffix(" more").partition(" and ")
+    ends = [span.partition("-") for span in spans.split(",")]
+    named = sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+    assert named + int(more or 0) == len(ranks)
+
+
 def test_of_names_one_more_is_named():
     assert names_text([f"n{host}" for host in range(9)]).endswith("n7, n8")
     assert names_text([f"n{host}" for host in range(10)]).endswith("n7 and 2 more")

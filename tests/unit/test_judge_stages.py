@@ -94,6 +94,12 @@ def test_what_was_fine_before_ctrl_c_is_said() -> None:
     assert judged.sentence.endswith("the run was interrupted after 3.3 s; collective was fine so far.")
 
 
+def test_who_had_come_before_ctrl_c_is_said_where_ranks_were_waited_for() -> None:
+    run = recording(size=3)
+    judged = report(structs.replace(run, arrivals={0: run.arrivals[0]}, trials=(), outcomes=(), events=(TOLD,)))
+    assert judged.sentence.endswith("interrupted after 3.3 s, before any check: 1 of 3 ranks had come.")
+
+
 def test_an_error_before_ctrl_c_stays_the_verdict() -> None:
     judged = report(structs.replace(recording(wrong=3), events=(TOLD,)))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNFIT, 130)
