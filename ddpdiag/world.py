@@ -47,6 +47,11 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
             mask |= int(cpus or "0", 16)
         return mask.bit_count()
 
+    @cached_property
+    def in_slurm(self) -> bool:
+        """Did Slurm start the run, or what started it?"""
+        return self.launcher == "slurm" or any(arrival.slurm for arrival in self.arrivals.values())
+
     def node_of(self, rank: int) -> str:
         """Host name of a rank, or "?" if it never came."""
         arrival = self.arrivals.get(rank)

@@ -23,6 +23,8 @@ _MOST_STACKS = 4
 _MOST_RAS_LINES = 24
 _RAS_SECTIONS = ("Errors", "Warnings")
 _MOST_OUTPUT = 600
+# What C++ and Python say before they list frames and modules.
+_TELLING = ("what():", "Fatal Python error")
 # Outside of this frame a stack is that of the worker itself, and always the same.
 _OUTERMOST = "_measure (worker.py:"
 
@@ -33,10 +35,10 @@ def state_text(process: ProcessState) -> str:
 
 
 def last_words(output: str) -> str:
-    """The last whole lines of an output, without what a traceback draws and indents."""
-    lines = [line.strip() for line in output[-_MOST_OUTPUT:].splitlines()]
-    whole = lines[1:] if len(output) > _MOST_OUTPUT and len(lines) > 1 else lines
-    return "\n".join(line for line in whole if line.strip("^~ "))
+    """The line of an output that says how it ended: what a dying process says of it, else the last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip("^~ ")]
+    telling = next((line for line in lines if line.startswith(_TELLING)), lines[-1] if lines else "")
+    return telling[:_MOST_OUTPUT]
 
 
 def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
@@ -74,16 +76,34 @@ def _sides_text(blame: Blame) -> str:
 
 
 def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Evidence: a line for all ranks that stand alike, the guilty first, then the odd; and their stacks."""
+    """Evidence: who stands where, the stacks of the guilty and of one that waits, and NCCL's own report."""
+    return {
+        **standings(guilty, outcomes),
+        **_stacks(guilty, [own for _, own in _alike(guilty, outcomes)]),
+        **_ras(outcomes),
+    }
+
+
+Standing = tuple[str, list[Outcome]]
+
+
+def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[Standing]:
+    """Ranks that stand alike, and how: the guilty first, then the odd."""
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
     says = any(o.flight for o in outcomes)
     for outcome in outcomes:
         groups[outcome.rank not in guilty, _standing(outcome, says=says)].append(outcome)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
-    lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for (_, text), own in ordered[:_MOST_LINES]]
+    return [(text, own) for (_, text), own in ordered]
+
+
+def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+    """Evidence: a line for all ranks that stand alike."""
+    ordered = _alike(guilty, outcomes)
+    lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for text, own in ordered[:_MOST_LINES]]
     if len(ordered) > _MOST_LINES:
         lines.append(f"others: {len(ordered) - _MOST_LINES} more ways to stand, in the recording")
-    return {"ranks": lines, **_stacks(guilty, [own for _, own in ordered]), **_ras(outcomes)}
+    return {"ranks": lines}
 
 
 def _standing(outcome: Outcome, *, says: bool) -> str:
@@ -109,9 +129,10 @@ def _standing(outcome: Outcome, *, says: bool) -> str:
 
 
 def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:
-    """Of some guilty ranks, and of one of those that wait."""
+    """Of some guilty ranks that stand in different places, and of one of those that wait."""
     stacks = [(o.rank, o.process.stack) for own in groups for o in own if o.process is not None and o.process.stack]
-    blamed = [row for row in stacks if row[0] in guilty][:_MOST_STACKS]
+    places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in guilty}
+    blamed = [(rank, stack) for rank, stack in stacks if places.get(tuple(stack)) == rank][:_MOST_STACKS]
     others = [row for row in stacks if row[0] not in guilty][-1:]
     return {f"stack_of_rank_{rank}": list(_own_frames(stack)) for rank, stack in (*blamed, *others)}
 

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.wrong_values import Guilt, guilt, suspects
 from ddpdiag.fabric.matching import round_robin
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
@@ -191,12 +191,11 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     most = max(data.wrong for data in rows.values())
     found = _guilt(seen, backend, rows)
     whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
-    heard: list[Scalar] = [f"{rank}: {ranks_text(own.wrong_from)}" for rank, own in rows.items() if own.wrong_from]
     ways = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.ways]
     return seen.finding(
         "wrong",
         Severity.ERROR,
-        f"wrong values from {backend}" + (f", because of {ranks_text(found.ranks)}" if found.ranks else ""),
+        f"wrong values from {backend}" + (f", because of {_who(seen, found.ranks)}" if found.ranks else ""),
         f"The all-reduce over {backend} gave wrong values on {whose}: {most} elements differ from the exact sum"
         f"{_as_if(rows)}. {_because(seen, found, ways)}.",
         ranks=found.ranks,
@@ -204,20 +203,33 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         evidence={
             "backend": backend,
             "wrong_elements": most,
-            "ranks": list(got[:64]),
-            "wrong_from": heard[:64],
+            "ranks": [*got],
+            "wrong_from": _heard(rows),
         },
         remedy=f"Do not train {_on(seen, found)}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
     )
 
 
+def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
+
+
+def _heard(rows: Mapping[int, Data]) -> list[Scalar]:
+    """Who heard whom wrong, a line for all that heard the same."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank, own in rows.items():
+        if own.wrong_from:
+            alike.setdefault(own.wrong_from, []).append(rank)
+    return [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in alike.items()]
+
+
 def _on(seen: Seen[Data], found: Guilt) -> str:
-    return f"on {', '.join(seen.world.nodes_of(found.ranks))}" if found.ranks else "on this allocation"
+    return f"on {names_text(seen.world.nodes_of(found.ranks))}" if found.ranks else "on this allocation"
 
 
 def _because(seen: Seen[Data], found: Guilt, ways: Sequence[str]) -> str:
     if found.ranks:
-        return f"{ranks_text(found.ranks)} on {', '.join(seen.world.nodes_of(found.ranks))}: {found.why}"
+        return f"{_who(seen, found.ranks)}: {found.why}"
     return f"{', '.join(ways)}: {found.why}" if ways else f"Nobody is blamed: {found.why}"
 
 

@@ -208,6 +208,6 @@ def apart(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
             "pairs of GPUs were not all tried",
             f"{names_text(nodes)}: each rank sees some of the host's GPUs only, so no process can copy between all of "
             "them. Their ways to the host's memory were measured; the collectives tell of the pairs.",
-            evidence={"nodes": list(nodes[:64])},
+            evidence={"nodes": [*nodes]},
             remedy="Show all GPUs to every rank to have each pair measured (Slurm --gpu-bind=none).",
         )

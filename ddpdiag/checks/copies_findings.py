@@ -91,7 +91,7 @@ def _finding(
         ranks=view.ranks_of(subject.gpus),
         nodes=(view.host.name,),
         gpus=view.uuids(subject.gpus),
-        evidence={"pairs": [view.way_label(way) for way in subject.ways[:64]], **evidence},
+        evidence={"pairs": [view.way_label(way) for way in subject.ways], **evidence},
         remedy=remedy,
     )
 

@@ -17,7 +17,7 @@ and 5 s at least, did not end.
 
 Findings:
 - alone: a host is bad by itself; it takes no part in the pairs.
-- node: a host is bad with every partner.
+- node: a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow).
 - path: two hosts are bad together, and good with others: neither is blamed.
 - domain: so many hosts of one leaf or rack are bad that it is the domain.
 - systemic: half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.check import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import fab001, gpu002, p2p001, p2p003
+from ddpdiag.checks.cut import cut_short
 from ddpdiag.checks.fab_view import Data
 from ddpdiag.checks.fab_words import how, rates, severity, tests_text
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -152,7 +153,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             f"some ranks of {node} could be neither cleared nor blamed",
             f"{ranks_text(found.open)}: bad in {found.rounds} rounds, and no good partner is left to try them with.",
             nodes=(),
-            evidence={"ranks": list(found.open[:64])},
+            evidence={"ranks": [*found.open]},
             remedy=f"Leave {node} out, and run again on it alone.",
         )
 
@@ -208,13 +209,15 @@ def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) 
 
 
 def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
+    cut = cut_short(seen)
+    begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
     return seen.finding(
         "unmeasured",
         Severity.WARNING,
         "the search among the ranks of a host was cut short",
-        f"{len(seen.trials)} rounds were begun when the run ended, and on {hosts} "
-        f"{'host' if hosts == 1 else 'hosts'} it is not known which rank holds the others back.",
-        remedy="Give it more time (--budget 300).",
+        f"{begun} begun, and then it ended {cut.when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
+        "which rank holds the others back.",
+        remedy=cut.remedy,
         of_the_run=True,
     )
 

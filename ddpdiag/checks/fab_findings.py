@@ -5,16 +5,22 @@ from typing import TypeVar
 
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.check import Seen
+from ddpdiag.checks.cut import cut_short
 from ddpdiag.checks.fab_view import FabricView
-from ddpdiag.checks.fab_words import WHYS, how, rates, severity, tests_text
+from ddpdiag.checks.fab_words import WHYS, how, rates, severity, slower_share, tests_text
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.fabric.localise import Bad, Diagnosis, Path
+from ddpdiag.fabric.localise import Bad, Diagnosis, Path, Reached
 from ddpdiag.fabric.search import Alone, Located
 from ddpdiag.model import Finding, Severity
 
 D = TypeVar("D")
 
 _SHOWN = 8
+_SLOW_TOGETHER = (
+    " What all reach together is one test: by chance it met others' traffic, or the network between many hosts "
+    "carries less than that between two."
+)
+_RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
 def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator[Finding]:
@@ -24,6 +30,9 @@ def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator
         yield _unfinished(seen, view)
         return
     yield from _topology(seen, view)
+    # What explains many hosts comes before single ones: the first of the errors is what the verdict names.
+    for domain, units in state.diagnosis.domains:
+        yield _domain(seen, view, str(domain), units)
     for alone in state.alone:
         yield _alone(seen, view, alone, error_share)
     if state.diagnosis.systemic:
@@ -37,8 +46,6 @@ def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator
 
 def _blamed(seen: Seen[D], view: FabricView, found: Diagnosis, error_share: float) -> Iterator[Finding]:
     in_domains = {unit for _, units in found.domains for unit in units}
-    for domain, units in found.domains:
-        yield _domain(seen, view, str(domain), units)
     for bad in found.bad:
         if bad.unit not in in_domains:
             yield _node(seen, view, bad, found, error_share)
@@ -60,7 +67,11 @@ def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) ->
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
         + ". No other host took part in that.",
         nodes=(name,),
-        evidence={"rates_bytes_per_s": rates(alone.tests), "usual_bytes_per_s": alone.usual},
+        evidence={
+            "rates_bytes_per_s": rates(alone.tests),
+            "usual_bytes_per_s": alone.usual,
+            **_slower(alone.tests, alone.usual),
+        },
         remedy=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
     )
 
@@ -82,9 +93,21 @@ def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_sha
             "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
+            **_slower(bad.tests, found.bar.usual),
         },
-        remedy=f"Leave {name} out of the job (srun --exclude={name}); look at its network links and its health.",
+        remedy=f"Leave {name} out of the job{_by_srun(seen, name)}; look at its network links and its health.",
     )
+
+
+def _slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
+    """For the evidence, where it is slow and no more."""
+    share = slower_share(tests, usual)
+    return {} if share is None else {"slower_share": share}
+
+
+def _by_srun(seen: Seen[D], name: str) -> str:
+    """How Slurm leaves a host out, for who has Slurm."""
+    return f" (srun --exclude={name})" if seen.world.in_slurm else ""
 
 
 def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Finding:
@@ -112,7 +135,7 @@ def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) 
         f"{len(names)} hosts of {domain} are bad with every partner ({names_text(names, _SHOWN)}): so many at once are "
         "the leaf or rack's fault, not each host's.",
         nodes=names,
-        evidence={"domain": domain, "hosts": list(names[:64])},
+        evidence={"domain": domain},
         remedy=f"Look at the switch, power and cooling of {domain}; leave its hosts out until then.",
     )
 
@@ -142,14 +165,15 @@ def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
     names = view.fleet.names
     told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
     again = f"{len(found.transients)} passed when tried again" if found.transients else ""
-    once = f"{len(found.unrepeated)} were not tried often enough" if found.unrepeated else ""
+    few = len(found.unrepeated)
+    once = f"{few} {'was' if few == 1 else 'were'} not tried often enough" if few else ""
     return seen.finding(
         "transient",
         Severity.INFO,
         "some pairs of hosts failed now and then",
         f"{'1 pair was' if len(told) == 1 else f'{len(told)} pairs were'} bad while both ends are good: "
         f"{', '.join(filter(None, (again, once)))}.",
-        evidence={"pairs": list(told[:64])},
+        evidence={"pairs": [*told]},
     )
 
 
@@ -161,7 +185,7 @@ def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
         "some hosts could be neither cleared nor blamed",
         f"{names_text(names, _SHOWN)}: bad in {found.rounds} rounds, and no good partner is left to try "
         f"{'it' if len(names) == 1 else 'them'} with.",
-        evidence={"hosts": list(names[:64])},
+        evidence={"hosts": [*names]},
         remedy="Run again with more hosts.",
     )
 
@@ -183,7 +207,10 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
 def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     found = state.diagnosis
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
-    rate = f", {rate_text(state.proof.rate)} busbw all together" if state.proof and state.proof.rate else ""
+    proven = state.proof.rate if state.proof is not None else None
+    rate = f", {rate_text(proven)} busbw all together" if proven else ""
+    # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
+    slow = bool(proven and proven < found.bar.least)
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     if len(view.units) > 2:
         seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
@@ -192,9 +219,11 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     return seen.finding(
         "clear",
         Severity.INFO,
-        "the other hosts hold nobody back" if bad else "no host holds the others back",
-        f"{len(view.units) - len(bad)}{' other' if bad else ''} hosts in {rounds} of pairs: "
-        f"{rate_text(found.bar.usual)} busbw as usual{rate}. " + seen_from,
+        ("the other hosts hold nobody back" if bad else "no host holds the others back")
+        + (" in pairs, but all together they are slow" if slow else ""),
+        f"{len(view.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
+        f"{rate_text(found.bar.usual)} busbw as usual{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
+        remedy=_RUN_AGAIN if slow else "",
     )
 
 
@@ -211,17 +240,19 @@ def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
         f"It does not name {names_text(missing, _SHOWN)}: these were paired as if each hung on a leaf of its own."
         if known
         else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: it was not used.",
-        evidence={"hosts": list(missing[:64])},
+        evidence={"hosts": [*missing]},
         remedy="Write the names as this report does.",
     )
 
 
 def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
+    cut = cut_short(seen)
+    done = "1 round was" if len(view.answers) == 1 else f"{len(view.answers)} rounds were"
     return seen.finding(
         "unmeasured",
         Severity.WARNING,
         "the search among hosts was cut short",
-        f"{len(view.answers)} rounds were done when the run ended; who holds the others back is not known.",
-        remedy="Give it more time (--budget 300).",
+        f"{done} done, and then it ended {cut.when}; who holds the others back is not known.",
+        remedy=cut.remedy,
         of_the_run=True,
     )

@@ -28,10 +28,14 @@ def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Seve
 
 def how(tests: Sequence[Reached], usual: float) -> str:
     """How bad: "25 % slower" at its best."""
+    share = slower_share(tests, usual)
+    return "bad" if share is None else f"{share_text(share)} slower"
+
+
+def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
+    """By which share of the usual rate the best of them is slower; None where one did not end, or nothing is usual."""
     known = [tested.rate for tested in tests if tested.rate is not None]
-    if len(known) < len(tests) or not usual:
-        return "bad"
-    return f"{share_text(1 - max(known) / usual)} slower"
+    return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None
 
 
 def tests_text(tests: Sequence[Reached]) -> str:

@@ -36,8 +36,8 @@ def answers_by_host(seen: Seen[D]) -> Iterator[tuple[Host, dict[int, D]]]:
             yield host, own
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Such as "rank 3" or "ranks 0-3, 7"."""
+def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
+    """Such as "rank 3", "ranks 0-3,7" or, of more than `most` ranges, "ranks 0-3,7,... and 85 more" (ranks)."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -45,13 +45,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     spans = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    shown = ", ".join(spans[:8]) + (f" and {len(spans) - 8} more" if len(spans) > 8 else "")
+    hidden = sum(map(len, runs[most:]))
+    shown = ",".join(spans[:most]) + (f" and {hidden:,} more" if hidden else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def names_text(names: Sequence[str], most: int = 8) -> str:
-    """Such as "n1, n2" or "n1, n2 and 30 more"."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    """Such as "n1, n2" or "n1, n2 and 30 more"; "and 1 more" would take the room of the one."""
+    shown = names if len(names) <= most + 1 else names[:most]
+    hidden = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {hidden:,} more" if hidden else "")
 
 
 def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:

@@ -135,6 +135,8 @@ def _scarce(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usab
 
 def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable, threads: int) -> Finding:
     fitting = max(1, int(usable.cores) // len(rows))
+    # Of ranks that start one thread each there are too many, and no variable mends that.
+    many = threads <= len(rows)
     unset = all(row.omp_threads is None for row in rows.values())
     return seen.finding(
         "oversubscribed",
@@ -144,8 +146,10 @@ def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usab
         f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
         ranks=tuple(rows),
         evidence={"ranks": len(rows), "threads": threads, "cores": usable.cores},
-        remedy=f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
-        env={"OMP_NUM_THREADS": str(fitting)},
+        remedy="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
+        if many
+        else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
+        env={} if many else {"OMP_NUM_THREADS": str(fitting)},
     )
 
 

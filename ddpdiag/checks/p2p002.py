@@ -185,11 +185,8 @@ def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
         if len(view.gpus) > 1:
             found.append(_between(view, "copy", "", lambda pair: pair.bytes_per_s))
             if any(pair.through_host_bytes_per_s is not None for pair in view.pairs.values()):
-                found.append(
-                    _between(
-                        view, "staged", " through its memory (P2P off)", lambda pair: pair.through_host_bytes_per_s
-                    )
-                )
+                how = " through the host (P2P off)"
+                found.append(_between(view, "staged", how, lambda pair: pair.through_host_bytes_per_s))
     for host in dict.fromkeys(view.host for view in views if view.gpus):
         found.append(_with_host(host, [view for view in views if view.host == host]))
     return found
@@ -201,7 +198,7 @@ def _between(view: View, what: str, how: str, rate: Callable[[PairCopies], float
     cells = tuple(tuple(rate(view.pairs[a, b]) if (a, b) in view.pairs else None for b in view.gpus) for a in view.gpus)
     return Matrix(
         name=f"p2p.{what}.{view.host.name}{own}",
-        title=f"Copies between GPUs of {view.host.name}{how}",
+        title=f"Copies between GPUs{how}",
         rows=labels,
         columns=labels,
         cells=cells,
@@ -217,7 +214,7 @@ def _with_host(host: Host, views: Sequence[View]) -> Matrix:
     gpus = list(known.values())
     return Matrix(
         name=f"p2p.host.{host.name}",
-        title=f"Copies between the memory of {host.name} and its GPUs",
+        title="Copies between the host's memory and its GPUs",
         rows=("to-device", "from-device"),
         columns=tuple(label for label, _ in gpus),
         cells=(tuple(gpu.to_bytes_per_s for _, gpu in gpus), tuple(gpu.from_bytes_per_s for _, gpu in gpus)),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 from ddpdiag.check import Seen
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.steps import Proof
 from ddpdiag.stats import odd_ones_out
@@ -44,7 +44,7 @@ def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
 
 
 def _who(seen: Seen[D], ranks: Sequence[int]) -> str:
-    return f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}"
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
 
 
 def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
@@ -139,7 +139,7 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         f"On {_who(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
         + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
         ranks=blamed,
-        evidence={"ranks": list(wrong[:64])},
+        evidence={"ranks": [*wrong]},
         remedy="See what COL001 says of the values of an all-reduce; test the memory of the named host."
         if blamed
         else "See what COL001 says of the values of an all-reduce.",
@@ -161,7 +161,7 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         f"On {_who(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images in "
         f"one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
         ranks=blamed,
-        evidence={"error": worst, "ranks": list(wrong[:64])},
+        evidence={"error": worst, "ranks": [*wrong]},
         remedy="Test the arithmetic of the named host." if blamed else "See what COL001 says of the values.",
     )
 

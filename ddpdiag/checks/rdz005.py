@@ -226,7 +226,7 @@ def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
         f"MASTER_ADDR {first.name} leads {names_text(hosts)} to its own address",
         f"{first.name}:{first.port}{_address(first)} is an address of {names_text(hosts)} itself, which therefore "
         f"never asks {node}, rank 0's host.",
-        links=[f"{host} -> {node}" for host in hosts[:64]],
+        links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
         remedy=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
         f"and correct {first.name} in /etc/hosts of {names_text(hosts)}.",
@@ -262,7 +262,7 @@ def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of
         f"{names_text(hosts)} cannot reach {first.name}:{first.port}{_address(first)} on {node}, rank 0's host: "
         f"{_MEANS[why]}; {_CAUSES[why]}. {whose}, so {so}.",
         nodes=[node] if theirs else (),
-        links=[f"{host} -> {node}" for host in hosts[:64]],
+        links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in failed.items()}),
         remedy=f"Open TCP port {first.port} from {names_text(hosts)} to {node} (iptables, nftables, security group), "
         "or choose a MASTER_PORT that is open.",

@@ -191,7 +191,7 @@ def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
             "stores of other jobs lie in the shared directory",
             f"torch's FileStore wrote {shown}{more}. Unless a job runs that uses it, it is left over from one that did "
             "not end well; a new job with this file connects to processes that are gone, and hangs.",
-            evidence={"paths": [store.path for store in left[:64]]},
+            evidence={"paths": [store.path for store in left]},
             remedy="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
         )
 

@@ -33,38 +33,24 @@ transport/tcp/pair.cc; NCCL user guide, RAS; proc_pid_stat(5), process states.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.blame import Blame, blamed, front, is_echo, unfinished, without_backend
+from ddpdiag.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks import col001, p2p003
-from ddpdiag.checks.bundle import bundle, last_words, state_text, waits_text
 from ddpdiag.checks.causes import between, causes, slow_ways, too_slow
-from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.run001 import Nothing
+from ddpdiag.checks.trial_findings import blaming, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 
 D = TypeVar("D")
 
-_VERBS = {
-    Status.UNHEARD: "sent no result",
-    Status.DIED: "died",
-    Status.RAISED: "failed",
-    Status.HUNG: "hung",
-}
-_MISMATCH = (
-    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
-)
-_SHARED = "Look at what the ranks share: the network between their hosts, its firewall, the interface in use."
-_SHARED_HERE = (
-    "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the ways between its GPUs."
-)
-_ANOTHER_TORCH = "Install a torch that was built with this backend, or name another one with --backend."
+# The word of a finding's code, the ranks, and whether it does not concern the job.
+Way = tuple[str, tuple[int, ...], bool]
 
 
 class Failure(NamedTuple):
@@ -82,18 +68,40 @@ class Failure(NamedTuple):
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the first trial in which they did."""
-    told: set[tuple[str, tuple[int, ...], bool]] = set()
     unsupported = _unsupported(seen)
     yield from unsupported.values()
-    for trial, outcomes, blame, own, bypassed in failures(seen):
-        if trial.params.get("backend") in unsupported:
-            continue
-        way = (_word(blame), blame.ranks, seen.is_excused(trial))
-        if way not in told and not unfinished(trial, blame, outcomes, patient=seen.options.alone):
+    told: set[Way] = set()
+    for failure in _ended(seen, unsupported):
+        trial, outcomes, blame, own, bypassed = failure
+        if (way := _way_of(seen, failure)) not in told:
             told.add(way)
-            explained = bypassed or (bool(own) and not blame.ranks and not blame.sides)
-            tell = _explained if explained else _finding
-            yield _excused(seen, trial, tell(seen, trial, blame, outcomes, own))
+            if bypassed or (own and not blame.ranks and not blame.sides):
+                found = explained(seen, trial, blame, outcomes, own)
+            elif blame.ranks:
+                found = blaming(seen, trial, blame, outcomes)
+            else:
+                found = undecided(seen, trial, blame, outcomes)
+            yield _excused(seen, trial, found)
+
+
+def told_in(seen: Seen[Nothing]) -> Iterator[tuple[Trial, int]]:
+    """Each trial that failed, with the number of that one whose finding tells of it."""
+    first: dict[Way, int] = {}
+    for failure in _ended(seen, _unsupported(seen)):
+        yield failure.trial, first.setdefault(_way_of(seen, failure), failure.trial.number)
+
+
+def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
+    """What failed, and did not only want time."""
+    for failure in failures(seen):
+        trial, outcomes, blame, *_ = failure
+        wants_time = unfinished(trial, blame, outcomes, patient=seen.options.alone)
+        if trial.params.get("backend") not in unsupported and not wants_time:
+            yield failure
+
+
+def _way_of(seen: Seen[Nothing], failure: Failure) -> Way:
+    return word_of(failure.blame), failure.blame.ranks, seen.is_excused(failure.trial)
 
 
 def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
@@ -155,7 +163,8 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
     if blame.ranks and lost.issuperset(blame.ranks):
         return True
     silent = lost - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
-    return bool(silent) and (not blame.ranks or all(map(is_echo, _failed(outcomes))))
+    failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+    return bool(silent) and (not blame.ranks or all(map(is_echo, failed)))
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
@@ -164,149 +173,6 @@ def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
         return finding
     own = f"The job's own backend is {seen.world.backend}, which works here, and that is what counts."
     return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")
-
-
-def _failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
-
-
-def _finding(
-    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
-) -> Finding:
-    what = _what(trial)
-    if not blame.ranks:
-        return _undecided(seen, trial, blame, outcomes)
-    first = next(o for o in outcomes if o.rank in blame.ranks)
-    who = f"{_who(seen, blame.ranks)} {_verb(blame)}"
-    return seen.finding(
-        _word(blame),
-        Severity.ERROR,
-        f"{who} in {what}",
-        f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
-        ranks=blame.ranks,
-        evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_remedy(first, blame, seen.world.node_of(first.rank), alone=seen.options.alone),
-    )
-
-
-def _word(blame: Blame) -> str:
-    return "mismatch" if blame.sides else blame.status.value
-
-
-def _verb(blame: Blame) -> str:
-    return "posted another collective than most" if blame.sides else _VERBS[blame.status]
-
-
-def _what(trial: Trial) -> str:
-    return f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
-
-
-def _undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
-    what = _what(trial)
-    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    verb = _VERBS[blame.status]
-    shared = _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE
-    told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
-    return seen.finding(
-        _word(blame),
-        Severity.ERROR,
-        f"{what} {verb}, and nobody can be blamed",
-        f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
-        evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
-    )
-
-
-def _explained(
-    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
-) -> Finding:
-    """The way between the ranks is known to be broken, so who waits where proves nothing."""
-    what = _what(trial)
-    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
-    return seen.finding(
-        _word(blame),
-        Severity.ERROR,
-        f"{what} {_VERBS[blame.status]}: {own[0].title}",
-        f"{what} {_VERBS[blame.status]} on {len(trial.ranks)} ranks, as {own[0].code} explains: {blame.why}. "
-        f"{told}".strip(),
-        nodes=tuple(dict.fromkeys(node for cause in own for node in cause.nodes)),
-        links=tuple(dict.fromkeys(link for cause in own for link in cause.links)),
-        evidence=_evidence(first, trial, blame, outcomes),
-        remedy=f"See {own[0].code}." if own[0].env else own[0].remedy,
-    )
-
-
-def _who(seen: Seen[Nothing], ranks: Sequence[int]) -> str:
-    nodes = seen.world.nodes_of(ranks)
-    return f"{ranks_text(ranks)} on {', '.join(nodes[:8]) or '?'}"
-
-
-def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
-    at = f" at '{outcome.at}'" if outcome.at else ""
-    if blame.sides:
-        return f"{blame.why}{at and f' (last step{at[3:]})'}."
-    match outcome.status:
-        case Status.HUNG:
-            others = [o for o in outcomes if o.rank not in blame.ranks]
-            waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
-            beyond = f", the others at '{waiting}'" if waiting and waiting != outcome.at else ""
-            stands = f"; it stands{at}{beyond}" if at else ""
-            return f"{blame.why}{stands}{_state(outcome)}."
-        case Status.UNHEARD:
-            return f"{blame.why}: {outcome.error or 'no outcome'}."
-        case _:
-            return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
-
-
-def _state(outcome: Outcome) -> str:
-    process = outcome.process
-    if process is None:
-        return ""
-    state = f"; pid {process.pid} is {state_text(process)}"
-    if process.survived:
-        state += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
-    return state + (f", in {process.stack[0]}" if process.stack else "")
-
-
-def _own_words(outcome: Outcome) -> str:
-    return outcome.error.splitlines()[0] if outcome.error else ""
-
-
-def _evidence(
-    outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
-) -> dict[str, Scalar | list[Scalar]]:
-    evidence: dict[str, Scalar | list[Scalar]] = {
-        "trial": trial.number,
-        "deadline_seconds": round(trial.deadline_seconds, 1),
-        "last_step": outcome.at,
-    }
-    if outcome.process is not None:
-        evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
-    evidence |= bundle(blame.ranks, outcomes)
-    if outcome.detail:
-        evidence["output"] = last_words(outcome.detail)
-    return evidence
-
-
-def _remedy(outcome: Outcome, blame: Blame, node: str, *, alone: bool) -> str:
-    if outcome.process is not None and outcome.process.survived:
-        return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."
-    if blame.sides:
-        return _MISMATCH
-    match outcome.status, outcome.process.state if outcome.process else None:
-        case Status.HUNG, "T":
-            return f"Find out who stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."
-        case Status.HUNG, "D":
-            return f"Look at the kernel log of {node}: a driver or file system does not answer."
-        case Status.DIED, _:
-            return f"Look at the kernel log of {node} (out of memory, segfault) and at the output above."
-        case Status.RAISED, _:
-            return f"Mend the cause that rank {outcome.rank} gives on {node}; the others only waited for it."
-        case _ if alone:
-            return f"Look at the kernel log of {node}, and run there by hand what it stands at (`nvidia-smi -q`)."
-        case _:
-            return f"Look at rank {outcome.rank} on {node} first; the others only waited for it."
 
 
 CHECK = Check(

@@ -7,7 +7,8 @@ Findings:
 - unfinished: a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that
   time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy host
   does that, and blame would be a guess.
-- told: the run was told to leave (Ctrl-C, a time limit of the scheduler, a launcher that ends a job).
+- told: the run was told to leave (a time limit of the scheduler, a launcher that ends a job; Ctrl-C, which is good to
+  know only: who pressed it knows).
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
 
@@ -26,6 +27,7 @@ from ddpdiag.checks.run001 import Nothing
 from ddpdiag.checks.run003 import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status, Verdict
 
+_CTRL_C = str(int(signal.SIGINT))
 _NAMES = {str(int(known)): known.name for known in signal.Signals}
 
 
@@ -48,6 +50,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
     if leaving or signals:
         first = next(e for e in events if e.kind in (EventKind.LEAVING, EventKind.SIGNAL))
+        if any(e.detail == _CTRL_C for e in events if e.kind in (EventKind.LEAVING, EventKind.SIGNAL)):
+            yield _interrupted(seen, first.seconds)
+            return
         name = _NAMES.get(first.detail, "a signal")
         who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
         yield seen.finding(
@@ -58,6 +63,17 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
+
+
+def _interrupted(seen: Seen[Nothing], seconds: float) -> Finding:
+    """Nobody has to find out who ended it; the verdict says how far it came."""
+    return seen.finding(
+        "told",
+        Severity.INFO,
+        "the run was interrupted",
+        f"Ctrl-C (SIGINT) ended it {seconds:.1f} s after the start; what came before was judged.",
+        of_the_run=True,
+    )
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:

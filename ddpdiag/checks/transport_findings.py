@@ -127,7 +127,7 @@ def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]
         f"{_gdr_reason(view, without_ranks)}",
         ranks=ranks,
         nodes=odd,
-        evidence={"without": list(without[:64])},
+        evidence={"without": [*without]},
         remedy="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
         "the other hosts; compare NCCL_NET_GDR_LEVEL.",
     )
@@ -218,7 +218,7 @@ def nvls(view: View) -> Iterator[Finding]:
         + ("." if blamed else " (no majority, so nobody is blamed)."),
         ranks=blamed,
         gpus=gpus,
-        evidence={"without": list(without[:64])},
+        evidence={"without": [*without]},
         remedy="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
         "Fabric`), at the driver's version and at NCCL_NVLS_ENABLE.",
     )

@@ -35,7 +35,7 @@ from msgspec import Struct
 
 from ddpdiag.check import Check, Context, Scope, Seen, Stage, new_trial
 from ddpdiag.checks import p2p003
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.world import without_gpu
@@ -162,7 +162,7 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
             "data",
             Severity.ERROR,
             "The digits cannot be read",
-            f"{_who(seen, ranks)}: {error}. No rank trained.",
+            f"{_begun(_who(seen, ranks))}: {error}. No rank trained.",
             ranks=ranks,
             evidence={"error": error},
             remedy="Copy the file anew to these hosts and compare `sha256sum` with another host"
@@ -176,7 +176,9 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
         return
     found = f"{len(odd.groups)} different sets of parameters on {len(checksums)} ranks after training, 1 expected"
     whose = (
-        f"{_who(seen, odd.ranks)}: not the majority's" if odd.ranks else "No set has a majority, nobody can be blamed"
+        f"{_begun(_who(seen, odd.ranks))}: not the majority's"
+        if odd.ranks
+        else "No set has a majority, nobody can be blamed"
     )
     yield seen.finding(
         "diverged",
@@ -206,14 +208,19 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     return seen.finding(
         "nan",
         Severity.ERROR,
-        "Training gives numbers that are not finite",
+        "Training gives numbers that are not finite" + (f", and {_who(seen, ranks)} began" if ranks else ""),
         f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
         ranks=ranks,
-        evidence={"first_bad_step": first},
-        remedy="Take these hosts out of the allocation and test their GPUs' memory and arithmetic."
+        evidence={"first_bad_step": None if first is None else first + 1},
+        remedy=f"Take {names_text(seen.world.nodes_of(ranks))} out of the allocation, and test the memory and "
+        f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if _on_gpus(seen) else 'processors'}."
         if ranks
         else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives right sums.",
     )
+
+
+def _on_gpus(seen: Seen[Data]) -> bool:
+    return any(arrival.gpus for arrival in seen.world.arrivals.values())
 
 
 def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
@@ -285,9 +292,13 @@ def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
+def _begun(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
 def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
-    """The subject of a sentence: ranks and their hosts."""
-    return f"{ranks_text(ranks).capitalize()} on {', '.join(seen.world.nodes_of(ranks))}"
+    """Ranks and their hosts."""
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
 
 
 CHECK = Check(

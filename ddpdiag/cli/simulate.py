@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddpdiag.checks import all_checks, fab001
-from ddpdiag.cli.outputs import Color, Outputs, counter, publish, show
+from ddpdiag.cli.options import Color
+from ddpdiag.cli.outputs import Outputs, counter, publish, show
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ddpdiag.check import Check, Seen
 from ddpdiag.checks import col001, lch002, p2p002, p2p003, run003
-from ddpdiag.judgement.verdict import Judged
+from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Finding, Recording, Severity
 from ddpdiag.world import World
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.judgement.interrupted import ended_by_ctrl_c
+from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.judgement.verdict import CANNOT_LOOK
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
 from ddpdiag.world import World
@@ -32,8 +34,10 @@ def sort_hosts(
     good = () if why else tuple(name for name in _faithful(world) if name not in doubtful)
     sorted_out = {*bad, *good}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
-    remarks = (*_nowhere(world, recording, errors), why or _neither(neither), _untested(recording) if good else "")
-    return HostsLine(bad=bad, good=good), tuple(filter(None, remarks))
+    # Who pressed Ctrl-C asks for no list of hosts.
+    lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
+    remarks = (*_nowhere(world, recording, errors), lacking, _untested(recording) if good else "")
+    return HostsLine(bad=bad, good=good, slow=slow_hosts(findings)), tuple(filter(None, remarks))
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:

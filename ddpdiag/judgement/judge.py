@@ -1,20 +1,23 @@
 """A recording, judged: every check's findings, the verdict, and the one sentence."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.checks.snapshots import snapshot_of
+from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
+from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.settings import settings_of
+from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
-from ddpdiag.judgement.verdict import Judged, Own, conclude, enough, who
+from ddpdiag.judgement.verdict import Own, conclude, who
 from ddpdiag.model import (
     CheckLine,
     EventKind,
@@ -25,19 +28,15 @@ from ddpdiag.model import (
     Scalar,
     Severity,
     Skip,
-    StageLine,
-    Status,
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.setting import Setting
 from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
-from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
 
 AnyCheck = Check[Any]
-ByCode = Mapping[str, Sequence[Outcome]]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # Kinds of Outcome.timings that are no measurement.
 _SPENT = ("context", "group", "gate")
@@ -66,7 +65,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     conclusion = enough(world, recording, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
-    by_code = _by_code(recording)
+    outcomes = by_code(recording)
     return Report(
         verdict=conclusion.verdict,
         sentence=conclusion.sentence,
@@ -76,8 +75,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         run_id=recording.header.run_id,
         world=_world_line(world),
         ranks=rows,
-        stages=_stages(recording, judged, by_code),
-        checks=tuple(_check_line(j, by_code.get(j.check.code, ())) for j in judged),
+        stages=stages_of(world, recording, judged, outcomes),
+        checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
         measurements={name: value for j in judged for name, value in j.figures.items()}
         | _seconds_spent(world, recording, judged),
@@ -125,7 +124,14 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
 def _world_line(world: World) -> WorldLine:
     nodes = tuple(dict.fromkeys(node for node, _ in world.hosts))
     leaves = leaves_of(world)
-    return WorldLine(size=world.size, nodes=nodes, launcher=world.launcher, backend=world.backend, leaves=leaves)
+    return WorldLine(
+        size=world.size,
+        nodes=nodes,
+        launcher=world.launcher,
+        backend=world.backend,
+        leaves=leaves,
+        scheduler="slurm" if world.in_slurm else "",
+    )
 
 
 def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
@@ -202,14 +208,6 @@ def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar
     return tuple(rows)
 
 
-def _by_code(recording: Recording) -> ByCode:
-    """The outcomes of each check: of a large fleet there are millions."""
-    found: dict[str, list[Outcome]] = {}
-    for outcome in recording.outcomes:
-        found.setdefault(outcome.code, []).append(outcome)
-    return found
-
-
 def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
     check = judged.check
     return CheckLine(
@@ -221,35 +219,6 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
         measures=check.measure is not None,
         follows=check.follows,
     )
-
-
-def _stages(recording: Recording, judged: Sequence[Judged], by_code: ByCode) -> tuple[StageLine, ...]:
-    lines = []
-    for stage in Stage:
-        own = [j for j in judged if j.check.stage is stage and j.check.measure is not None]
-        if own:
-            seconds = sum(spent_seconds(by_code.get(j.check.code, ())) for j in own)
-            lines.append(StageLine(name=stage.value, status=_stage_status(own, recording, by_code), seconds=seconds))
-    return tuple(lines)
-
-
-def _stage_status(judged: Sequence[Judged], recording: Recording, by_code: ByCode) -> str:
-    """The worst of the stage: error or warning findings, else what hindered its trials, else part or done."""
-    severities = {f.severity for j in judged for f in j.findings}
-    if Severity.ERROR in severities:
-        return "error"
-    experiments = {trial.number for trial in recording.trials if trial.may_fail}
-    outcomes = [o for j in judged for o in by_code.get(j.check.code, ())]
-    statuses = {Status.DONE} if any(o.trial in experiments for o in outcomes) else set()
-    statuses |= {o.status for o in outcomes if o.trial not in experiments}
-    for status in (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED):
-        if status in statuses:
-            return str(status.value)
-    if Severity.WARNING in severities:
-        return "warning"
-    if Status.DONE in statuses and any(j.skip is None and j.check.code not in by_code for j in judged):
-        return "part"
-    return "done" if Status.DONE in statuses else "skipped"
 
 
 def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:

@@ -1,18 +1,20 @@
 """The verdict, and the sentence that says it. Absence of evidence is never FIT."""
 
 import signal
-from collections.abc import Container, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from msgspec import Struct, field, structs
+from msgspec import Struct
 
-from ddpdiag.bandwidth.text import rate_text
-from ddpdiag.check import Check, Stage
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.bandwidth.text import rate_text, share_text
+from ddpdiag.check import Stage
+from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.ladder_text import exports_text
 from ddpdiag.errors import ExitCode
+from ddpdiag.judgement.interrupted import interruption
+from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
-from ddpdiag.model import EventKind, Finding, HostsLine, Matrix, Recording, Scalar, Severity, Skip, Status, Verdict
+from ddpdiag.judgement.slow import slow_hosts
+from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.world import World
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
@@ -21,21 +23,9 @@ from ddpdiag.world import World
 CANNOT_LOOK = (".unreadable", ".unmeasured", ".incomparable")
 # What was asked for does not exist here: the user's mistake, and no verdict on the machine.
 _NO_SUCH_THING = ".unsupported"
-# Stages in which ranks exchange what a job does.
-_COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)
 _SPEED = "training.samples_per_second"
-
-
-class Judged(Struct, frozen=True, kw_only=True):
-    """One check, judged. `readable` is False when its recorded data does not fit this version."""
-
-    check: Check[Any]
-    findings: tuple[Finding, ...] = ()
-    columns: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
-    figures: Mapping[str, Scalar] = field(default_factory=dict)
-    matrices: tuple[Matrix, ...] = ()
-    skip: Skip | None = None
-    readable: bool = True
+# So many slow hosts are named in the sentence; of more there is a list above it.
+_FEW = 4
 
 
 class Own(Struct, frozen=True, kw_only=True):
@@ -76,15 +66,16 @@ def conclude(
         broken = {check.stage for check, finding in errors if finding in fatal}
         trained = _trained(judged) is not None and broken.isdisjoint((Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN))
         sentence = _unfit(world, fatal, trained=trained) if own is None else _failed(fatal, own)
-        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), sentence)
+        return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
-        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
-    unknown = _unknown(world, recording, judged, [finding for _, finding in errors])
+        return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
+    interrupted = "" if errors else interruption(world, recording, judged)
+    unknown = interrupted or _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
         question = f"Whether {who(world)} can train" if own is None else own.question
         sentence = f"{question} is not known: {unknown}."
         sentence += f" {own.sentence}" if own is not None and own.measured else ""
-        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
+        return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     sentence = _fit(world, recording, judged, warnings, exports or {}) if own is None else own.sentence
@@ -98,7 +89,7 @@ def _failed(fatal: Sequence[Finding], own: Own) -> str:
     return f"{fatal[0].title}{more}.{meaning}"
 
 
-def _code(recording: Recording, code: ExitCode) -> int:
+def exit_code(recording: Recording, code: ExitCode) -> int:
     """A run that a signal ended says so, unless it found an error; Ctrl-C always does."""
     told = [e.detail for e in recording.events if e.kind in (EventKind.SIGNAL, EventKind.LEAVING)]
     if str(int(signal.SIGINT)) in told:
@@ -124,10 +115,10 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
     for own in judged:
         if own.check.measure is not None and own.skip is None and own.check.code not in tried:
             return f"{own.check.code} ({own.check.name}) was not run"
-    return "" if _tested(recording, judged) else "no check could be run"
+    return "" if tested(recording, judged) else "no check could be run"
 
 
-def _tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
+def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
     """Stages in which a check was done on some rank, or judged how ranks came; one that never ran is no evidence."""
     done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
     done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is Stage.LAUNCH}
@@ -139,15 +130,23 @@ def who(world: World) -> str:
     if world.options.alone:
         return f"host {world.node_of(0)}"
     hosts = len(world.hosts)
-    return f"{world.size} {'rank' if world.size == 1 else 'ranks'} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    return f"{world.size:,} {'rank' if world.size == 1 else 'ranks'} on {hosts:,} {'host' if hosts == 1 else 'hosts'}"
 
 
 def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
-    """The finding that names somebody comes first; of those, the earliest."""
+    """The finding that names somebody comes first, of those the earliest; of several of one kind, all their hosts."""
     first = next((f for f in fatal if f.ranks or f.nodes or f.links), fatal[0])
-    more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
+    alike = [finding for finding in fatal if finding.code == first.code]
+    hosts = tuple(dict.fromkeys(node for finding in alike for node in finding.nodes))
+    if len(alike) == 1 or len(hosts) == 1 or not all(finding.nodes for finding in alike):
+        alike, what = [first], first.title
+    else:
+        share = f"{len(hosts):,} of {len(world.hosts):,} hosts are bad"
+        what = f"{share}: {names_text(hosts)} ({first.code}: {first.title})"
+    others = len(fatal) - len(alike)
+    more = f" ({others:,} more {'error' if others == 1 else 'errors'})" if others else ""
     can = "can train, but not as they should" if trained else "cannot train"
-    return f"{who(world)} {can}: {first.title}{more}."
+    return f"{who(world)} {can}: {what}{more}."
 
 
 def _trained(judged: Sequence[Judged]) -> Scalar:
@@ -167,8 +166,8 @@ def _fit(
     options = recording.header.options
     limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
     if trained is None:
-        tested = ", ".join(_tested(recording, judged))
-        text = f"{who(world)}: nothing speaks against training, as far as it was tested ({tested})"
+        stages = ", ".join(tested(recording, judged))
+        text = f"{who(world)}: nothing speaks against training, as far as it was tested ({stages})"
     else:
         speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
         busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))
@@ -182,128 +181,10 @@ def _fit(
         text += "; no other host was asked"
     elif world.size == 1:
         text += "; one rank alone, so nothing is known about communication"
+    if slow := slow_hosts([finding for own in judged for finding in own.findings]):
+        few = f": {names_text(list(slow))}" if len(slow) <= _FEW else ""
+        share = f"{len(slow):,} of {len(world.hosts):,} hosts {'holds' if len(slow) == 1 else 'hold'} it back"
+        text += f"; but {share}, by up to {share_text(max(slow.values()))}{few}"
     if warnings:
-        text += f"; {warnings} {'warning' if warnings == 1 else 'warnings'}"
+        text += f"; {warnings:,} {'warning' if warnings == 1 else 'warnings'}"
     return text + "."
-
-
-# Fewer hosts than there are ------------------------------------------------------------------------------------------
-
-
-def enough(
-    world: World,
-    recording: Recording,
-    judged: Sequence[Judged],
-    whole: Conclusion,
-    hosts: HostsLine,
-    exports: Mapping[str, str | None] | None = None,
-) -> Conclusion:
-    """What the run comes to for a job that needs so many hosts; `whole` is what it comes to on all of them.
-
-    FIT if so many are good: errors concern others then. But what was not looked at on the good ones is no more healthy
-    for that, and a collective of the job's backend must have been done on all of them. UNFIT if too many are bad.
-    """
-    options = recording.header.options
-    need = options.need_nodes
-    if need is None or options.bench is not None or options.train is not None or whole.exit_code == ExitCode.USAGE:
-        return whole
-    names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.bad])
-    said = f"{len(hosts.good)} of {len(names)} hosts are good, {need} needed"
-    if len(names) - len(hosts.bad) < need and recording.end is not None and not _nowhere(world, recording):
-        return Conclusion(Verdict.UNFIT, _code(recording, ExitCode.UNFIT), f"{said}. {whole.sentence}")
-    if len(hosts.good) < need and whole.verdict is Verdict.FIT:
-        sentence = f"{said}, and nothing is sure of the others. {whole.sentence}"
-        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
-    if len(hosts.good) < need or whole.verdict is Verdict.FIT:
-        return Conclusion(whole.verdict, whole.exit_code, f"{said}. {whole.sentence}")
-    good = frozenset(hosts.good)
-    left = names_text([name for name in names if name not in good])
-    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", exports or {})
-
-
-def _without(
-    world: World,
-    recording: Recording,
-    judged: Sequence[Judged],
-    good: Set[str],
-    said: str,
-    exports: Mapping[str, str | None],
-) -> Conclusion:
-    """What the run comes to on the good hosts alone, which are enough."""
-    ranks = _ranks_of(world, good)
-    alone = structs.replace(recording, outcomes=tuple(own for own in recording.outcomes if own.rank in ranks))
-    if doubt := _doubt(world, alone, judged, good):
-        sentence = f"{said}; but whether these can train is not known: {doubt}. Run again on them."
-        return Conclusion(Verdict.UNKNOWN, _code(recording, ExitCode.UNKNOWN), sentence)
-    warnings = any(
-        finding.severity is Severity.WARNING and _concerns(world, finding, good)
-        for own in judged
-        for finding in own.findings
-    )
-    code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = (
-        f"{said}: nothing speaks against training on these, as far as it was tested ({_tested_text(alone, judged)})"
-    )
-    sentence += f"; {exports_text(exports)} only" if exports else ""
-    return Conclusion(Verdict.FIT, _code(recording, code), f"{sentence}.")
-
-
-def _tested_text(recording: Recording, judged: Sequence[Judged]) -> str:
-    """What was done on the hosts whose outcomes these are, and what should have been."""
-    done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
-    meant = [own.check for own in judged if own.check.measure is not None and not (own.skip and own.skip.grounds)]
-    missed = [check.code for check in meant if check.code not in done]
-    return ", ".join(_tested(recording, judged)) + (f"; not done: {', '.join(missed)}" if missed else "")
-
-
-def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> str:
-    """What is not known of the good hosts, or nothing."""
-    if nowhere := _nowhere(world, recording):
-        return f"{ranks_text(nowhere)} never came, and may belong on any of them"
-    for own in judged:
-        if not own.readable:
-            return f"what {own.check.code} recorded cannot be read by this version"
-        for finding in own.findings:
-            if finding.code.endswith(CANNOT_LOOK) and _concerns(world, finding, good):
-                return finding.title
-    return "" if _tried_together(world, recording, judged, good) else "no collective ran on all of them"
-
-
-def _nowhere(world: World, recording: Recording) -> list[int]:
-    """Ranks that never came, and whose hosts nobody knows."""
-    homes = {event.rank for event in recording.events if event.kind is EventKind.ABSENT and event.node}
-    known = len(recording.header.layout) == world.size
-    return [] if known else [rank for rank in range(world.size) if rank not in world.arrivals and rank not in homes]
-
-
-def _concerns(world: World, finding: Finding, good: Container[str]) -> bool:
-    """Does it name one of these hosts, or nobody?"""
-    ends = [end for link in finding.links for end in link.split(" -> ")]
-    named = (*finding.nodes, *world.nodes_of(finding.ranks), *ends)
-    return not named or any(name in good for name in named)
-
-
-def _ranks_of(world: World, names: Container[str]) -> frozenset[int]:
-    return frozenset(rank for (name, _), own in world.hosts.items() if name in names for rank in own)
-
-
-def _tried_together(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> bool:
-    """Did the job's backend work among all ranks of these hosts at once, if it was to be tried at all?"""
-    ranks = _ranks_of(world, good)
-    asked = {
-        own.check.code for own in judged if own.check.stage in _COLLECTIVE and (not own.skip or not own.skip.grounds)
-    }
-    if len(ranks) == 1 or not asked:
-        return True
-    whole = {
-        trial.number
-        for trial in recording.trials
-        if trial.code in asked
-        and trial.params.get("backend", world.backend) == world.backend
-        and any(ranks.issubset(group) for group in trial.groups)
-    }
-    done: dict[int, set[int]] = {}
-    for outcome in recording.outcomes:
-        if outcome.trial in whole and outcome.status is Status.DONE:
-            done.setdefault(outcome.trial, set()).add(outcome.rank)
-    return any(ranks.issubset(own) for own in done.values())

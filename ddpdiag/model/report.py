@@ -70,21 +70,31 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
 
 class WorldLine(Struct, frozen=True, kw_only=True):
-    """The world in the report. `leaves` are the hosts under each leaf switch, as far as they are known."""
+    """The world in the report. `leaves` are the hosts under each leaf switch, as far as they are known.
+
+    `scheduler` is "slurm" where ranks ran in a job of Slurm, else empty.
+    """
 
     size: int
     nodes: tuple[str, ...]
     launcher: str
     backend: str
     leaves: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    scheduler: str = ""
 
 
 class StageLine(Struct, frozen=True, kw_only=True):
-    """One stage in the report; `status` is the worst of its checks."""
+    """One stage in the report; `status` is the worst of its checks, "interrupted" where the run was told to end.
+
+    `severity` is that of the worst finding about the stage, also of those on its trials, or on who came, by checks of
+    the run (RUN001 to RUN004). `remark` is what its checks' own lines do not say: "2 of 6 ranks never came".
+    """
 
     name: str
     status: str
     seconds: float
+    severity: Severity | None = None
+    remark: str = ""
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
@@ -106,11 +116,13 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 class HostsLine(Struct, frozen=True, kw_only=True):
     """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns.
 
-    Where pairs of hosts were measured, the fastest of the good ones come first.
+    Where pairs of hosts were measured, the fastest of the good ones come first. `slow` are hosts that only warnings
+    name, with the share by which each is slower than most: the job runs, and waits for them.
     """
 
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()
+    slow: dict[str, float] = field(default_factory=dict)
 
 
 class Report(Struct, frozen=True, kw_only=True):

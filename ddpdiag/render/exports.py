@@ -1,6 +1,6 @@
 """Variables as a shell reads them: single lines in a finding, and the file of `--env-file`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.model import Report
@@ -55,25 +55,60 @@ def _unasked(report: Report) -> str:
     return f"nothing, since no variable was looked for{why}"
 
 
-def exclude_line(report: Report) -> tuple[str, str] | None:
-    """A sentence, and the line to paste that leaves the bad hosts out, where that can mean something."""
-    bad = report.hosts.bad
-    if not bad or (len(report.world.nodes) < 2 and report.world.launcher != "slurm"):
-        return None
-    listed = quote(fold_hosts(bad))
+def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
+    """Sentences, each with a line to paste: without the bad hosts, and without those that only hold the job back.
+
+    What to do without other hosts is not said. The line is srun's where Slurm runs the job; elsewhere it is the list.
+    """
+    bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
+    if len(report.world.nodes) < 2 and not _in_slurm(report):
+        return ()
+    return (*([_without_bad(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
+
+
+def _in_slurm(report: Report) -> bool:
+    return report.world.scheduler == "slurm"
+
+
+def _without_bad(report: Report, bad: Sequence[str]) -> tuple[str, str]:
+    who = "bad host" if len(bad) == 1 else "bad hosts"
+    listed = fold_hosts(bad)
+    if not _in_slurm(report):
+        long = len(listed) > _LONGEST_LIST
+        return (f"{len(bad):,} bad hosts, one a line:", "--exclude-file bad") if long else (f"The {who}:", listed)
     if len(listed) > _LONGEST_LIST:
         return (
-            "Without the bad hosts: run again with --exclude-file bad, then",
-            f"srun {_rest(report)}--exclude=./bad ...",
+            f"Without the {who}: run again with --exclude-file bad, then",
+            f"srun {_rest(report, bad)}--exclude=./bad ...",
         )
-    return f"Without the bad {'host' if len(bad) == 1 else 'hosts'}:", f"srun {_rest(report)}--exclude={listed} ..."
+    return f"Without the {who}:", f"srun {_rest(report, bad)}--exclude={quote(listed)} ..."
 
 
-def _rest(report: Report) -> str:
+def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
+    """The bad are left out as well: whoever pastes one line wants the hosts that are left to be good."""
+    shares = [report.hosts.slow[name] for name in slow]
+    how = _from_to(round(100 * min(shares)), round(100 * max(shares)))
+    told = f"{len(slow):,} {'host is' if len(slow) == 1 else 'hosts are'} {how} slower than most"
+    bad = report.hosts.bad
+    listed = fold_hosts((*bad, *slow) if _in_slurm(report) else slow)
+    if not _in_slurm(report):
+        return f"{told}:", listed
+    too = " and the bad ones" if bad else ""
+    return f"{told}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (
+        f"srun {_rest(report, (*bad, *slow))}--exclude={quote(listed)} ..."
+    )
+
+
+def _from_to(least: int, most: int) -> str:
+    """Such as "21 to 24 %"."""
+    return f"{most} %" if least == most else f"{least} to {most} %"
+
+
+def _rest(report: Report, left_out: Sequence[str]) -> str:
     """In a step of Slurm, the nodes and tasks that are left: within its job srun asks for all of them otherwise, and
     fails."""
     tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
-    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(report.hosts.bad) >= hosts or tasks % hosts:
+    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(left_out) >= hosts or tasks % hosts:
         return ""
-    left = hosts - len(report.hosts.bad)
+    left = hosts - len(left_out)
     return f"--nodes={left} --ntasks={tasks // hosts * left} "

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.exports import exclude_line
+from ddpdiag.render.exports import exclude_lines, shell_line
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, listed, value_text, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
@@ -78,7 +78,7 @@ def _stages(page: Page, report: Report, *, details: bool) -> None:
         mark = _mark(stage, findings)
         time = "-" if mark == "skip" else f"{stage.seconds:.2f} s"
         lead = f"{mark:<4}  {one_line(stage.name):<{name_width}}  {one_line(stage.status):<7}  {time:>7}  "
-        page.write(_saying(checks, findings), lead=lead, lead_style=_MARK_STYLES[mark])
+        page.write(one_line(stage.remark) or _saying(checks, findings), lead=lead, lead_style=_MARK_STYLES[mark])
         for check in checks if details else ():
             page.write(_ran(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
     if report.stages:
@@ -92,7 +92,7 @@ def _of_stage(findings: Iterable[Finding], checks: Iterable[CheckLine]) -> list[
 
 
 def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
-    severities = {finding.severity for finding in findings}
+    severities = {finding.severity for finding in findings} | {stage.severity}
     if Severity.ERROR in severities:
         return "FAIL"
     if stage.status == "skipped":
@@ -175,13 +175,11 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
 
 
 def _without_bad(page: Page, report: Report) -> None:
-    """A line to paste that leaves the bad hosts out, where that can mean something."""
-    if (told := exclude_line(report)) is None:
-        return
-    sentence, command = told
-    page.write(sentence)
-    page.verbatim(command, indent=4)
-    page.blank()
+    """Lines to paste that leave out the bad hosts, and the slow ones, where that can mean something."""
+    for sentence, command in exclude_lines(report):
+        page.write(sentence)
+        page.verbatim(command, indent=4)
+        page.blank()
 
 
 def write_verdict(page: Page, report: Report) -> None:
@@ -191,7 +189,16 @@ def write_verdict(page: Page, report: Report) -> None:
 
 
 def _write_way_out(page: Page, report: Report) -> None:
-    """What to do about the first error, where its finding has long left the screen."""
-    first = next((finding for finding in report.findings if finding.severity is Severity.ERROR), None)
-    if first is not None and first.remedy and page.lines > SCREEN_LINES:
-        page.write(first.remedy, lead="Fix: ", lead_style="bold")
+    """What to do about the error that the verdict names, where its finding has long left the screen."""
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    first = next((finding for finding in errors if finding.ranks or finding.nodes or finding.links), None)
+    first = first or next(iter(errors), None)
+    if first is None or not first.remedy or page.lines <= SCREEN_LINES:
+        return
+    alike = {node for finding in errors if finding.code == first.code for node in finding.nodes}
+    all_out = ""
+    if not alike.issubset(first.nodes) and exclude_lines(report):
+        all_out = f"Leave the {count(len(report.hosts.bad), 'bad host')} out (see above). For each, as for the first: "
+    page.write(all_out + first.remedy, lead="Fix: ", lead_style="bold")
+    for name, value in first.env.items():
+        page.verbatim(shell_line(name, value), indent=4)

@@ -24,7 +24,7 @@ def _check_partial(job: Job, exit_code: int, name: str) -> None:
     assert report["exit_code"] == exit_code, job.told()
     assert report["verdict"] == "unknown"
     assert job.blamed == set(), "who was told to leave is to blame for nothing"
-    assert name in next(finding["message"] for finding in job.errors if finding["code"] == "RUN004.told")
+    assert name in next(finding["message"] for finding in report["findings"] if finding["code"] == "RUN004.told")
     assert next(check["statuses"] for check in report["checks"] if check["code"] == "LCH003") == {"done": 2}
     assert job.reports == 1, job.told()
     assert not job.has_traceback, job.told()

@@ -33,7 +33,7 @@ def words(*outcomes: Outcome) -> str:
 
 def test_it_is_said_who_waits_for_whom_in_which_collective() -> None:
     assert words(*WAITING, GUILTY) == (
-        "Ranks 0-1, 3 wait for it in all_reduce #7 (1 Float element); its own last is all_reduce #6 (1 Float element)."
+        "Ranks 0-1,3 wait for it in all_reduce #7 (1 Float element); its own last is all_reduce #6 (1 Float element)."
     )
 
 
@@ -45,7 +45,7 @@ def test_a_rank_that_posted_nothing_and_one_that_does_not_say_are_told_apart() -
 def test_beside_a_crash_the_others_waited() -> None:
     dead = outcome(2, Status.DIED, error="killed by SIGSEGV")
     echoes = [outcome(r, Status.RAISED, error="Connection closed by peer", flight=flight(1)) for r in (0, 1, 3)]
-    assert words(dead, *echoes) == "Ranks 0-1, 3 waited for it in all_reduce #1 (4 Float elements)."
+    assert words(dead, *echoes) == "Ranks 0-1,3 waited for it in all_reduce #1 (4 Float elements)."
 
 
 def test_where_nobody_stands_out_it_is_said_where_all_wait() -> None:
@@ -61,7 +61,7 @@ def test_ranks_that_stand_alike_are_one_line_and_the_guilty_come_first() -> None
     assert evidence["ranks"] == [
         "rank 2: hung at 'connect all ranks: post', sleeping in _forever (user.py); "
         "last posted all_reduce #6 (1 Float element)",
-        "ranks 0-1, 3: hung at 'connect all ranks: wait', sleeping in wait (c10d.py); "
+        "ranks 0-1,3: hung at 'connect all ranks: wait', sleeping in wait (c10d.py); "
         "last posted all_reduce #7 (1 Float element)",
     ]
 
@@ -81,7 +81,7 @@ def test_a_rank_that_holds_the_gil_is_said_to_say_nothing() -> None:
 def test_echoes_are_one_line_whatever_address_they_tell() -> None:
     echoes = [outcome(r, Status.RAISED, error=f"Connection closed by peer [10.0.0.{r}]:{r}") for r in (0, 1, 3)]
     lines = bundle((2,), [*echoes, outcome(2, Status.DIED, error="killed by SIGSEGV")])["ranks"]
-    assert lines == ["rank 2: died, killed by SIGSEGV", "ranks 0-1, 3: raised, an echo of another rank's failure"]
+    assert lines == ["rank 2: died, killed by SIGSEGV", "ranks 0-1,3: raised, an echo of another rank's failure"]
 
 
 def test_thousands_of_ranks_that_all_differ_do_not_flood_the_report() -> None:
@@ -97,7 +97,7 @@ def test_a_hang_is_told_in_one_message() -> None:
     assert finding.message == (
         "rank 2 on n1 hung in COL001 (gloo): it did not reach the step at which the others wait for it; it stands at "
         "'connect all ranks: post', the others at 'connect all ranks: wait'; pid 102 is sleeping, in _forever "
-        "(user.py:3). Ranks 0-1, 3 wait for it in all_reduce #7 (1 Float element); its own last is all_reduce #6 "
+        "(user.py:3). Ranks 0-1,3 wait for it in all_reduce #7 (1 Float element); its own last is all_reduce #6 "
         "(1 Float element)."
     )
 
@@ -136,8 +136,12 @@ def test_a_report_that_was_cut_is_shown_from_its_start_and_a_long_one_is_counted
     assert "nccl_ras" not in bundle((2,), WAITING)
 
 
-def test_an_output_is_told_by_its_last_whole_lines_without_what_a_traceback_draws() -> None:
+def test_of_an_output_the_line_is_told_that_says_how_it_ended() -> None:
     traceback = "Traceback:\n  File a, line 1\n    f(x)\n    ^^~~\nValueError: no"
-    assert last_words(traceback) == "Traceback:\nFile a, line 1\nf(x)\nValueError: no"
-    assert last_words("x" * 600 + " cut\nshort") == "short"
+    assert last_words(traceback) == "ValueError: no"
     assert last_words("x" * 700) == "x" * 600
+    assert last_words("Fatal Python error: Aborted\n\nThread 0x7f\n  File b\nmodules: c (total: 1)") == (
+        "Fatal Python error: Aborted"
+    )
+    assert last_words("terminate called\n  what():  CUDA error\nframe #0: d") == "what():  CUDA error"
+    assert last_words("") == ""

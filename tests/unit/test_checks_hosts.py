@@ -4,14 +4,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seen import seen_of
 
-from ddpdiag.checks.hosts import answers_by_host, odd_text, ranks_text
+from ddpdiag.checks.hosts import answers_by_host, names_text, odd_text, ranks_text
 from ddpdiag.checks.lch002 import CHECK, Data
 from ddpdiag.stats import odd_ones_out
 
 
 def test_runs_of_ranks_are_joined():
     assert ranks_text([3]) == "rank 3"
-    assert ranks_text([7, 0, 1, 2]) == "ranks 0-2, 7"
+    assert ranks_text([7, 0, 1, 2]) == "ranks 0-2,7"
+
+
+def test_what_is_left_out_is_counted_by_rank_and_not_by_range():
+    ranks = [*range(0, 40, 4), *range(100, 180)]
+    assert ranks_text(ranks) == "ranks 0,4,8,12,16,20,24,28 and 82 more"
+
+
+@given(st.sets(st.integers(0, 500), min_size=1))
+def test_every_rank_is_named_or_counted(ranks):
+    spans, _, more = ranks_text(sorted(ranks)).partition(" ")[2].removesuffix(" more").partition(" and ")
+    ends = [span.partition("-") for span in spans.split(",")]
+    named = sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+    assert named + int(more or 0) == len(ranks)
+
+
+def test_of_names_one_more_is_named():
+    assert names_text([f"n{host}" for host in range(9)]).endswith("n7, n8")
+    assert names_text([f"n{host}" for host in range(10)]).endswith("n7 and 2 more")
 
 
 @given(st.sets(st.integers(0, 20_000), min_size=1))
@@ -21,7 +39,7 @@ def test_many_ranks_stay_one_line(ranks):
 
 def test_the_odd_value_comes_first_and_the_usual_one_last():
     odd = odd_ones_out({0: "a", 1: "a", 2: "b", 3: None, 4: "a", 5: "a"})
-    assert odd_text(odd, missing="unset") == "b on rank 2, unset on rank 3, a on ranks 0-1, 4-5"
+    assert odd_text(odd, missing="unset") == "b on rank 2, unset on rank 3, a on ranks 0-1,4-5"
 
 
 def test_long_values_are_shortened_in_the_middle():

@@ -40,6 +40,14 @@ def test_threads_beyond_twice_the_cores_are_a_warning_with_the_fitting_number():
     assert "OMP_NUM_THREADS is unset" in finding.message
 
 
+def test_ranks_with_one_thread_each_are_too_many_and_no_variable_mends_that():
+    oversubscribed = next(
+        f for f in found(*[rank(0, 1, omp_threads=1)] * 8, ranks_per_node=8) if f.code == "HST001.oversubscribed"
+    )
+    assert oversubscribed.env == {}
+    assert oversubscribed.remedy.startswith("Start fewer ranks")
+
+
 def test_twice_as_many_threads_as_cores_is_silent():
     assert found(rank(0, 1), rank(0, 1)) == []
 

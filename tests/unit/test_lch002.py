@@ -24,7 +24,7 @@ def test_the_odd_one_is_named_with_both_values():
     assert finding.code == "LCH002.variable"
     assert finding.severity is Severity.WARNING
     assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
-    assert "NCCL_ALGO: Tree on rank 2, Ring on ranks 0-1, 3" in finding.message
+    assert "NCCL_ALGO: Tree on rank 2, Ring on ranks 0-1,3" in finding.message
 
 
 def test_a_variable_that_one_rank_lacks_is_unset_there():

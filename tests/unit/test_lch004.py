@@ -130,7 +130,7 @@ def test_ranks_in_turn_over_the_hosts_are_a_warning():
     }
     (finding,) = found(with_arrivals(made, arrivals))
     assert (finding.code, finding.ranks) == ("LCH004.order", ())
-    assert "n0 has ranks 0, 2 (distribution cyclic)" in finding.message
+    assert "n0 has ranks 0,2 (distribution cyclic)" in finding.message
 
 
 def test_a_world_that_is_larger_than_the_step_is_an_error():

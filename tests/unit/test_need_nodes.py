@@ -15,9 +15,11 @@ from ddpdiag.codec import disassemble, encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.fabric.rules import Rules
 from ddpdiag.judgement import judge
+from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.judge import world_of as world_of_run
-from ddpdiag.judgement.verdict import Conclusion, Judged, conclude, enough
+from ddpdiag.judgement.judged import Judged
+from ddpdiag.judgement.verdict import Conclusion, conclude
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate

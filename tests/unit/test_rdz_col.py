@@ -53,8 +53,9 @@ def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host() -> None
     rows = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
     (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
     assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    assert finding.title == "wrong values from gloo, because of rank 2 on n1"
     assert "rank 2 on n1: what it sends arrives wrong" in finding.message
-    assert finding.evidence["wrong_from"] == ["0: rank 2", "1: rank 2", "3: rank 2"]
+    assert finding.evidence["wrong_from"] == ["ranks 0-1,3: wrong from rank 2"]
     assert "Do not train on n1" in finding.remedy
 
 

@@ -202,8 +202,8 @@ def test_pictures_have_words_and_follow_the_page():
 
 def test_p2p_on_and_off_stand_side_by_side():
     text = Reader(page_of("eight-gpus")).text
-    assert "Copies between GPUs of n0 (P2P where CUDA allows it): 56 ways, median 100 MB/s" in text
-    assert "Copies between GPUs of n0 through its memory (P2P off): 56 ways, median 40 MB/s" in text
+    assert "Copies between GPUs (P2P where CUDA allows it) on n0: 56 ways, median 100 MB/s" in text
+    assert "Copies between GPUs through the host (P2P off) on n0: 56 ways, median 40 MB/s" in text
     assert "Ways between GPUs" in text
     assert "NV18" in text
 

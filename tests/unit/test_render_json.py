@@ -15,9 +15,15 @@ def test_the_contract_holds():
     assert report["schema"] == "ddpdiag.report/1"
     assert (report["verdict"], report["exit_code"], report["seconds"]) == ("unfit", 1, 7.912)
     world = {"size": 4, "nodes": ["n0", "n1"], "launcher": "torchrun", "backend": "gloo", "leaves": {}}
-    assert report["world"] == world
+    assert report["world"] == world | {"scheduler": ""}
     assert report["ranks"][0]["gpu_uuid"] is None
-    assert report["stages"][0] == {"name": "launch", "status": "done", "seconds": 0.05}
+    assert report["stages"][0] == {
+        "name": "launch",
+        "status": "done",
+        "seconds": 0.05,
+        "severity": None,
+        "remark": "",
+    }
     assert report["checks"][4]["skipped_because"] == "no NVIDIA GPU on any host"
     assert report["findings"][2]["env"] == SLOW.env
     assert report["measurements"]["allreduce_bytes"] == 67108864

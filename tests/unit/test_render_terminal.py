@@ -87,7 +87,8 @@ def test_errors_come_first_and_the_sentence_last():
     assert text.index("error COL001.slow") < text.index("warning HST002.many") < text.index("info TRN001.step")
     assert text.index("Fix: ") < text.index("ok    launch")
     end = " ".join(text.rstrip().split("\n\n")[-1].split())
-    assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.remedy}"
+    exports = "export GLOO_SOCKET_IFNAME=eth1 export NCCL_SOCKET_IFNAME=eth1,ib0"
+    assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.remedy} {exports}"
 
 
 def test_a_report_of_one_screen_says_once_what_to_do():
@@ -312,9 +313,10 @@ def test_a_table_shows_its_first_rows_and_says_how_many_are_left_out():
 # A line to paste ------------------------------------------------------------------------------------------------------
 
 
-def without_bad(*bad: str, hosts: int = 8, launcher: str = "torchrun") -> list[str]:
+def without_bad(*bad: str, hosts: int = 8, scheduler: str = "slurm") -> list[str]:
     """What stands between the notes and the verdict, where these hosts are bad."""
-    world = WorldLine(size=hosts, nodes=tuple(f"n{host}" for host in range(hosts)), launcher=launcher, backend="gloo")
+    nodes = tuple(f"n{host}" for host in range(hosts))
+    world = WorldLine(size=hosts, nodes=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
     text = plain(fit(world=world, hosts=HostsLine(bad=bad)))
     return [line for line in text.splitlines() if "bad host" in line or "srun" in line]
 
@@ -326,8 +328,8 @@ def test_bad_hosts_are_folded_into_a_line_to_paste():
 
 def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
     assert without_bad() == []
-    assert without_bad("n0", hosts=1) == []
-    assert without_bad("n0", hosts=1, launcher="slurm") != []
+    assert without_bad("n0", hosts=1, scheduler="") == []
+    assert without_bad("n0", hosts=1) != []
 
 
 def test_a_list_that_nobody_would_paste_is_a_file():
@@ -341,7 +343,8 @@ def test_a_list_that_nobody_would_paste_is_a_file():
 def test_within_a_job_of_slurm_the_line_asks_for_the_nodes_that_are_left() -> None:
     step = {"slurm.tasks": 8, "slurm.hosts": 4}
     bad = HostsLine(bad=("n1",), good=("n0", "n2", "n3"))
-    text = render(unfit(hosts=bad, measurements=step), color=False, width=80)
+    world = structs.replace(fit().world, scheduler="slurm")
+    text = render(unfit(world=world, hosts=bad, measurements=step), color=False, width=80)
     assert "    srun --nodes=3 --ntasks=6 --exclude=n1 ...\n" in text
-    uneven = render(unfit(hosts=bad, measurements=step | {"slurm.tasks": 7}), color=False, width=80)
+    uneven = render(unfit(world=world, hosts=bad, measurements=step | {"slurm.tasks": 7}), color=False, width=80)
     assert "    srun --exclude=n1 ...\n" in uneven

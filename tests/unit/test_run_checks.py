@@ -174,6 +174,28 @@ def test_a_crash_shows_how_the_process_ended_and_its_last_words() -> None:
     assert finding.evidence["output"] == "Fatal Python error"
 
 
+def test_an_exception_is_not_told_twice() -> None:
+    said = "RuntimeError: no"
+    raised = outcome(2, Status.RAISED, error=said, detail=f"File a\n  f(x)\n{said}")
+    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), raised))))
+    assert said in finding.message
+    assert "output" not in finding.evidence
+
+
+def test_of_several_guilty_ranks_none_only_waited() -> None:
+    hung = [outcome(r, Status.HUNG, step=4 if r in (1, 3) else 5) for r in range(6)]
+    finding = only(list(run003.judge(run_of(*hung, size=6))))
+    assert finding.ranks == (1, 3)
+    assert finding.remedy == "Look at ranks 1,3 on n0, n1: any of them stops the others, which only waited."
+
+
+def test_ranks_that_stand_in_one_place_show_one_stack() -> None:
+    stood = ProcessState(pid=7, state="S", stack=("f (user.py:3)",))
+    hung = [outcome(r, Status.HUNG, step=4 if r in (1, 3) else 5, process=stood) for r in range(6)]
+    finding = only(list(run003.judge(run_of(*hung, size=6))))
+    assert [name for name in finding.evidence if name.startswith("stack")] == ["stack_of_rank_1", "stack_of_rank_5"]
+
+
 def test_a_process_that_survives_sigkill_is_named_with_where_it_waits() -> None:
     process = ProcessState(pid=77, state="D", wchan="nvidia_ioctl", survived=True)
     finding = only(list(run003.judge(run_of(outcome(2, Status.HUNG, process=process), size=4))))
@@ -236,6 +258,13 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
     told = Event(kind=EventKind.SIGNAL, seconds=2.0, detail="15")
     findings = judge_as(run004.CHECK, with_events(run_of(), budget, told))
     assert [(each.code, each.of_the_run) for each in findings] == [("RUN004.budget", True), ("RUN004.told", True)]
+
+
+def test_who_pressed_ctrl_c_is_not_told_to_find_out_who_did() -> None:
+    told = Event(kind=EventKind.LEAVING, rank=1, seconds=3.25, detail="2")
+    finding = only(judge_as(run004.CHECK, with_events(run_of(), told)))
+    assert (finding.code, finding.severity, finding.remedy) == ("RUN004.told", Severity.INFO, "")
+    assert "Ctrl-C (SIGINT) ended it 3.2 s after the start" in finding.message
 
 
 def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault() -> None:

@@ -90,7 +90,10 @@ def test_the_rank_where_nan_began_is_blamed():
     (found,) = findings(rows)
     assert found.code == "TRN001.nan"
     assert (found.ranks, found.nodes) == ((3,), ("n1",))
-    assert "Rank 3 on n1 had it first, in step 8 of 64" in found.message
+    assert "rank 3 on n1 had it first, in step 8 of 64" in found.message
+    assert found.evidence["first_bad_step"] == 8
+    assert "Take n1 out of the allocation" in found.remedy
+    assert "its processors" in found.remedy
 
 
 def test_nan_on_all_ranks_at_once_blames_nobody():

@@ -116,7 +116,7 @@ def test_ranks_with_the_same_images_are_told():
     rows[3] = structs.replace(rows[3], shards=rows[1].shards)
     (found,) = judged({rank: structs.replace(proof, covered=750) for rank, proof in rows.items()})
     assert found.code == "TRN003.shards"
-    assert "ranks 1, 3 have the same images" in found.message
+    assert "ranks 1,3 have the same images" in found.message
 
 
 def test_a_sum_of_metrics_that_is_wrong_is_told():

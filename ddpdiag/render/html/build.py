@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ddpdiag.model import Report
-from ddpdiag.render.exports import exclude_line, shell_line
+from ddpdiag.render.exports import exclude_lines, shell_line
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.html.bench import bench_section
 from ddpdiag.render.html.course import checks_section, timeline_section
@@ -82,11 +82,11 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _commands(report: Report) -> Iterator[str]:
-    """What to paste: the variables that the job needs, and the line that leaves bad hosts out."""
+    """What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm."""
     for name, value in report.exports.items():
         yield printable(shell_line(name, value))
-    if (told := exclude_line(report)) is not None:
-        yield printable(told[1])
+    for sentence, command in exclude_lines(report):
+        yield printable(command if report.world.scheduler else f"# {sentence} {command}")
 
 
 def _notes(report: Report) -> tuple[str, ...]:

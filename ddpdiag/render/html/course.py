@@ -77,7 +77,7 @@ def _stage(name: str, status: str, line: StageLine | None, findings: Sequence[Fi
     timed = line is not None and line.status != "skipped"
     return (
         Cell(words(name)),
-        Cell(words(status), mark=_mark(status)),
+        Cell(words(status), mark=_mark(status, line.severity if line is not None else None)),
         Cell(f"{line.seconds:.2f}" if line is not None and timed else ABSENT),
         Cell(words(", ".join(dict.fromkeys(finding.code for finding in findings)) or ABSENT)),
     )
@@ -98,8 +98,10 @@ def _stage_of(finding: Finding, report: Report) -> str:
     return next((bar.stage for bar in trials if bar.number == number), stage)
 
 
-def _mark(status: str) -> str:
-    return "bad" if status in _BAD else "warn" if status in ("warning", "part") else ""
+def _mark(status: str, severity: Severity | None) -> str:
+    if status in _BAD or severity is Severity.ERROR:
+        return "bad"
+    return "warn" if status in ("warning", "part", "interrupted") else ""
 
 
 def _spent(report: Report) -> tuple[Table, ...]:

@@ -79,7 +79,7 @@ def _number(value: Scalar) -> float | None:
 
 
 def _title(own: Alike) -> str:
-    hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if len(own.hosts) > 1 else ""
+    hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if own.hosts else ""
     # Beside those through the host's memory, which are titled "(P2P off)".
     way = " (P2P where CUDA allows it)" if own.what == "p2p.copy" else ""
     text = f"{own.matrix.title}{way}{hosts}"

@@ -1,0 +1,138 @@
+"""What became of each stage. Pure.
+
+Checks of the run (RUN001 to RUN004) judge what happened to trials of other stages, and who came: what they find belongs
+to these stages.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.check import Seen, Stage
+from ddpdiag.checks import run001, run002, run003
+from ddpdiag.judgement.judged import Judged
+from ddpdiag.model import EventKind, Finding, Outcome, Recording, Severity, StageLine, Status
+from ddpdiag.model.trial import spent_seconds
+from ddpdiag.world import World
+
+ByCode = Mapping[str, Sequence[Outcome]]
+_FAILED = (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED)
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+_TOLD = (EventKind.SIGNAL, EventKind.LEAVING)
+
+
+def by_code(recording: Recording) -> ByCode:
+    """The outcomes of each check: of a large fleet there are millions."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in recording.outcomes:
+        found.setdefault(outcome.code, []).append(outcome)
+    return found
+
+
+def stages_of(world: World, recording: Recording, judged: Sequence[Judged], outcomes: ByCode) -> tuple[StageLine, ...]:
+    """The stages that had checks to run."""
+    of_the_run = _of_the_run(world, recording, judged)
+    absent = [event.seconds for event in recording.events if event.kind is EventKind.ABSENT]
+    return tuple(
+        _line(stage, own, recording, outcomes, of_the_run.get(stage, _Beside()), max(absent, default=0.0))
+        for stage in Stage
+        if (own := [j for j in judged if j.check.stage is stage and j.check.measure is not None])
+    )
+
+
+class _Beside(NamedTuple):
+    """What checks of the run say of a stage: how bad, and what the stage's own line does not tell."""
+
+    severities: tuple[Severity, ...] = ()
+    remark: str = ""
+
+
+def _line(
+    stage: Stage, own: Sequence[Judged], recording: Recording, outcomes: ByCode, beside: _Beside, waited: float
+) -> StageLine:
+    status = _status(own, recording, outcomes)
+    severities = {finding.severity for j in own for finding in j.findings}.union(beside.severities)
+    remark = beside.remark
+    if stage is Stage.LAUNCH and Severity.ERROR in beside.severities:
+        status = "error"
+    if status == "interrupted":
+        cut = next(j.check for j in own if _is_cut(outcomes.get(j.check.code, ())))
+        remark = f"interrupted in {cut.code} ({cut.name})"
+    return StageLine(
+        name=stage.value,
+        status=status,
+        # For who never came the others waited before any trial.
+        seconds=sum(spent_seconds(outcomes.get(j.check.code, ())) for j in own)
+        + (waited if stage is Stage.LAUNCH else 0.0),
+        severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
+        remark=remark,
+    )
+
+
+def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) -> str:
+    """The worst of the stage: error or warning findings, else what hindered its trials, else part or done."""
+    severities = {f.severity for j in judged for f in j.findings}
+    if Severity.ERROR in severities:
+        return "error"
+    experiments = {trial.number for trial in recording.trials if trial.may_fail}
+    own = [o for j in judged for o in outcomes.get(j.check.code, ())]
+    statuses = {Status.DONE} if any(o.trial in experiments for o in own) else set()
+    statuses |= {o.status for o in own if o.trial not in experiments}
+    for status in _FAILED:
+        if status in statuses:
+            return str(status.value)
+    if _is_cut(own) and any(event.kind in _TOLD for event in recording.events):
+        return "interrupted"
+    if Severity.WARNING in severities:
+        return "warning"
+    if Status.DONE in statuses and any(j.skip is None and j.check.code not in outcomes for j in judged):
+        return "part"
+    return "done" if Status.DONE in statuses else "skipped"
+
+
+def _is_cut(outcomes: Sequence[Outcome]) -> bool:
+    """Were ranks told to stop in the middle of it?"""
+    return any(outcome.told and outcome.status is Status.SKIPPED for outcome in outcomes)
+
+
+# What checks of the run say of other stages ---------------------------------------------------------------------------
+
+
+def _of_the_run(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[Stage, _Beside]:
+    findings = {j.check.code: j.findings for j in judged}
+    beside: dict[Stage, _Beside] = {}
+    if roll := findings.get(run001.CHECK.code, ()):
+        absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
+        remark = f"{len(absent):,} of {world.size:,} ranks never came"
+        beside[Stage.LAUNCH] = _Beside(tuple(finding.severity for finding in roll), remark)
+    told = (
+        *_of_trials(world, recording, findings.get(run003.CHECK.code, ())),
+        *_of_losses(recording, findings.get(run002.CHECK.code, ())),
+    )
+    stages = {j.check.code: j.check.stage for j in judged}
+    for code, severity in told:
+        if code in stages:
+            known = beside.get(stages[code], _Beside())
+            beside[stages[code]] = known._replace(severities=(*known.severities, severity))
+    return beside
+
+
+def _of_trials(world: World, recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Severity]]:
+    """The check of each trial that failed, and what RUN003 thinks of it, which tells the same of several trials once.
+
+    A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
+    """
+    if not findings:
+        return
+    severities = {finding.evidence.get("trial"): finding.severity for finding in findings}
+    for trial, first in run003.told_in(Seen(world, run003.CHECK, recording)):
+        if first in severities:
+            yield trial.code, severities[first]
+
+
+def _of_losses(recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Severity]]:
+    """The checks in the middle of which ranks were lost."""
+    worst = next((severity for severity in _WORST_FIRST if any(f.severity is severity for f in findings)), None)
+    lost = {event.rank for event in recording.events if event.kind is EventKind.LOST}
+    if worst is not None and lost:
+        unheard = (o for o in recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
+        yield from ((code, worst) for code in dict.fromkeys(outcome.code for outcome in unheard))

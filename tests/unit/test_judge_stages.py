@@ -1,0 +1,105 @@
+"""What became of each stage, also by what checks of the run find; and how far an interrupted run came."""
+
+from msgspec import structs
+from test_judge import recording, report
+
+from ddpdiag.model import Event, EventKind, ProcessState, Recording, Report, Severity, StageLine, Status, Verdict
+from ddpdiag.render.terminal import render
+
+TOLD = Event(kind=EventKind.SIGNAL, seconds=3.3, detail="2")
+
+
+def stage(judged: Report, name: str) -> StageLine:
+    return next(line for line in judged.stages if line.name == name)
+
+
+def marked(judged: Report, name: str) -> str:
+    """The mark of a stage on the page."""
+    lines = render(judged, color=False, width=80).splitlines()
+    return next(line.split()[0] for line in lines if line.split()[1:2] == [name])
+
+
+def cut(run: Recording) -> Recording:
+    """The same run, ended by Ctrl-C in the middle of its only trial."""
+    told = (structs.replace(own, status=Status.SKIPPED, told=True) for own in run.outcomes)
+    return structs.replace(run, outcomes=tuple(told), events=(TOLD,))
+
+
+def test_a_stage_whose_trial_an_error_is_about_has_failed() -> None:
+    judged = report(recording(statuses={1: Status.DIED}))
+    assert (stage(judged, "collective").status, stage(judged, "collective").severity) == ("died", Severity.ERROR)
+    assert marked(judged, "collective") == "FAIL"
+
+
+def test_what_is_told_of_the_first_trial_holds_for_later_ones_that_fail_alike() -> None:
+    run = recording(statuses={1: Status.DIED})
+    later = structs.replace(run.trials[0], number=2, code="TRN001")
+    outcomes = (structs.replace(own, trial=2, code="TRN001") for own in run.outcomes if own.rank == 1)
+    skips = tuple(skip for skip in run.skips if skip.code != "TRN001")
+    run = structs.replace(run, trials=(*run.trials, later), outcomes=(*run.outcomes, *outcomes), skips=skips)
+    judged = report(run)
+    assert [finding.code for finding in judged.findings if finding.code.startswith("RUN")] == ["RUN003.died"]
+    assert stage(judged, "training").severity is Severity.ERROR
+
+
+def test_a_stage_in_which_a_rank_was_lost_has_failed() -> None:
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard", answers=True)
+    judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
+    assert stage(judged, "collective").severity is Severity.ERROR
+
+
+def test_the_launch_has_failed_of_which_ranks_never_came_and_took_as_long_as_they_were_waited_for() -> None:
+    run = recording(events=(Event(kind=EventKind.ABSENT, rank=2, seconds=15.0),), size=3)
+    came = {rank: run.arrivals[rank] for rank in (0, 1)}
+    judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
+    launch = stage(judged, "launch")
+    assert (launch.status, launch.severity, launch.seconds) == ("error", Severity.ERROR, 15.0)
+    assert launch.remark == "1 of 3 ranks never came"
+
+
+def test_a_stage_that_was_not_finished_in_time_is_no_failure() -> None:
+    run = recording(statuses={0: Status.HUNG})
+    going = ProcessState(pid=7, state="R", step_seconds=0.01)
+    outcomes = tuple(
+        structs.replace(own, process=going, step=5) if own.status is Status.HUNG else own for own in run.outcomes
+    )
+    judged = report(structs.replace(run, outcomes=outcomes))
+    assert judged.findings[0].code == "RUN004.unfinished"
+    assert stage(judged, "collective").severity is None
+    assert marked(judged, "collective") == "??"
+
+
+def test_a_stage_that_was_running_at_ctrl_c_was_not_skipped() -> None:
+    judged = report(cut(recording()))
+    line = stage(judged, "collective")
+    assert (line.status, line.remark) == ("interrupted", "interrupted in COL001 (all-reduce)")
+    assert marked(judged, "collective") == "??"
+
+
+def test_an_interrupted_run_says_when_and_where_and_asks_nobody_to_find_out_who_ended_it() -> None:
+    judged = report(cut(recording()))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 130)
+    assert judged.sentence == (
+        "Whether 2 ranks on 2 hosts can train is not known: the run was interrupted after 3.3 s, in COL001 "
+        "(all-reduce)."
+    )
+    assert [finding.severity for finding in judged.findings] == [Severity.INFO]
+    assert judged.notes == ()
+    assert "Fix:" not in render(judged, color=False, width=80)
+
+
+def test_what_was_fine_before_ctrl_c_is_said() -> None:
+    run = recording()
+    judged = report(structs.replace(run, events=(TOLD,)))
+    assert judged.sentence.endswith("the run was interrupted after 3.3 s; collective was fine so far.")
+
+
+def test_who_had_come_before_ctrl_c_is_said_where_ranks_were_waited_for() -> None:
+    run = recording(size=3)
+    judged = report(structs.replace(run, arrivals={0: run.arrivals[0]}, trials=(), outcomes=(), events=(TOLD,)))
+    assert judged.sentence.endswith("interrupted after 3.3 s, before any check: 1 of 3 ranks had come.")
+
+
+def test_an_error_before_ctrl_c_stays_the_verdict() -> None:
+    judged = report(structs.replace(recording(wrong=3), events=(TOLD,)))
+    assert (judged.verdict, judged.exit_code) == (Verdict.UNFIT, 130)
