@@ -12,7 +12,8 @@ from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, Blocking
 from ddpdiag.render import bench_bars, bench_table
 from ddpdiag.render.bench_meaning import write_meaning
 from ddpdiag.render.bench_rows import Part, devices, measured, parts, reaches, short_pci
-from ddpdiag.render.findings import LIST_SHOWN, write_findings
+from ddpdiag.render.evidence import LIST_SHOWN
+from ddpdiag.render.findings import write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import ALL_SHOWN, WORST_SHOWN

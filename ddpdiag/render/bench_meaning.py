@@ -9,7 +9,7 @@ from rich.text import Text
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Bottleneck, Fit, Series
 from ddpdiag.render.bench_rows import traits
-from ddpdiag.render.findings import LIST_SHOWN
+from ddpdiag.render.evidence import LIST_SHOWN
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Ranks, Row
 from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, percent, seconds

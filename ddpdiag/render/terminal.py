@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
 from ddpdiag.model.options import ALONE
+from ddpdiag.render.evidence import LIST_SHOWN, listed, value_text
 from ddpdiag.render.exports import exclude_line
-from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, listed, value_text, write_findings
+from ddpdiag.render.findings import SAME_SHOWN, SEVERITIES, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
@@ -36,15 +37,15 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     if details:
         page.write(f"run {report.run_id}", style="dim")
     page.blank()
-    write_findings(page, report.findings, details=details, severities=SEVERITIES[:1])
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[:2])
     _stages(page, report, details=details)
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[2:])
+    _skipped(page, report.checks)
     _ranks(page, report, details=details)
     _measurements(page, report.measurements if details else {})
     write_matrices(page, report.matrices, report.findings, details=details)
     if timings:
         write_timings(page, report, details=details)
-    write_findings(page, report.findings, details=details, severities=SEVERITIES[1:])
-    _skipped(page, report.checks)
     write_notes(page, report.notes)
     _without_bad(page, report)
     write_verdict(page, report)

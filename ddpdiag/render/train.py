@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
-from ddpdiag.render.findings import LIST_SHOWN, write_findings
+from ddpdiag.render.evidence import LIST_SHOWN
+from ddpdiag.render.findings import write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Column, draw, pieces
