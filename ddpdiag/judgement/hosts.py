@@ -19,10 +19,11 @@ _HOST_NAME = re.compile(r"[\w.:-]+")
 def sort_hosts(
     world: World, recording: Recording, findings: Sequence[Finding], verdict: Verdict
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    """The hosts, and notes on what could not be sorted.
+    """The hosts, and notes for everybody.
 
     Errors blame, warnings do not: too much would be left out. Nobody is good while an error has nobody to blame, and
-    no host that could not be looked at.
+    no host that could not be looked at. Why hosts are not sorted is a note only where the job asks for so many good
+    ones; else it is for who asks for the lists.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     bad = tuple(dict.fromkeys(node for finding in errors for node in _hosts_of(world, finding)))
@@ -32,8 +33,9 @@ def sort_hosts(
     good = () if why else tuple(name for name in _faithful(world) if name not in doubtful)
     sorted_out = {*bad, *good}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
-    remarks = (*_nowhere(world, recording, errors), why or _neither(neither), _untested(recording) if good else "")
-    return HostsLine(bad=bad, good=good), tuple(filter(None, remarks))
+    remarks = tuple(filter(None, (why or _neither(neither), _untested(recording) if good else "")))
+    told = remarks if world.options.need_nodes is not None else ()
+    return HostsLine(bad=bad, good=good, remarks=remarks), (*_nowhere(world, recording, errors), *told)
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:

@@ -138,7 +138,7 @@ def who(world: World) -> str:
     if world.options.alone:
         return f"host {world.node_of(0)}"
     hosts = len(world.hosts)
-    return f"{world.size} {'rank' if world.size == 1 else 'ranks'} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    return f"{world.size:,} {'rank' if world.size == 1 else 'ranks'} on {hosts:,} {'host' if hosts == 1 else 'hosts'}"
 
 
 def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:

@@ -104,11 +104,13 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 class HostsLine(Struct, frozen=True, kw_only=True):
     """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns.
 
-    Where pairs of hosts were measured, the fastest of the good ones come first.
+    Where pairs of hosts were measured, the fastest of the good ones come first. `remarks` say why hosts are in neither
+    list, and what the good ones were not tested with.
     """
 
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):

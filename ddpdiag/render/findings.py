@@ -127,7 +127,7 @@ def beyond(title: str, message: str) -> str:
 
 def _whom(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
     first = findings[0]
-    if blame := _blame(findings, limit, limit):
+    if blame := _blame(findings, limit):
         # Good to know is no blame.
         word = "about: " if first.severity is Severity.INFO else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
@@ -157,18 +157,19 @@ def _way_out(page: Page, finding: Finding, above: Finding | None = None) -> None
 
 
 def _more(page: Page, findings: Sequence[Finding]) -> None:
-    """One line for findings that look like those before them; with all their hosts, as far as a line can have them."""
+    """One line for findings that look like those before them; many hosts have a line that can be pasted."""
     if not findings:
         return
-    nodes = dict.fromkeys(node for finding in findings for node in finding.nodes)
-    hosts = None if len(fold_hosts(nodes)) <= _LONGEST_LIST else LIST_SHOWN
-    blame = _blame(findings, LIST_SHOWN, hosts) or _nobody(findings)
+    hosts = fold_hosts(dict.fromkeys(node for finding in findings for node in finding.nodes))
+    blame = _blame(findings, LIST_SHOWN) or _nobody(findings)
     text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; with --details, or in the JSON report"
     page.write(text, lead=_lead(findings[0]), lead_style=_STYLES[findings[0].severity])
+    if one_line(hosts) not in blame and len(hosts) <= _LONGEST_LIST:
+        page.verbatim(one_line(hosts), indent=4)
     page.blank()
 
 
-def _blame(findings: Sequence[Finding], limit: int | None, hosts_limit: int | None) -> str:
+def _blame(findings: Sequence[Finding], limit: int | None) -> str:
     """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
     ranks = {rank for finding in findings for rank in finding.ranks}
     nodes = dict.fromkeys(node for finding in findings for node in finding.nodes)
@@ -176,7 +177,7 @@ def _blame(findings: Sequence[Finding], limit: int | None, hosts_limit: int | No
     links = tuple(dict.fromkeys(one_line(link) for finding in findings for link in finding.links))
     kinds = (
         ("rank", len(ranks), fold_ranks(ranks, limit=limit)),
-        ("host", len(nodes), one_line(fold_hosts(nodes, limit=hosts_limit))),
+        ("host", len(nodes), one_line(fold_hosts(nodes, limit=limit))),
         ("GPU", len(gpus), listed(gpus, limit)),
         ("link", len(links), listed(links, limit)),
     )

@@ -6,7 +6,7 @@ from seen import seen_of, world_of
 
 from ddpdiag.checks import run001
 from ddpdiag.judgement.hosts import sort_hosts
-from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Recording, Severity, Skip, Verdict
+from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Verdict
 from ddpdiag.world import World
 
 
@@ -18,7 +18,8 @@ def run_of(*events: Event, ended: bool = True) -> Recording:
 def sorted_hosts(
     *findings: Finding, world: World | None = None, run: Recording | None = None, verdict: Verdict = Verdict.UNFIT
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    return sort_hosts(world or world_of(8), run or run_of(), findings, verdict)
+    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), findings, verdict)
+    return structs.replace(hosts, remarks=()), (*notes, *hosts.remarks)
 
 
 def test_without_errors_every_host_is_good() -> None:
@@ -95,3 +96,12 @@ def test_an_absent_rank_on_no_known_host_cannot_be_excluded() -> None:
     hosts, (note,) = sorted_hosts(finding_of(ranks=(9,)), run=run)
     assert hosts.bad == ()
     assert "rank 9 is on no known host" in note
+
+
+def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many() -> None:
+    findings = [finding_of(links=("n1 -> n2", "n2 -> n1"))]
+    hosts, notes = sort_hosts(world_of(8), run_of(), findings, Verdict.UNFIT)
+    assert notes == ()
+    needed = world_of(8, options=Options(need_nodes=2))
+    assert sort_hosts(needed, run_of(), findings, Verdict.UNFIT) == (hosts, hosts.remarks)
+    assert hosts.remarks[0].startswith("n1, n2 are called neither good nor bad")

@@ -242,9 +242,9 @@ def test_three_different_findings_need_no_index():
 
 def test_hosts_of_findings_that_are_alike_are_a_whole_list():
     findings = tuple(finding_of(nodes=(f"n{host}",)) for host in range(0, 60, 3))
-    text = " ".join(plain(fit(findings=findings)).split())
-    named = ",".join(str(host) for host in range(9, 60, 3))
-    assert f"17 more like these: hosts n[{named}]; with --details, or in the JSON report" in text
+    text = plain(fit(findings=findings))
+    assert "17 more like these: hosts n[9,12,15,18,21,24,27,30] +9 more;" in " ".join(text.split())
+    assert f"\n    n[{','.join(str(host) for host in range(9, 60, 3))}]\n" in text
 
 
 def test_nobody_is_missing_where_nobody_is_looked_for():

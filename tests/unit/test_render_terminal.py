@@ -81,8 +81,9 @@ def test_colour_wins_over_no_color(monkeypatch):
 
 def test_errors_come_first_and_the_sentence_last():
     text = plain(unfit())
-    assert text.index("error COL001.slow") < text.index("warning HST002.many") < text.index("info TRN001.step")
-    assert text.index("Fix: ") < text.index("ok    launch")
+    places = ("error COL001.slow", "warning HST002.many", "ok    launch", "info TRN001.step", "rank  host")
+    assert sorted(places, key=text.index) == list(places)
+    assert text.index("Fix: ") < text.index("warning HST002.many")
     end = " ".join(text.rstrip().split("\n\n")[-1].split())
     assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.remedy}"
 
@@ -93,8 +94,19 @@ def test_a_report_of_one_screen_says_once_what_to_do():
 
 def test_a_stage_that_ran_but_was_not_done_is_not_ok():
     report = fit(stages=(stage("host", "raised"),), checks=(check("HST001", "memory", "host", done=3, raised=1),))
-    assert "??    host  raised" in plain(report)
-    assert "HST001: 3 done, 1 raised" in plain(report)
+    assert "??    host    0.40 s  HST001: 3 done, 1 raised" in plain(report)
+
+
+def test_a_stage_that_was_not_done_to_the_end_says_how_far_it_came():
+    undone = structs.replace(check("HST002", "threads", "host"), statuses={})
+    report = fit(stages=(stage("host", "part"),), checks=(check("HST001", "memory", "host"), undone))
+    assert "??    host    0.40 s  part; 1 check, 1 not run\n" in plain(report)
+
+
+def test_the_mark_alone_says_how_a_stage_ended():
+    text = plain(fit())
+    assert "ok    launch        0.05 s  1 check\n" in text
+    assert "skip  gpu                -  2 checks\n" in text
 
 
 def test_a_host_name_of_60_characters_is_shown_whole():
@@ -140,20 +152,41 @@ def test_a_strangers_escape_codes_do_not_reach_the_terminal():
         assert "\\x1b]0;x\\x07" in text
 
 
-def test_skipped_checks_share_the_line_of_their_reason():
-    assert plain(fit()).count("no NVIDIA GPU on any host") == 1
-    assert "skip  no NVIDIA GPU on any host: GPU001, GPU004, COL003" in plain(fit())
+def test_skipped_checks_share_their_reason():
+    assert "not looked at: 3 checks (no NVIDIA GPU on any host); all with --details\n" in plain(fit())
+    assert "skip  no NVIDIA GPU on any host: GPU001, GPU004, COL003\n" in plain(fit(), details=True)
+
+
+def test_two_skipped_checks_are_named():
+    text = plain(fit(checks=(check("A", "a", "host", "no a"), check("B", "b", "host", "no b; or a"))))
+    assert "not looked at: A (no a), B (no b; or a)\n" in text
+
+
+def test_of_many_reasons_those_of_most_checks_are_told():
+    reasons = ("a", "b", "b", "b", "c", "d", "d", "d", "e")
+    checks = tuple(check(f"X{n}", "x", "host", because) for n, because in enumerate(reasons))
+    text = plain(fit(checks=checks))
+    assert "not looked at: 3 checks (b), 3 checks (d), X0 (a), 2 more; all with --details\n" in text
 
 
 def test_a_world_of_nobody():
     world = WorldLine(size=4, nodes=(), launcher="", backend="")
     text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), notes=()))
-    assert text.startswith("ddpdiag: 4 ranks, no host known; 34.2 s of 120 s: UNKNOWN\n\nUNKNOWN: ")
+    assert text.startswith("ddpdiag: UNKNOWN: 4 ranks, no host known\nrun 3f9c2a, 34.2 s of 120 s\n\nUNKNOWN: ")
+
+
+def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
+    lines = plain(unfit(created="2026-11-22T06:31:59+01:00", version="0.1.0")).splitlines()
+    assert lines[:2] == [
+        "ddpdiag: UNFIT: 4 ranks on 2 hosts (n[0-1]), torchrun, gloo",
+        "2026-11-22 05:31 UTC, run 3f9c2a, ddpdiag 0.1.0, 7.91 s of 120 s",
+    ]
+    assert plain(unfit(created="some day")).splitlines()[1].startswith("some day, run ")
 
 
 def test_one_rank_on_one_host():
     report = fit(world=WorldLine(size=1, nodes=("n0",), launcher="hand", backend="nccl"), ranks=(rank_row(0),))
-    assert plain(report).startswith("ddpdiag: 1 rank on 1 host (n0), hand, nccl; ")
+    assert plain(report).startswith("ddpdiag: FIT: 1 rank on 1 host (n0), hand, nccl\n")
 
 
 def test_columns_without_values_are_left_out():
@@ -196,7 +229,7 @@ def test_what_a_silent_rank_does_not_say_is_not_zero():
 
 
 def test_a_stage_with_warnings_was_looked_at():
-    assert "warn  host  warning" in plain(fit(stages=(stage("host", "warning"),)))
+    assert "warn  host    0.40 s" in plain(fit(stages=(stage("host", "warning"),)))
 
 
 # A line to paste ------------------------------------------------------------------------------------------------------
