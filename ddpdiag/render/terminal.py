@@ -19,8 +19,10 @@ from ddpdiag.render.findings import SEVERITIES, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.rank_lines import blamed
+from ddpdiag.render.short_names import write_hosts_rule
 from ddpdiag.render.stages import write_skipped, write_stages
-from ddpdiag.render.tables import Ranks, blamed
+from ddpdiag.render.tables import Ranks
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, seconds
 
@@ -88,7 +90,12 @@ def _population(world: WorldLine) -> str:
 
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    ranks = Ranks(report.ranks, blamed(report.findings), details)
+    marks = blamed(report.findings, report.ranks)
+    serious = any(finding.severity is not Severity.INFO for finding in report.findings)
+    healthy = report.verdict is Verdict.FIT and not serious
+    ranks = Ranks(report.ranks, marks, details, brief=True, healthy=healthy)
+    if ranks.names or details:
+        write_hosts_rule(page, ranks.hosts.rule)
     for table in ranks.tables(color=page.color, width=page.width):
         page.table(table)
         page.blank()

@@ -224,7 +224,7 @@ def test_of_many_ranks_the_slowest_is_shown_first():
 
 def test_what_a_silent_rank_does_not_say_is_not_zero():
     ranks = tuple(rank_row(r, busbw_bytes_per_s=None if r == 20 else 1e9) for r in range(32))
-    first = plain(fit(ranks=ranks)).split("rank  host")[1].splitlines()[1]
+    first = plain(unfit(ranks=ranks, findings=())).split("rank  host")[1].splitlines()[1]
     assert first.split()[:3] == ["20", "n10", "-"]
 
 

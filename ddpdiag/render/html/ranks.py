@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ddpdiag.model import Report, Scalar, Severity
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.bars import Bar, Bars, draw_bars, draw_stacks
-from ddpdiag.render.tables import Ranks, Row, blamed
+from ddpdiag.render.rank_lines import Row, blamed
+from ddpdiag.render.tables import Ranks
 from ddpdiag.render.units import Unit, cell, column_unit, count, figure, label
 from ddpdiag.stats import outliers, quantile
 
@@ -48,7 +49,7 @@ class Figures(NamedTuple):
 
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
-    marks = _marks(report)
+    marks = blamed(report.findings, report.ranks)
     ranks = Ranks(report.ranks, marks, all_shown=ROWS_SHOWN, worst_shown=ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
@@ -77,19 +78,6 @@ def steps_section(report: Report) -> Section:
         sentence="Ranks leave an all-reduce together: who waits least is the one for whom the others wait.",
         figures=tuple(figure for figure in drawn if figure is not None),
     )
-
-
-def _marks(report: Report) -> dict[int, Severity]:
-    """The worst that each rank is blamed for, or its host as a whole."""
-    marks: dict[int, Severity] = {}
-    whole = [finding for finding in report.findings if not finding.ranks]
-    for severity in (Severity.WARNING, Severity.ERROR):
-        named = {node for finding in whole if finding.severity is severity for node in finding.nodes}
-        for row in report.ranks if named else ():
-            if row.get("node") in named and isinstance(rank := row.get("rank"), int):
-                marks[rank] = severity
-    own = blamed(report.findings)
-    return {**own, **marks, **{rank: severity for rank, severity in own.items() if severity is Severity.ERROR}}
 
 
 def _column(name: str, rows: Sequence[Row]) -> Figures:
@@ -172,7 +160,7 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
 def _table(ranks: Ranks) -> tuple[Table, ...]:
     if not ranks.shown or not ranks.names:
         return ()
-    units = {name: column_unit(name, (row.get(name) for row in ranks.shown)) for name in ranks.names}
+    units = {name: column_unit(name, ranks.numbers[name]) for name in ranks.names}
     has_gpus = any(row.get("gpu_uuid") is not None for row in ranks.rows)
     heads = [Column("rank", right=True), Column("state"), Column("host"), *([Column("GPU")] if has_gpus else [])]
     for name in ranks.names:
