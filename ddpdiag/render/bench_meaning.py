@@ -92,7 +92,9 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
             page.table(table)
         if ranks.remark:
             page.write(ranks.remark, style="dim")
-        _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)
+        if not page.color:
+            # For eyes, the findings below say so, with a way out.
+            _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)
         page.blank()
 
 

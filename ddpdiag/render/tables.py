@@ -117,7 +117,7 @@ class Ranks:
             return
         absent = ABSENT if color else "-"
         who = _identity(self, absent)
-        figures = [_figure_column(name, self.shown, self.numbers.get(name, ()), absent) for name in self.names]
+        figures = [self._figures(name, absent) for name in self.names]
         if self.details and self.brief and (gpus := _gpus(self, absent)) is not None:
             # Whole UUIDs would take half of each piece.
             figures.insert(0, gpus)
@@ -127,6 +127,14 @@ class Ranks:
         gap = 1 if between <= room < 2 * between else 2
         for piece in pieces(who, figures, width=width, gap=gap):
             yield draw((*who, *piece), len(self.lines), gap)
+
+    def _figures(self, name: str, absent: str) -> Column:
+        values = [row.get(name) for row in self.shown]
+        # Those looked for may have no figure at all, and what they lack is then in the unit of the others.
+        unit: Unit = column_unit(name, self.numbers[name] if self.brief else values)
+        cells = tuple(absent if value is None else one_line(cell(value, unit)) for value in values)
+        header = f"{one_line(label(name))}\n{unit.symbol}"
+        return Column(header, cells, right=not any(isinstance(value, str) for value in values))
 
 
 def _is_number(value: Scalar) -> TypeGuard[int | float]:
@@ -178,15 +186,6 @@ def short_uuids(rows: Sequence[Row]) -> dict[str, str]:
 
 def _word(value: Scalar, absent: str) -> str:
     return absent if value is None else one_line(str(value))
-
-
-def _figure_column(name: str, rows: Sequence[Row], numbers: Sequence[float], absent: str) -> Column:
-    """One figure; who is shown may have none, so its unit is that of all `numbers`."""
-    values = [row.get(name) for row in rows]
-    unit: Unit = column_unit(name, numbers)
-    cells = tuple(absent if value is None else one_line(cell(value, unit)) for value in values)
-    header = f"{one_line(label(name))}\n{unit.symbol}"
-    return Column(header, cells, right=not any(isinstance(value, str) for value in values))
 
 
 def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int) -> Iterator[tuple[Column, ...]]:

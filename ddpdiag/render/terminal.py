@@ -26,7 +26,7 @@ from ddpdiag.render.tables import Ranks
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, seconds
 
-VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
+_VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
 
 # What a terminal shows at once.
 SCREEN_LINES = 24
@@ -38,9 +38,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     `timings` adds where the seconds went.
     """
     page = Page(color=color, width=width)
-    verdict = report.verdict
-    page.write(_world(report), lead=f"ddpdiag: {verdict.value.upper()}: ", lead_style=VERDICT_STYLES[verdict])
-    page.write(_run(report), style="dim")
+    write_head(page, report)
     page.blank()
     write_findings(page, report.findings, details=details, severities=SEVERITIES[:2])
     write_stages(page, report, details=details)
@@ -56,6 +54,13 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     write_verdict(page, report)
     _write_way_out(page, report)
     return page.text()
+
+
+def write_head(page: Page, report: Report) -> None:
+    """The verdict and the world, and below it which run this was."""
+    verdict = report.verdict
+    page.write(_world(report), lead=f"ddpdiag: {verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+    page.write(_run(report), style="dim")
 
 
 def _world(report: Report) -> str:
@@ -130,10 +135,10 @@ def _without_bad(page: Page, report: Report) -> None:
     page.blank()
 
 
-def write_verdict(page: Page, report: Report) -> None:
-    """The last paragraph: the verdict and its sentence."""
+def write_verdict(page: Page, report: Report, *, after: str = ": ") -> None:
+    """The last paragraph: the verdict and its sentence; what stands `after` the verdict leads on to it."""
     verdict = report.verdict
-    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}: ", lead_style=VERDICT_STYLES[verdict])
+    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}{after}", lead_style=_VERDICT_STYLES[verdict])
 
 
 def _write_way_out(page: Page, report: Report) -> None:
