@@ -49,7 +49,7 @@ def write_findings(
     own = [group for (severity, _), group in groups.items() if severity in severities]
     serious = [group for group in own if group[0].severity is not Severity.INFO]
     if len(serious) > CODES_SHOWN:
-        _index(page, serious)
+        _index(page, serious, details=details)
     earlier: list[Finding] = []
     for number, group in enumerate(own):
         if CODES_SHOWN <= number < len(serious) and not details:
@@ -59,7 +59,7 @@ def write_findings(
         for finding in group[:most]:
             _finding(page, finding, () if details else earlier, details=details)
             earlier.append(finding)
-        _more(page, group[most:])
+        _more(page, group, most)
 
 
 def shown_of(group: Sequence[Finding], few: int) -> int:
@@ -71,14 +71,15 @@ def _lead(finding: Finding) -> str:
     return f"{finding.severity.value} {one_line(finding.code)}: "
 
 
-def _index(page: Page, groups: Sequence[Sequence[Finding]]) -> None:
+def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) -> None:
     """A line for each code."""
+    rest = "" if details else f", from the {CODES_SHOWN + 1}th kind on in short (--details: in full)"
     counts = [
         count(number, severity.value)
         for severity in SEVERITIES
         if (number := sum(len(group) for group in groups if group[0].severity is severity))
     ]
-    page.write(f"{' and '.join(counts)}:", style="bold")
+    page.write(f"{' and '.join(counts)}{rest}:", style="bold")
     for group in groups:
         page.write(_headline(group), lead=_lead(group[0]), lead_style=_STYLES[group[0].severity], indent=2)
     page.blank()
@@ -156,23 +157,31 @@ def _way_out(page: Page, finding: Finding, above: Finding | None = None) -> None
         page.verbatim(shell_line(name, value), indent=8)
 
 
-def _more(page: Page, findings: Sequence[Finding]) -> None:
-    """One line for findings that look like those before them; many hosts have a line that can be pasted."""
+def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
+    """One line for findings that look like those `shown` before them; many hosts, of all, have a line to paste."""
+    findings = group[shown:]
     if not findings:
         return
-    hosts = fold_hosts(dict.fromkeys(node for finding in findings for node in finding.nodes))
-    blame = _blame(findings, LIST_SHOWN) or _nobody(findings)
+    every = _nodes(group)
+    paste = one_line(fold_hosts(every))
+    own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
+    blame = _blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
     text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; with --details, or in the JSON report"
-    page.write(text, lead=_lead(findings[0]), lead_style=_STYLES[findings[0].severity])
-    if one_line(hosts) not in blame and len(hosts) <= _LONGEST_LIST:
-        page.verbatim(one_line(hosts), indent=4)
+    page.write(text, lead=_lead(group[0]), lead_style=_STYLES[group[0].severity])
+    if own_line:
+        page.write(f"all {count(len(every), 'host')}:", indent=4)
+        page.verbatim(paste, indent=4)
     page.blank()
 
 
-def _blame(findings: Sequence[Finding], limit: int | None) -> str:
+def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for finding in findings for node in finding.nodes))
+
+
+def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
     """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
     ranks = {rank for finding in findings for rank in finding.ranks}
-    nodes = dict.fromkeys(node for finding in findings for node in finding.nodes)
+    nodes = _nodes(findings) if hosts else ()
     gpus = tuple(dict.fromkeys(one_line(gpu) for finding in findings for gpu in finding.gpus))
     links = tuple(dict.fromkeys(one_line(link) for finding in findings for link in finding.links))
     kinds = (

@@ -1,10 +1,11 @@
 """Which hosts to leave out, and which to call good."""
 
 from msgspec import structs
-from reports import finding_of
+from reports import finding_of, fit
 from seen import seen_of, world_of
 
 from ddpdiag.checks import run001
+from ddpdiag.cli.outputs import Outputs
 from ddpdiag.judgement.hosts import sort_hosts
 from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Verdict
 from ddpdiag.world import World
@@ -105,3 +106,14 @@ def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many() 
     needed = world_of(8, options=Options(need_nodes=2))
     assert sort_hosts(needed, run_of(), findings, Verdict.UNFIT) == (hosts, hosts.remarks)
     assert hosts.remarks[0].startswith("n1, n2 are called neither good nor bad")
+
+
+def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:
+    report = fit(hosts=HostsLine(good=("n0",), remarks=("n1 is in neither list",)))
+    shown = {
+        name: Outputs(exclude_file=bad, good_hosts=good).page(report, color=False, width=80)
+        for name, bad, good in (("neither", None, None), ("bad", "b", None), ("good", None, "g"))
+    }
+    assert [name for name, text in shown.items() if "note: n1 is in neither list\n" in text] == ["bad", "good"]
+    told = structs.replace(report, notes=report.hosts.remarks)
+    assert Outputs(good_hosts="g").page(told, color=False, width=80).count("note: ") == 1

@@ -221,7 +221,9 @@ MANY = tuple(
 def test_many_different_findings_begin_with_an_index():
     warning = finding_of(Severity.WARNING, code="Y001.odd", title="odd")
     lines = plain(unfit(findings=(*MANY, MANY[1], warning))).splitlines()
-    assert lines[lines.index("7 errors and 1 warning:") + 1 :][:7] == [
+    assert lines[lines.index("7 errors and 1 warning, from the 4th kind on in short (--details: in full):") + 1 :][
+        :7
+    ] == [
         "  error X000.bad: title 0",
         "  error X001.bad: title 1, and 1 more like this",
         *(f"  error X00{n}.bad: title {n}" for n in range(2, 6)),
@@ -237,14 +239,15 @@ def test_behind_three_findings_who_and_the_way_out_is_said_of_each():
 
 
 def test_three_different_findings_need_no_index():
-    assert "errors:" not in plain(unfit(findings=MANY[:3]))
+    assert "errors, from" not in plain(unfit(findings=MANY[:3]))
+    assert "\n6 errors:\n" in plain(unfit(findings=MANY), details=True)
 
 
 def test_hosts_of_findings_that_are_alike_are_a_whole_list():
     findings = tuple(finding_of(nodes=(f"n{host}",)) for host in range(0, 60, 3))
     text = plain(fit(findings=findings))
-    assert "17 more like these: hosts n[9,12,15,18,21,24,27,30] +9 more;" in " ".join(text.split())
-    assert f"\n    n[{','.join(str(host) for host in range(9, 60, 3))}]\n" in text
+    assert "17 more like these; with --details" in text
+    assert f"\n    all 20 hosts:\n    n[{','.join(str(host) for host in range(0, 60, 3))}]\n" in text
 
 
 def test_nobody_is_missing_where_nobody_is_looked_for():
