@@ -68,7 +68,7 @@ FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
 # A quick check leaves out so few hosts.
 _SMALL_WORLD = 16
 _LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
-_ONE_HOST = "there is one host"
+_ONE_HOST = "there is one host only"
 # Of two ranks it cannot be told which of them is at fault.
 LEAST_INSIDE = 3
 # A pair that takes so many times as long as half of them did will not end.

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from msgspec import structs
+
 from ddpdiag.cli.options import Color
 from ddpdiag.codec import encode_line
 from ddpdiag.errors import UsageError
@@ -77,6 +79,9 @@ class Outputs:
 
     def page(self, report: Report, *, tty: bool, color: bool, width: int) -> str:
         """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
+        if self.exclude_file is not None or self.good_hosts is not None:
+            new = (remark for remark in report.hosts.remarks if remark not in report.notes)
+            report = structs.replace(report, notes=(*report.notes, *new))
         # Only the one that is shown is imported: what a Prolog takes, each job waits for.
         if self.nagios:
             from ddpdiag.render import nagios

@@ -21,10 +21,11 @@ _HOST_NAME = re.compile(r"[\w.:-]+")
 def sort_hosts(
     world: World, recording: Recording, findings: Sequence[Finding], verdict: Verdict
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    """The hosts, and notes on what could not be sorted.
+    """The hosts, and notes for everybody.
 
     Errors blame, warnings do not: too much would be left out. Nobody is good while an error has nobody to blame, and
-    no host that could not be looked at.
+    no host that could not be looked at. Why hosts are not sorted is a note only where the job asks for so many good
+    ones; else it is for who asks for the lists.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     bad = tuple(dict.fromkeys(node for finding in errors for node in _hosts_of(world, finding)))
@@ -36,8 +37,10 @@ def sort_hosts(
     neither = [name for name, _ in world.hosts if name not in sorted_out]
     # Who pressed Ctrl-C asks for no list of hosts.
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
-    remarks = (*_nowhere(world, recording, errors), lacking, _untested(recording) if good else "")
-    return HostsLine(bad=bad, good=good, slow=slow_hosts(findings)), tuple(filter(None, remarks))
+    remarks = tuple(filter(None, (lacking, _untested(recording) if good else "")))
+    told = remarks if world.options.need_nodes is not None else ()
+    line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), remarks=remarks)
+    return line, (*_nowhere(world, recording, errors), *told)
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:

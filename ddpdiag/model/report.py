@@ -117,12 +117,14 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns.
 
     Where pairs of hosts were measured, the fastest of the good ones come first. `slow` are hosts that only warnings
-    name, with the share by which each is slower than most: the job runs, and waits for them.
+    name, with the share by which each is slower than most: the job runs, and waits for them. `remarks` say why hosts
+    are in neither list, and what the good ones were not tested with.
     """
 
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()
     slow: dict[str, float] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):

@@ -1,22 +1,24 @@
 """A benchmark for people, and for scripts that read the output of nccl-tests.
 
-First what was asked for and the table, as nccl-tests print them: what is no row of the table starts with "#". Then the
-ranks, what the figures mean, the findings and, last, the verdict.
+In a log, first what was asked for and the table, as nccl-tests print them: what is no row of the table starts with "#".
+In a terminal the verdict, a line on what was measured, and the figures. Then the ranks, what the figures mean, the
+findings and, last, the verdict.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 from ddpdiag import __version__
-from ddpdiag.model import Report, WorldLine
-from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, Blocking
+from ddpdiag.model import Report, Verdict, WorldLine
+from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, Blocking, Bottleneck
 from ddpdiag.render import bench_bars, bench_table
 from ddpdiag.render.bench_meaning import write_meaning
 from ddpdiag.render.bench_rows import Part, devices, measured, parts, reaches, short_pci
-from ddpdiag.render.findings import LIST_SHOWN, write_findings
+from ddpdiag.render.evidence import LIST_SHOWN
+from ddpdiag.render.findings import write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import ALL_SHOWN, WORST_SHOWN
-from ddpdiag.render.terminal import write_notes, write_verdict
+from ddpdiag.render.terminal import write_head, write_notes, write_verdict
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count
 
@@ -41,8 +43,12 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
     In a terminal (`tty`) the rows fit `width`; elsewhere they are those of nccl-tests, however wide they are.
     """
     page, bench = Page(color=color, width=width, tty=tty), measured(report)
-    for line in _head(bench, report.world, details=details):
-        _comment(page, line)
+    if tty:
+        write_head(page, report)
+        page.write(_measured(bench), style="dim")
+    if details or not tty:
+        for line in _head(bench, report.world, details=details):
+            _comment(page, line)
     for part in parts(bench):
         _part(page, bench, part)
     _commented(page, lambda inner: write_meaning(inner, bench, details=details))
@@ -50,8 +56,25 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
         _commented(page, lambda inner: write_timings(inner, report, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
-    write_verdict(page, report)
+    # What holds ranks back is no praise; scripts look for "FIT:".
+    but = color and report.verdict is Verdict.FIT and _begins_with_slow_ranks(report.sentence, bench)
+    write_verdict(page, report, after=", but " if but else ": ")
     return page.text()
+
+
+def _begins_with_slow_ranks(sentence: str, bench: BenchReport) -> bool:
+    return any(
+        series.bottleneck is Bottleneck.SLOW_RANK and sentence.startswith(series.sentence) for series in bench.series
+    )
+
+
+def _measured(bench: BenchReport) -> str:
+    """What a row of the table is, in a line."""
+    asked = bench.asked
+    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
+    calls = f"{count(asked.iterations, 'call')} a size after {asked.warmup:,} to warm up"
+    parts = (*(f"{name} {it}" for name, it in versions if it), calls, f"times of the {_AVERAGES[asked.average]}")
+    return one_line("; ".join(parts))
 
 
 def _comment(page: Page, text: str) -> None:
@@ -124,11 +147,11 @@ def _devices(ranks: Sequence[BenchRank], limit: int | None) -> Iterator[str]:
 
 def _part(page: Page, bench: BenchReport, part: Part) -> None:
     """One table, between nccl-tests' comments."""
-    _comment(page, "")
-    _comment(page, f"Collective test starting: {one_line(part.name)}")
     if page.tty:
-        _rows_for_eyes(page, bench, part)
+        _part_for_eyes(page, bench, part)
     else:
+        _comment(page, "")
+        _comment(page, f"Collective test starting: {one_line(part.name)}")
         _comment(page, "")
         for line in bench_table.header(per_iteration=bench.asked.per_iteration):
             page.verbatim(line)
@@ -136,11 +159,14 @@ def _part(page: Page, bench: BenchReport, part: Part) -> None:
             page.verbatim(bench_table.line(row, per_iteration=bench.asked.per_iteration))
     for line in bench_table.footer(part, reaches(bench, (part,))):
         page.verbatim(line)
-    _comment(page, "")
-    _comment(page, f"Collective test {'concluded' if bench.complete else 'cut short'}: {one_line(part.name)}")
+    if not page.tty:
+        _comment(page, "")
+        _comment(page, f"Collective test {'concluded' if bench.complete else 'cut short'}: {one_line(part.name)}")
 
 
-def _rows_for_eyes(page: Page, bench: BenchReport, part: Part) -> None:
+def _part_for_eyes(page: Page, bench: BenchReport, part: Part) -> None:
+    page.blank()
+    page.write(one_line(part.name) + ("" if bench.complete else ", cut short"), style="bold")
     of = [series for series in bench.series if (series.backend, series.collective) == (part.backend, part.collective)]
     full, calls = bench_bars.scale(part, of), bench.asked.per_iteration
     table = bench_bars.wide(part, full, per_iteration=calls, width=page.width)

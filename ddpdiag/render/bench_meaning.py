@@ -9,9 +9,11 @@ from rich.text import Text
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Bottleneck, Fit, Series
 from ddpdiag.render.bench_rows import traits
-from ddpdiag.render.findings import LIST_SHOWN
+from ddpdiag.render.evidence import LIST_SHOWN
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Ranks, Row
+from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.short_names import write_hosts_rule
+from ddpdiag.render.tables import Ranks
 from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, percent, seconds
 
 # Of more series than this, a line each: all types and operations make dozens.
@@ -83,12 +85,16 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
     for (collective, backend, size), of in tables.items():
         page.write(one_line(f"ranks of {collective} over {backend} at {byte_count(size)}"), style="bold")
         slow = dict.fromkeys((line.rank for line in of if line.slow), Severity.WARNING)
-        ranks = Ranks(tuple(map(_row, of)), slow, details)
+        # In a log, where scripts read the tables, all of it.
+        ranks = Ranks(tuple(map(_row, of)), slow, details, brief=page.tty, healthy=not slow)
+        write_hosts_rule(page, ranks.hosts.rule)
         for table in ranks.tables(color=page.color, width=page.width):
             page.table(table)
         if ranks.remark:
             page.write(ranks.remark, style="dim")
-        _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)
+        if not page.tty:
+            # For eyes, the findings below say so, with a way out.
+            _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)
         page.blank()
 
 

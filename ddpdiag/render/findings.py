@@ -1,17 +1,19 @@
 """Findings for people: what is wrong, with whom, what to do, and then the figures.
 
 Who reads at night wants the way out before the evidence, so that of the first finding all of it, but for the figures,
-stands on the first screen.
+stands on the first screen. Many different findings begin with an index; of those that follow the first three there is
+a title, who is to blame, and the way out, because a run cannot always be had again with --details.
 """
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import TypeGuard
 
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model import Finding, Severity
+from ddpdiag.render.evidence import LIST_SHOWN, listed, most_of, write_evidence
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.units import label, quantity
+from ddpdiag.render.units import count
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
@@ -20,8 +22,14 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity
 SAME_SHOWN = 3
 # Where several codes have many, one of each: beyond so many findings a page is no longer read.
 FINDINGS_SHOWN = 5
-# Names and values of one kind in one line.
-LIST_SHOWN = 8
+# Errors and warnings of so many codes need no index.
+CODES_SHOWN = 3
+# The hosts of findings that are all alike are a list to paste, up to so many letters.
+_LONGEST_LIST = 1_000
+
+# What may stand between a title and the rest of a message that begins with it.
+_BETWEEN = re.compile(r"[:;,.]\s+|[:;,.]?\s*$")
+_ASIDE = re.compile(r"\s+\(([^()]*)\)")
 
 
 def grouped(findings: Iterable[Finding]) -> dict[tuple[Severity, str], list[Finding]]:
@@ -38,54 +46,142 @@ def write_findings(
     """Those of the `severities`, errors first; where all `findings` are many, a few of each code, unless `details`."""
     groups = grouped(findings)
     few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
-    for (severity, _), group in groups.items():
-        if severity not in severities:
+    own = [group for (severity, _), group in groups.items() if severity in severities]
+    serious = [group for group in own if group[0].severity is not Severity.INFO]
+    if len(serious) > CODES_SHOWN:
+        _index(page, serious, details=details)
+    earlier: list[Finding] = []
+    for number, group in enumerate(own):
+        if CODES_SHOWN <= number < len(serious) and not details:
+            _brief(page, group)
             continue
         most = len(group) if details else shown_of(group, few)
         for finding in group[:most]:
-            _finding(page, finding, details=details)
-        _more(page, group[most:])
+            _finding(page, finding, () if details else earlier, details=details)
+            earlier.append(finding)
+        _more(page, group, most)
 
 
 def shown_of(group: Sequence[Finding], few: int) -> int:
     """How many of one code are shown: "and 1 more" would take the room of the one."""
-    return len(group) if len(group) <= few + 1 else few
+    return most_of(group, few)
 
 
-def _finding(page: Page, finding: Finding, *, details: bool) -> None:
-    limit = None if details else LIST_SHOWN
-    lead = f"{finding.severity.value} {one_line(finding.code)}: "
-    page.write(one_line(finding.title), style="bold", lead=lead, lead_style=_STYLES[finding.severity])
-    page.write(finding.message, indent=4)
-    if blame := _blame((finding,), limit):
-        # Good to know is no blame.
-        word = "about: " if finding.severity is Severity.INFO else "blamed: "
-        page.write(blame, indent=4, lead=word, lead_style="bold")
-    elif finding.severity is not Severity.INFO and not finding.of_the_run:
-        page.write("nobody can be blamed: the evidence points at no single rank, host, GPU or link", indent=4)
-    if finding.remedy:
-        page.write(finding.remedy, indent=4, lead="Fix: ", lead_style="bold")
-    for name, value in finding.env.items():
-        page.verbatim(shell_line(name, value), indent=8)
-    _evidence(page, finding, details=details)
+def _lead(finding: Finding) -> str:
+    return f"{finding.severity.value} {one_line(finding.code)}: "
+
+
+def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) -> None:
+    """A line for each code."""
+    rest = "" if details else f", from the {CODES_SHOWN + 1}th kind on in short (--details: in full)"
+    counts = [
+        count(number, severity.value)
+        for severity in SEVERITIES
+        if (number := sum(len(group) for group in groups if group[0].severity is severity))
+    ]
+    page.write(f"{' and '.join(counts)}{rest}:", style="bold")
+    for group in groups:
+        page.write(_headline(group), lead=_lead(group[0]), lead_style=_STYLES[group[0].severity], indent=2)
     page.blank()
 
 
-def _more(page: Page, findings: Sequence[Finding]) -> None:
-    """One line for findings that look like those before them."""
+def _headline(group: Sequence[Finding]) -> str:
+    return one_line(group[0].title) + (f", and {len(group) - 1:,} more like this" if len(group) > 1 else "")
+
+
+def _brief(page: Page, group: Sequence[Finding]) -> None:
+    """What a line of the index cannot say: who, and the way out."""
+    first = group[0]
+    page.write(_headline(group), style="bold", lead=_lead(first), lead_style=_STYLES[first.severity])
+    _whom(page, group, LIST_SHOWN)
+    _way_out(page, first)
+    page.blank()
+
+
+def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, details: bool) -> None:
+    page.write(one_line(finding.title), style="bold", lead=_lead(finding), lead_style=_STYLES[finding.severity])
+    if message := finding.message if details else beyond(finding.title, finding.message):
+        page.write(message, indent=4)
+    _whom(page, (finding,), None if details else LIST_SHOWN)
+    above = _same_way_out(finding, earlier)
+    _way_out(page, finding, above)
+    # What follows from another finding is short below it.
+    if above is None or above.code == finding.code:
+        write_evidence(page, finding, details=details, earlier=earlier)
+    page.blank()
+
+
+def beyond(title: str, message: str) -> str:
+    """What a message says beyond the title that it begins with."""
+    if not title or not message.startswith(title):
+        return message
+    rest = message[len(title) :]
+    if match := _BETWEEN.match(rest):
+        told = rest[match.end() :]
+    elif match := _ASIDE.match(rest):
+        told = f"{match[1]}{rest[match.end() :]}"
+    else:
+        return message
+    # A name stays as it is written.
+    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() else told
+
+
+def _whom(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
+    first = findings[0]
+    if blame := _blame(findings, limit):
+        # Good to know is no blame.
+        word = "about: " if first.severity is Severity.INFO else "blamed: "
+        page.write(blame, indent=4, lead=word, lead_style="bold")
+    elif nobody := _nobody(findings):
+        page.write(f"{nobody}: the evidence points at no single rank, host, GPU or link", indent=4)
+
+
+def _nobody(findings: Sequence[Finding]) -> str:
+    """That nobody is to blame, where somebody should be."""
+    of_all = all(finding.severity is Severity.INFO or finding.of_the_run for finding in findings)
+    return "" if of_all else "nobody can be blamed"
+
+
+def _same_way_out(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
+    """The first of the `earlier` findings that has the same remedy."""
+    same = (other for other in earlier if (other.remedy, other.env) == (finding.remedy, finding.env))
+    return next(same, None) if finding.remedy else None
+
+
+def _way_out(page: Page, finding: Finding, above: Finding | None = None) -> None:
+    """The remedy, and variables that help; if they stand `above` already, where."""
+    if finding.remedy:
+        text = finding.remedy if above is None else f"as for {one_line(above.code)}, above."
+        page.write(text, indent=4, lead="Fix: ", lead_style="bold")
+    for name, value in finding.env.items() if above is None else ():
+        page.verbatim(shell_line(name, value), indent=8)
+
+
+def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
+    """One line for findings that look like those `shown` before them; many hosts, of all, have a line to paste."""
+    findings = group[shown:]
     if not findings:
         return
-    lead = f"{findings[0].severity.value} {one_line(findings[0].code)}: "
-    blame = _blame(findings, LIST_SHOWN) or "nobody can be blamed"
-    text = f"{len(findings):,} more like these: {blame}; the JSON report has all of them"
-    page.write(text, lead=lead, lead_style=_STYLES[findings[0].severity])
+    every = _nodes(group)
+    paste = one_line(fold_hosts(every))
+    own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
+    blame = _blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
+    text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; with --details, or in the JSON report"
+    page.write(text, lead=_lead(group[0]), lead_style=_STYLES[group[0].severity])
+    if own_line:
+        page.write(f"all {count(len(every), 'host')}:", indent=4)
+        page.verbatim(paste, indent=4)
     page.blank()
 
 
-def _blame(findings: Sequence[Finding], limit: int | None) -> str:
+def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for finding in findings for node in finding.nodes))
+
+
+def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
     """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
     ranks = {rank for finding in findings for rank in finding.ranks}
-    nodes = dict.fromkeys(node for finding in findings for node in finding.nodes)
+    nodes = _nodes(findings) if hosts else ()
     gpus = tuple(dict.fromkeys(one_line(gpu) for finding in findings for gpu in finding.gpus))
     links = tuple(dict.fromkeys(one_line(link) for finding in findings for link in finding.links))
     kinds = (
@@ -95,45 +191,3 @@ def _blame(findings: Sequence[Finding], limit: int | None) -> str:
         ("link", len(links), listed(links, limit)),
     )
     return "; ".join(f"{noun if number == 1 else noun + 's'} {names}" for noun, number, names in kinds if number)
-
-
-def _evidence(page: Page, finding: Finding, *, details: bool) -> None:
-    """Figures in one paragraph; below it what takes a line for each item: tables, and with `details` all sentences."""
-    limit = None if details else LIST_SHOWN
-    tables = {name: value for name, value in finding.evidence.items() if _is_table(value, details=details)}
-    figures = {name: value for name, value in finding.evidence.items() if name not in tables}
-    text = "; ".join(f"{one_line(label(name))} = {value_text(name, value, limit)}" for name, value in figures.items())
-    if text:
-        page.write(text, style="dim", indent=4)
-    for name, value in tables.items():
-        page.write(f"{one_line(label(name))}:", style="dim", indent=4)
-        for item in value[:limit]:
-            head, mark, rest = one_line(item).partition(": ")
-            page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
-        if more := left_out(len(value), limit):
-            page.write(more.strip(), style="dim", indent=6)
-
-
-def _is_table(value: Scalar | list[Scalar], *, details: bool) -> TypeGuard[list[str]]:
-    """Is every item a row, such as "rank 3: hung", or with `details` a sentence or a frame of a stack?"""
-    mark = " " if details else ": "
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and mark in item for item in value)
-
-
-def value_text(name: str, value: Scalar | list[Scalar], limit: int | None = None) -> str:
-    """A value with its unit, in ASCII."""
-    if value is None:
-        return "not known"
-    if isinstance(value, list) and value:
-        return ", ".join(value_text(name, item) for item in value[:limit]) + left_out(len(value), limit)
-    return one_line(quantity(name, value))
-
-
-def listed(words: Sequence[str], limit: int | None) -> str:
-    """Words joined by commas; of more than `limit`, how many are left out."""
-    return ", ".join(words[:limit]) + left_out(len(words), limit)
-
-
-def left_out(number: int, limit: int | None) -> str:
-    """How many names of `number` are not shown."""
-    return f" +{number - limit:,} more" if limit is not None and number > limit else ""

@@ -1,16 +1,18 @@
 """Matrices of pairs as tables: one cell for each way, from the row to the column.
 
 Hosts whose matrices are all alike are shown once. A table that is wider than the page drops what its names have in
-common ("GPU 0" becomes "0"), and goes on below itself if that is not enough. Rates are in GB/s, in the title.
+common ("GPU 0" becomes "0", hosts lose their domain), then its columns are numbers of rows, and if that is not enough
+it goes on below itself. Rates are in GB/s, in the title.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.short_names import Short, shorter, write_hosts_rule
 from ddpdiag.render.tables import ALL_SHOWN, Column, draw, pieces
 from ddpdiag.render.units import ABSENT, count, figure
 
@@ -90,30 +92,59 @@ def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
 
 
 def _table(page: Page, matrix: Matrix) -> None:
-    absent = ABSENT if page.color else "-"
-    names, figures = _columns(matrix, absent, shared=0)
-    if _width(names, figures) > page.width:
-        names, figures = _columns(matrix, absent, shared=_shared(matrix.columns))
+    cells = _cells(matrix, ABSENT if page.color else "-")
+    drawn = [*_namings(matrix)]
+    fitting = (own for own in drawn if _width(*_columns(own, cells)) <= page.width)
+    naming = next(fitting, drawn[-1])
+    names, figures = _columns(naming, cells)
     gap = 2 if _width(names, figures) <= page.width else 1
+    write_hosts_rule(page, naming.rule)
     for piece in pieces((names,), figures, width=page.width, gap=gap):
         page.table(draw((names, *piece), len(matrix.rows), gap))
 
 
-def _columns(matrix: Matrix, absent: str, *, shared: int) -> tuple[Column, list[Column]]:
-    """The names of the rows, and the columns, whose headers lack their first `shared` characters."""
-    names = Column("", tuple(map(one_line, matrix.rows)), right=False)
+class Naming(NamedTuple):
+    """What rows and columns are called; `rule` is what "*" in names of hosts is put into."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    rule: str = ""
+
+
+def _namings(matrix: Matrix) -> Iterator[Naming]:
+    """First the whole names, then ever shorter ones."""
+    rows, columns = tuple(map(one_line, matrix.rows)), tuple(map(one_line, matrix.columns))
+    yield Naming(rows, columns)
+    if shared := _shared(columns):
+        yield Naming(rows, tuple(name[shared:] for name in columns))
+    short = Short({})
+    for short in shorter((*rows, *columns)):
+        if short.rule:
+            yield Naming(
+                tuple(map(short.names.__getitem__, rows)), tuple(map(short.names.__getitem__, columns)), short.rule
+            )
+    if rows == columns and not shared:
+        width = len(str(len(rows) - 1))
+        numbered = (f"{number:>{width}}  {short.names[name]}" for number, name in enumerate(rows))
+        yield Naming(tuple(numbered), tuple(map(str, range(len(rows)))), short.rule)
+
+
+def _cells(matrix: Matrix, absent: str) -> list[tuple[str, ...]]:
+    """Of each column."""
     columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
-    figures = [
-        Column(one_line(name)[shared:], tuple(_cell(value, matrix.unit, absent) for value in column), right=True)
-        for name, column in zip(matrix.columns, columns, strict=True)
-    ]
-    return names, figures
+    return [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
+
+
+def _columns(naming: Naming, cells: Sequence[tuple[str, ...]]) -> tuple[Column, list[Column]]:
+    """The names of the rows, and the columns."""
+    figures = [Column(name, column, right=True) for name, column in zip(naming.columns, cells, strict=True)]
+    return Column("", naming.rows, right=False, whole=True), figures
 
 
 def _shared(names: Sequence[str]) -> int:
     """The length of the words that all names begin with, and that only one word follows in the first."""
-    words = one_line(names[0]).rpartition(" ")[0] + " " if names else ""
-    return len(words) if all(one_line(name).startswith(words) for name in names) and words != " " else 0
+    words = names[0].rpartition(" ")[0] + " " if names else ""
+    return len(words) if all(name.startswith(words) for name in names) and words != " " else 0
 
 
 def _width(names: Column, figures: Sequence[Column]) -> int:

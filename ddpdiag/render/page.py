@@ -8,6 +8,7 @@ from io import StringIO
 from textwrap import wrap
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -84,9 +85,14 @@ class Page:
             head = Text(" " * head.cell_len)
 
     def table(self, table: Table) -> None:
-        """A table; its cells must be `Text`, or rich would interpret them."""
+        """A table; its cells must be `Text`, or rich would interpret them.
+
+        One whose columns have a least width is as wide as they need: the terminal wraps it, and names stay whole.
+        """
+        wide = any(column.min_width is not None for column in table.columns)
+        least = Measurement.get(self._console, self._console.options, table).minimum if wide else 0
         with self._console.capture() as drawn:
-            self._console.print(table)
+            self._console.print(table, width=max(self.width, least), crop=False)
         # rich fills the last column with spaces, which log files keep.
         self._file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 

@@ -1,26 +1,32 @@
-"""The report for people: what is broken, by whom, and the way out; what was looked at, the figures; and one sentence.
+"""The report for people: the verdict; what is wrong, by whom, and the way out; what was looked at, the figures; and
+the verdict once more, in one sentence.
 
-Errors come first, because the first screen of a log is what is read of it; the sentence comes last, with the way out of
-the first error once more, because the end of the text is what a terminal still shows. Without colour the page's own
-characters are ASCII and hold no escape codes, so that it can end in a log file.
+Errors and warnings come first, because the first screen of a log is what is read of it; tables, which may be long, come
+behind all findings. The sentence comes last, with the way out of the first error once more, because the end of the text
+is what a terminal still shows. Without colour the page's own characters are ASCII and hold no escape codes, so that it
+can end in a log file.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.model import Report, Scalar, Severity, Verdict, WorldLine
 from ddpdiag.model.options import ALONE
+from ddpdiag.render.evidence import LIST_SHOWN, value_text
 from ddpdiag.render.exports import exclude_lines, shell_line
-from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, listed, value_text, write_findings
+from ddpdiag.render.findings import SEVERITIES, write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Ranks, blamed
+from ddpdiag.render.rank_lines import blamed
+from ddpdiag.render.short_names import write_hosts_rule
+from ddpdiag.render.stages import write_skipped, write_stages
+from ddpdiag.render.tables import Ranks
 from ddpdiag.render.timings import write_timings
 from ddpdiag.render.units import count, label, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
-_MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
 
 # What a terminal shows at once.
 SCREEN_LINES = 24
@@ -32,19 +38,17 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     `timings` adds where the seconds went.
     """
     page = Page(color=color, width=width)
-    page.write(_head(report), lead="ddpdiag: ", lead_style="bold")
-    if details:
-        page.write(f"run {report.run_id}", style="dim")
+    write_head(page, report)
     page.blank()
-    write_findings(page, report.findings, details=details, severities=SEVERITIES[:1])
-    _stages(page, report, details=details)
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[:2])
+    write_stages(page, report, details=details)
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[2:])
+    write_skipped(page, report.checks, details=details)
     _ranks(page, report, details=details)
     _measurements(page, report.measurements if details else {})
     write_matrices(page, report.matrices, report.findings, details=details)
     if timings:
         write_timings(page, report, details=details)
-    write_findings(page, report.findings, details=details, severities=SEVERITIES[1:])
-    _skipped(page, report.checks)
     write_notes(page, report.notes)
     _without_bad(page, report)
     write_verdict(page, report)
@@ -52,14 +56,34 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     return page.text()
 
 
-def _head(report: Report) -> str:
-    """The world in one line: "4 ranks on 2 hosts (n[0-1]), torchrun, gloo; 7.9 s of 60 s: FIT"."""
+def write_head(page: Page, report: Report) -> None:
+    """The verdict and the world, and below it which run this was."""
+    verdict = report.verdict
+    page.write(_world(report), lead=f"ddpdiag: {verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+    page.write(_run(report), style="dim")
+
+
+def _world(report: Report) -> str:
+    """Such as "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
     world = report.world
-    parts = (_population(world), one_line(world.launcher), one_line(world.backend))
     if world.launcher == ALONE:
-        parts = (f"host {one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))} alone", "", "")
+        return f"host {one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))} alone"
+    return ", ".join(filter(None, (_population(world), one_line(world.launcher), one_line(world.backend))))
+
+
+def _run(report: Report) -> str:
+    """When, which run, by what, and how long: what tells one log from another."""
+    version = f"ddpdiag {one_line(report.version)}" if report.version else ""
     spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
-    return f"{', '.join(filter(None, parts))}; {spent}: {report.verdict.value.upper()}"
+    return ", ".join(filter(None, (_begin(report.created), f"run {one_line(report.run_id)}", version, spent)))
+
+
+def _begin(created: str) -> str:
+    """ "2026-11-22 05:31 UTC"."""
+    try:
+        return f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if created else ""
+    except (ValueError, OverflowError):
+        return one_line(created)
 
 
 def _population(world: WorldLine) -> str:
@@ -70,74 +94,13 @@ def _population(world: WorldLine) -> str:
     return f"{ranks} on {count(len(world.nodes), 'host')} ({hosts})"
 
 
-def _stages(page: Page, report: Report, *, details: bool) -> None:
-    name_width = max((len(one_line(stage.name)) for stage in report.stages), default=0)
-    for stage in report.stages:
-        checks = [check for check in report.checks if check.stage == stage.name]
-        findings = _of_stage(report.findings, checks)
-        mark = _mark(stage, findings)
-        time = "-" if mark == "skip" else f"{stage.seconds:.2f} s"
-        lead = f"{mark:<4}  {one_line(stage.name):<{name_width}}  {one_line(stage.status):<7}  {time:>7}  "
-        page.write(one_line(stage.remark) or _saying(checks, findings), lead=lead, lead_style=_MARK_STYLES[mark])
-        for check in checks if details else ():
-            page.write(_ran(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
-    if report.stages:
-        page.blank()
-
-
-def _of_stage(findings: Iterable[Finding], checks: Iterable[CheckLine]) -> list[Finding]:
-    """Findings of some checks: the check's code is what stands before the dot."""
-    codes = {check.code for check in checks}
-    return [finding for finding in findings if finding.code.partition(".")[0] in codes]
-
-
-def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
-    severities = {finding.severity for finding in findings} | {stage.severity}
-    if Severity.ERROR in severities:
-        return "FAIL"
-    if stage.status == "skipped":
-        return "skip"
-    if stage.status not in ("done", "warning"):
-        return "??"  # Not looked at is not healthy.
-    return "warn" if stage.status == "warning" or Severity.WARNING in severities else "ok"
-
-
-def _saying(checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
-    """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
-    words = [_counted(severity, findings) for severity in SEVERITIES]
-    broken = [f"{one_line(check.code)}: {_ran(check)}" for check in checks if _failed(check)]
-    skipped = sum(check.skipped_because is not None for check in checks)
-    idle = sum(check.measures and not check.statuses and check.skipped_because is None for check in checks)
-    ran = len(checks) - skipped - idle
-    parts = (
-        count(ran, "check") if ran else "",
-        *(f"{n} {what}" for n, what in ((skipped, "skipped"), (idle, "not run")) if n),
-    )
-    counts = ", ".join(filter(None, parts))
-    return "; ".join(filter(None, words)) or "; ".join(broken) or counts or "no checks"
-
-
-def _counted(severity: Severity, findings: Sequence[Finding]) -> str:
-    """ "2 errors: COL002.slow, COL003.wrong"."""
-    codes = [one_line(finding.code) for finding in findings if finding.severity is severity]
-    return f"{count(len(codes), severity.value)}: {listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)}" if codes else ""
-
-
-def _failed(check: CheckLine) -> bool:
-    return bool(check.statuses.keys() - {"done", "skipped"})
-
-
-def _ran(check: CheckLine) -> str:
-    """How a check's trials ended: "3 done, 1 hung"."""
-    if check.skipped_because is not None:
-        return f"skipped: {one_line(check.skipped_because)}"
-    return ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items()) or (
-        "not run" if check.measures else "judged from what other checks saw"
-    )
-
-
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    ranks = Ranks(report.ranks, blamed(report.findings), details)
+    marks = blamed(report.findings, report.ranks)
+    serious = any(finding.severity is not Severity.INFO for finding in report.findings)
+    healthy = report.verdict is Verdict.FIT and not serious
+    ranks = Ranks(report.ranks, marks, details, brief=True, healthy=healthy)
+    if ranks.names or details:
+        write_hosts_rule(page, ranks.hosts.rule)
     for table in ranks.tables(color=page.color, width=page.width):
         page.table(table)
         page.blank()
@@ -150,18 +113,6 @@ def _measurements(page: Page, measurements: dict[str, Scalar]) -> None:
     for name, value in measurements.items():
         page.write(f"{one_line(label(name))} = {value_text(name, value)}")
     if measurements:
-        page.blank()
-
-
-def _skipped(page: Page, checks: Sequence[CheckLine]) -> None:
-    """One line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for check in checks:
-        if check.skipped_because is not None:
-            reasons.setdefault(check.skipped_because, []).append(one_line(check.code))
-    for reason, codes in reasons.items():
-        page.write(f"{one_line(reason)}: {', '.join(codes)}", style="dim", lead="skip  ", lead_style="dim")
-    if reasons:
         page.blank()
 
 
@@ -182,10 +133,10 @@ def _without_bad(page: Page, report: Report) -> None:
         page.blank()
 
 
-def write_verdict(page: Page, report: Report) -> None:
-    """The last paragraph: the verdict and its sentence."""
+def write_verdict(page: Page, report: Report, *, after: str = ": ") -> None:
+    """The last paragraph: the verdict and its sentence; what stands `after` the verdict leads on to it."""
     verdict = report.verdict
-    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}{after}", lead_style=_VERDICT_STYLES[verdict])
 
 
 def _write_way_out(page: Page, report: Report) -> None:

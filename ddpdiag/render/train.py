@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
-from ddpdiag.render.findings import LIST_SHOWN, write_findings
-from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.render.findings import write_findings
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Column, draw, pieces
-from ddpdiag.render.terminal import write_notes, write_verdict
-from ddpdiag.render.units import byte_count, count, figure, seconds
+from ddpdiag.render.terminal import write_head, write_notes, write_verdict
+from ddpdiag.render.units import byte_count, count, figure
 
 _STYLES = {
     Ended.WORKS: "green",
@@ -32,8 +31,8 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     """`report.train` as text of `width` columns; `details` shortens nothing."""
     page, train = Page(color=color, width=width), report.train
     if train is not None:
-        page.write(_head(report, train), lead="ddpdiag: ", lead_style="bold")
-        page.write(_lesson(train), style="dim")
+        write_head(page, report)
+        page.write(f"{_ground(train)}{_lesson(train)}", style="dim")
         page.blank()
         _table(page, train.rows)
         _reasons(page, train.rows)
@@ -45,13 +44,11 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     return page.text()
 
 
-def _head(report: Report, train: TrainReport) -> str:
-    world = report.world
-    hosts = one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))
+def _ground(train: TrainReport) -> str:
+    """What it ran on: "NVIDIA H100, torch 2.13.0. "."""
     torch = f"torch {train.torch_version}" if train.torch_version else ""
-    who = f"{count(world.size, 'rank')} on {count(len(world.nodes), 'host')} ({hosts})"
-    parts = (who, one_line(world.launcher), one_line(world.backend), one_line(train.device), one_line(torch))
-    return f"{', '.join(filter(None, parts))}; {seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    parts = ", ".join(filter(None, (one_line(train.device), one_line(torch))))
+    return f"{parts}. " if parts else ""
 
 
 def _lesson(train: TrainReport) -> str:

@@ -25,7 +25,6 @@ _BYTES = 64 << 20
 # What a pair of hosts needs, beside the calls: to meet, to open a group, to connect.
 _ROUND_SECONDS = 3.0
 _HANG_SECONDS = 10.0
-_BEGIN = "2000-01-01T00:00:00+00:00"
 
 
 def simulate(
@@ -34,7 +33,7 @@ def simulate(
     """The recording of one run; the same for the same fleet, seed and run id."""
     ranks = fleet.hosts * ranks_per_host
     wanted = options or Options(stages=("fabric",), backend="nccl")
-    header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created=_BEGIN, version="")
+    header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created="", version="")
     arrivals = dict(_arrivals(fleet, ranks_per_host))
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
     known = Recording(header=header, arrivals=arrivals)
@@ -46,7 +45,10 @@ def simulate(
         if reason:
             skip = Skip(code=check.code, reason=reason, grounds=True)
             known = structs.replace(known, skips=(*known.skips, skip))
-    return structs.replace(known, end=End(seconds=spent_seconds(known.outcomes)))
+    seconds = spent_seconds(known.outcomes)
+    # No budget ends what takes no time, so the run had at least what it took.
+    given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
+    return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))
 
 
 def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int) -> Recording:

@@ -71,7 +71,7 @@ def test_the_sentence_speaks_of_the_host():
     assert (fit.exit_code, unfit.exit_code) == (0, 1)
     assert unfit.sentence.startswith("host n0 cannot train: ")
     page = terminal.render(unfit, color=False, width=80)
-    assert page.startswith("ddpdiag: host n0 alone; ")
+    assert page.startswith("ddpdiag: UNFIT: host n0 alone\n")
 
 
 def test_without_torch_no_check_needs_it_and_none_is_taken_that_needs_a_peer():

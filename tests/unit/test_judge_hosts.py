@@ -1,12 +1,13 @@
 """Which hosts to leave out, and which to call good."""
 
 from msgspec import structs
-from reports import finding_of
+from reports import finding_of, fit
 from seen import seen_of, world_of
 
 from ddpdiag.checks import run001
+from ddpdiag.cli.outputs import Outputs
 from ddpdiag.judgement.hosts import sort_hosts
-from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Recording, Severity, Skip, Verdict
+from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Verdict
 from ddpdiag.world import World
 
 
@@ -18,7 +19,8 @@ def run_of(*events: Event, ended: bool = True) -> Recording:
 def sorted_hosts(
     *findings: Finding, world: World | None = None, run: Recording | None = None, verdict: Verdict = Verdict.UNFIT
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    return sort_hosts(world or world_of(8), run or run_of(), findings, verdict)
+    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), findings, verdict)
+    return structs.replace(hosts, remarks=()), (*notes, *hosts.remarks)
 
 
 def test_without_errors_every_host_is_good() -> None:
@@ -95,3 +97,23 @@ def test_an_absent_rank_on_no_known_host_cannot_be_excluded() -> None:
     hosts, (note,) = sorted_hosts(finding_of(ranks=(9,)), run=run)
     assert hosts.bad == ()
     assert "rank 9 is on no known host" in note
+
+
+def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many() -> None:
+    findings = [finding_of(links=("n1 -> n2", "n2 -> n1"))]
+    hosts, notes = sort_hosts(world_of(8), run_of(), findings, Verdict.UNFIT)
+    assert notes == ()
+    needed = world_of(8, options=Options(need_nodes=2))
+    assert sort_hosts(needed, run_of(), findings, Verdict.UNFIT) == (hosts, hosts.remarks)
+    assert hosts.remarks[0].startswith("n1, n2 are called neither good nor bad")
+
+
+def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:
+    report = fit(hosts=HostsLine(good=("n0",), remarks=("n1 is in neither list",)))
+    shown = {
+        name: Outputs(exclude_file=bad, good_hosts=good).page(report, color=False, width=80)
+        for name, bad, good in (("neither", None, None), ("bad", "b", None), ("good", None, "g"))
+    }
+    assert [name for name, text in shown.items() if "note: n1 is in neither list\n" in text] == ["bad", "good"]
+    told = structs.replace(report, notes=report.hosts.remarks)
+    assert Outputs(good_hosts="g").page(told, color=False, width=80).count("note: ") == 1

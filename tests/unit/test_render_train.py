@@ -129,3 +129,7 @@ def test_it_is_ascii_and_without_escape_codes_in_a_log():
 def test_the_json_report_has_the_rows():
     row = json.loads(as_json(report()))["train"]["rows"][1]
     assert (row["strategy"], row["ended"], row["samples_per_second"]) == ("tensor-parallel", "works", 1436.2)
+
+
+def test_the_verdict_comes_first():
+    assert plain().startswith("ddpdiag: FIT: ")

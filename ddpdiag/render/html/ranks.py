@@ -10,7 +10,8 @@ from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of,
 from ddpdiag.render.html.marks import marks_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.bars import draw_stacks
-from ddpdiag.render.tables import Ranks, Row
+from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.tables import Ranks
 from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
 from ddpdiag.stats import quantile
 
@@ -141,7 +142,7 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
 def _table(ranks: Ranks) -> tuple[Table, ...]:
     if not ranks.shown or not ranks.names:
         return ()
-    units = {name: column_unit(name, (row.get(name) for row in ranks.shown)) for name in ranks.names}
+    units = {name: column_unit(name, ranks.numbers[name]) for name in ranks.names}
     has_gpus = any(row.get("gpu_uuid") is not None for row in ranks.rows)
     heads = [Column("rank", right=True), Column("state"), Column("host"), *([Column("GPU")] if has_gpus else [])]
     for name in ranks.names:

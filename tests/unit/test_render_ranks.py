@@ -1,0 +1,186 @@
+"""The table of ranks in the terminal: who is looked for, one line for what is one thing, names that can be copied."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from reports import finding_of, fit, rank_row, unfit
+
+from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity
+from ddpdiag.render.rank_lines import blamed
+from ddpdiag.render.short_names import LONG, shortened, shorter
+from ddpdiag.render.terminal import render
+
+FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
+
+
+def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
+    return render(report, color=False, width=width, details=details)
+
+
+def hosts_of(hosts: int, slow: tuple[int, ...] = (), silent: tuple[int, ...] = ()) -> tuple[dict[str, Scalar], ...]:
+    """Eight ranks on each of many hosts, with one figure for each host."""
+    return tuple(
+        {
+            "rank": rank,
+            "local_rank": rank % 8,
+            "node": f"n{rank // 8}",
+            "gpu_uuid": f"GPU-{rank:08d}",
+            "host_busbw_bytes_per_s": None
+            if rank // 8 in silent
+            else 7e10 + rank // 8
+            if rank // 8 in slow
+            else 1e11 + rank // 8,
+        }
+        for rank in range(8 * hosts)
+    )
+
+
+def lines_of(report: Report, **more: object) -> list[list[str]]:
+    """The words of each line of the table."""
+    lines = plain(structs.replace(report, stages=()), **more).splitlines()
+    head = next(number for number, line in enumerate(lines) if re.search(r"\branks? +(local +)?host\b", line))
+    return [line.split() for line in lines[head + 1 : lines.index("", head)]]
+
+
+def warned(*hosts: int) -> tuple[Finding, ...]:
+    return tuple(finding_of(Severity.WARNING, nodes=(f"n{host}",), code=f"FAB001.x{host}") for host in hosts)
+
+
+def test_ranks_of_a_host_that_have_the_same_figures_are_one_line():
+    found = lines_of(fit(ranks=hosts_of(64, slow=(3, 5)), findings=warned(3, 5)))
+    assert len(found) == 8
+    assert found[0] == ["warn", "24-31", "n3", "70.0"]
+    assert found[1] == ["warn", "40-47", "n5", "70.0"]
+    assert found[2] == ["0-7", "n0", "100"]
+    assert "448 ranks more;" in plain(fit(ranks=hosts_of(64, slow=(3, 5)), findings=warned(3, 5)))
+
+
+def test_ranks_whose_figures_differ_keep_their_lines_and_hosts_take_turns():
+    rows = tuple(row | {"arrival_seconds": 0.1 + rank / 1e3} for rank, row in enumerate(hosts_of(64, slow=(3, 5))))
+    found = lines_of(fit(ranks=rows, findings=warned(3, 5)))
+    assert [line[2] for line in found] == ["n3", "n5"] * 4
+    assert [line[1] for line in found[:3]] == ["24", "40", "25"]
+
+
+def test_one_blamed_rank_of_a_host_has_its_own_line():
+    found = lines_of(fit(ranks=hosts_of(64), findings=(finding_of(ranks=(9,)), *warned(3))))
+    assert found[0][:4] == ["FAIL", "9", "n1", "GPU-00000009"]
+    assert found[1][:2] == ["warn", "24-31"]
+
+
+def test_a_host_that_is_blamed_as_a_whole_is_marked():
+    rows = tuple(rank_row(rank) for rank in range(4))
+    findings = (finding_of(nodes=("n1",)), finding_of(Severity.WARNING, nodes=("n0", "n1")))
+    assert blamed(findings, rows) == dict.fromkeys((0, 1), Severity.WARNING) | dict.fromkeys((2, 3), Severity.ERROR)
+    # Where ranks are named, the host only says where they are.
+    assert blamed((finding_of(ranks=(2,), nodes=("n1",)),), rows) == {2: Severity.ERROR}
+    assert blamed((finding_of(Severity.INFO, nodes=("n1",)),), rows) == {}
+    marks = [line[0] for line in lines_of(fit(ranks=rows, findings=findings))]
+    assert marks == ["warn", "warn", "FAIL", "FAIL"]
+
+
+def test_the_unit_is_that_of_all_ranks_also_where_those_shown_have_no_figure():
+    silent = tuple(range(8))
+    text = plain(unfit(ranks=hosts_of(64, silent=silent), findings=tuple(finding_of(nodes=(f"n{h}",)) for h in silent)))
+    assert text.partition("ranks  host")[2].splitlines()[0].split()[-1] == "GB/s"
+    assert [line[-1] for line in lines_of(unfit(ranks=hosts_of(64, silent=silent)))] == ["-"] * 8
+
+
+def test_of_a_large_healthy_world_the_ranges_are_enough():
+    text = plain(fit(ranks=hosts_of(64), stages=()))
+    assert "  host" not in text
+    assert "\n512 ranks: host busbw 100 GB/s.\n" in text
+    assert len(lines_of(fit(ranks=hosts_of(64)), details=True)) >= 512
+
+
+def test_how_many_ranks_are_in_a_range_is_said_where_some_are_silent():
+    text = plain(fit(ranks=hosts_of(64, silent=(3,))))
+    assert "\n512 ranks: host busbw 100 GB/s (504 of 512).\n" in text
+
+
+def test_a_small_healthy_world_is_shown_whole():
+    assert len(lines_of(fit(ranks=hosts_of(2)))) == 16
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "short", "rule"),
+    [
+        (("n0", "n1"), ("n0", "n1"), ""),
+        (("a.example.org", "b.example.org"), ("a.example.org", "b.example.org"), ""),
+        ((FQDN.format(30), FQDN.format(31)), ("ip-10-0-12-30", "ip-10-0-12-31"), "*.eu-central-1.compute.internal"),
+        ((FQDN.format(30),), ("ip-10-0-12-30",), "*.eu-central-1.compute.internal"),
+        (
+            ("training-worker-large-0.a.example", "training-worker-large-1.a.example"),
+            ("0", "1"),
+            "training-worker-large-*.a.example",
+        ),
+        (("192.168.100.1234567", "192.168.101.1234567"), ("100.1234567", "101.1234567"), "192.168.*"),
+        (("h" * 40, "i" * 40), ("h" * 40, "i" * 40), ""),
+    ],
+)
+def test_names_lose_what_all_share_where_they_are_long(names, short, rule):
+    found = shortened(names)
+    assert tuple(found.names[name] for name in names) == short
+    assert found.rule == rule
+
+
+@given(st.lists(st.text("ab1-._", min_size=1, max_size=40), min_size=1, max_size=6, unique=True))
+def test_a_short_name_and_its_rule_are_the_whole_name(names):
+    for short in shorter(names):
+        assert len(set(short.names.values())) == len(names)
+        assert all(short.names.values())
+        for name, part in short.names.items():
+            assert (short.rule or "*").replace("*", part) == name
+    assert shortened(names).longest <= max(LONG, *map(len, names))
+
+
+def test_long_names_of_hosts_are_short_in_the_table_and_said_once():
+    rows = tuple(rank_row(rank, node=FQDN.format(30 + rank)) for rank in range(3))
+    text = plain(fit(ranks=rows))
+    assert text.count("hosts: *.eu-central-1.compute.internal\n") == 1
+    assert "\n   0  ip-10-0-12-30 " in text
+    assert FQDN.format(30) in plain(fit(ranks=rows), details=True).partition("host")[2]
+
+
+def matrix(*names: str) -> Matrix:
+    cells = tuple(
+        tuple(1e9 * (row + 1) if row != column else None for column in range(len(names))) for row in range(len(names))
+    )
+    return Matrix(name="net.x", title="pairs", rows=names, columns=names, cells=cells, unit="bytes_per_s")
+
+
+def drawn(*names: str, width: int = 80) -> list[str]:
+    text = plain(fit(matrices=(matrix(*names),), ranks=()), width=width)
+    return text.partition("pairs (GB/s, from row to column)\n")[2].partition("\n\n")[0].splitlines()
+
+
+def test_a_matrix_has_whole_names_where_they_fit_and_shorter_ones_else():
+    assert drawn("n0", "n1")[1].split() == ["n0", "-", "1.00"]
+    lines = drawn(*(FQDN.format(30 + host) for host in range(3)))
+    assert lines[0] == "hosts: *.eu-central-1.compute.internal"
+    assert lines[2].split() == ["ip-10-0-12-30", "-", "1.00", "1.00"]
+    lines = drawn(*(FQDN.format(30 + host) for host in range(8)))
+    assert lines[0] == "hosts: ip-10-0-12-*.eu-central-1.compute.internal"
+    assert lines[1].split() == [str(30 + host) for host in range(8)]
+
+
+def test_columns_of_a_matrix_are_numbers_where_no_name_fits():
+    lines = drawn(*(letter * 20 for letter in "abcdef"))
+    assert lines[0].split() == ["0", "1", "2", "3", "4", "5"]
+    assert lines[2].split() == ["1", "b" * 20, "2.00", "-", *["2.00"] * 4]
+    assert len(lines) == 7
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_names_are_never_folded(width):
+    uuid = "GPU-0a2b3c4d-aaaa-bbbb-cccc-0123456789ab"
+    report = fit(ranks=(rank_row(0, gpu_uuid=uuid, node="h" * 50), rank_row(1, gpu_uuid=uuid[:-1] + "c", node="n")))
+    assert uuid in plain(report, width=width, details=True)
+    for details in (False, True):
+        assert f"  {'h' * 50}" in plain(report, width=width, details=details)
