@@ -39,8 +39,8 @@ def test_ways_that_failed_are_counted_and_nothing_else():
 def test_a_table_has_the_unit_of_its_map():
     own = page("eight-gpus")
     direct = table(own, "rates-0")
-    assert direct.caption == "Copies between GPUs of n0 (P2P where CUDA allows it), in MB/s"
-    assert "MB/s" in words_of(figure(own, "pairs", "Copies between GPUs of n0 (P2P").svg)
+    assert direct.caption == "Copies between GPUs (P2P where CUDA allows it) on n0, in MB/s"
+    assert "MB/s" in words_of(figure(own, "pairs", "Copies between GPUs (P2P").svg)
     assert direct.rows[0][2].text == "100"
     assert table(own, "rates-1").rows[0][2].text.startswith("40")
 

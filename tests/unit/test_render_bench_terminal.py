@@ -11,12 +11,14 @@ from ddpdiag.render.bench import render
 
 
 def plain(report: Report, width: int) -> str:
-    return render(report, color=False, width=width)
+    return render(report, tty=False, color=False, width=width)
 
 
 def drawn(report: Report, width: int, *, details: bool = False) -> list[str]:
     """The lines as a terminal shows them."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, color=True, width=width, details=details)).splitlines()
+    return re.sub(
+        r"\x1b\[[0-9;]*m", "", render(report, tty=True, color=True, width=width, details=details)
+    ).splitlines()
 
 
 def test_in_a_terminal_the_verdict_and_the_figures_come_first():
