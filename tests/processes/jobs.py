@@ -21,7 +21,7 @@ from socket import AF_INET, SOCK_STREAM, socket
 
 INJECT = Path(__file__).parent.parent / "inject"
 CHECK = ("-m", "ddpdiag", "check")
-REPORT_HEAD = re.compile(r"^ddpdiag: \d+ ranks? on ", re.MULTILINE)
+REPORT_HEAD = re.compile(r"^ddpdiag: [A-Z]+: \d+ ranks? on ", re.MULTILINE)
 
 # A report may quote a worker's traceback as evidence, which it indents by four.
 _OURS_IN_TRACEBACK = re.compile(r'^ {0,3}File ".*/ddpdiag/', re.MULTILINE)
