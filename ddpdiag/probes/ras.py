@@ -22,7 +22,7 @@ PORT = 28028
 MAX_BYTES = 16 << 10
 CUT = "[no more was said in time: some process may not answer]"
 # Which process takes a call is up to the kernel; one that is stopped takes it, too, and never answers.
-_GREETING_SECONDS = 0.25
+_GREETING_SECONDS = 0.4
 _PROC = Path("/proc/self")
 
 
