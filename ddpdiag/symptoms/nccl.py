@@ -133,14 +133,15 @@ SYMPTOMS = (
         role=Role.CAUSE,
         anchor="series doesn't support faster communication broadband via P2P or IB",
         code="P2P001",
-        says="accelerate refuses to start on GPUs that cannot copy to each other (RTX 40 and 50), unless the way "
-        "around is set.",
-        confirm="nvidia-smi topo -p2p r",
-        todo="export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or start with accelerate launch, which sets both.",
+        says="accelerate refuses cards by their name, RTX 4000 (older versions: RTX 3090, too), unless the way around "
+        "is set.",
+        confirm="nvidia-smi topo -p2p r; nvidia-smi topo -m (cards that NVLinks join can copy to each other)",
+        todo="export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or start with accelerate launch, which sets both; where "
+        "NVLinks join the cards, update accelerate instead.",
         example="NotImplementedError: Using RTX 4000 series doesn't support faster communication broadband via P2P or "
-        'IB. Please set `NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1"` or use `accelerate launch` which will do this '
+        'IB. Please set `NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1" or use `accelerate launch` which will do this '
         "automatically.",
-        source="accelerate (state.py)",
+        source="accelerate (state.py); accelerate#2328",
     ),
     Symptom(
         name="nvls-invalid",
@@ -148,10 +149,9 @@ SYMPTOMS = (
         anchor="NCCL WARN Cuda failure",
         pattern=r"transport/nvls\.cc:\d+",
         code="GPU007.fabric",
-        says="NVLink SHARP does not work on this host: a fabric manager that does not run as it should, or a driver "
-        "that is too old for this NCCL.",
+        says="NVLink SHARP does not work on this host: mostly the fabric manager does not run as it should.",
         confirm="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A3 Fabric",
-        todo="export NCCL_NVLS_ENABLE=0 gets around it; then restart the fabric manager, or update the driver.",
+        todo="Restart the fabric manager and reset the GPUs; until then NCCL_NVLS_ENABLE=0.",
         example="n0:71:90 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
         source="NCCL (transport/nvls.cc)",
     ),
