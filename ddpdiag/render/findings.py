@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from ddpdiag.model import Finding, Severity
 from ddpdiag.render.evidence import LIST_SHOWN, listed, most_of, write_evidence
 from ddpdiag.render.exports import shell_line
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.units import count
+from ddpdiag.render.whom import whom
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
@@ -180,14 +181,5 @@ def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
     """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
-    ranks = {rank for finding in findings for rank in finding.ranks}
-    nodes = _nodes(findings) if hosts else ()
-    gpus = tuple(dict.fromkeys(one_line(gpu) for finding in findings for gpu in finding.gpus))
-    links = tuple(dict.fromkeys(one_line(link) for finding in findings for link in finding.links))
-    kinds = (
-        ("rank", len(ranks), fold_ranks(ranks, limit=limit)),
-        ("host", len(nodes), one_line(fold_hosts(nodes, limit=limit))),
-        ("GPU", len(gpus), listed(gpus, limit)),
-        ("link", len(links), listed(links, limit)),
-    )
-    return "; ".join(f"{noun if number == 1 else noun + 's'} {names}" for noun, number, names in kinds if number)
+    named = whom(findings, lambda names: listed(tuple(map(one_line, names)), limit), limit, hosts=hosts)
+    return "; ".join(f"{kind} {one_line(names)}" for kind, names in named)

@@ -6,10 +6,10 @@ from itertools import islice
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.markdown_size import Piece, listed, name, said, size, tabled
 from ddpdiag.render.markup import block, folded
 from ddpdiag.render.units import count, label, quantity
+from ddpdiag.render.whom import whom
 
 # A ticket that is longer is not read.
 _SHOWN, _FOLDED, _INFOS = 6, 24, 20
@@ -94,19 +94,7 @@ def _variables(finding: Finding) -> list[str]:
 
 def blamed(*findings: Finding) -> str:
     """Who is named: "rank `3`, host `n1`", or nothing."""
-    ranks = {rank for finding in findings for rank in finding.ranks}
-    nodes = tuple(dict.fromkeys(node for finding in findings for node in finding.nodes))
-    gpus = tuple(dict.fromkeys(gpu for finding in findings for gpu in finding.gpus))
-    links = tuple(dict.fromkeys(link for finding in findings for link in finding.links))
-    kinds = (
-        ("rank", len(ranks), fold_ranks(ranks, limit=_VALUES)),
-        ("host", len(nodes), fold_hosts(nodes, limit=_VALUES)),
-        ("GPU", len(gpus), _listed(gpus)),
-        ("link", len(links), _listed(links)),
-    )
-    return ", ".join(
-        f"{noun if number == 1 else noun + 's'} {name(names, 2 * _NAMES)}" for noun, number, names in kinds if number
-    )
+    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in whom(findings, _listed, _VALUES))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.findings import grouped
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
 from ddpdiag.render.page import printable
-from ddpdiag.render.units import count, label, quantity
+from ddpdiag.render.units import label, quantity
+from ddpdiag.render.whom import whom
 
 # Boxes of one code, and in all; the others are rows of a table, as far as those are read.
 SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
@@ -127,18 +127,7 @@ def _listed(name: str, value: list[Scalar]) -> Listed:
 
 def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:
     """Ranks, hosts, GPUs and links of some findings, each kind folded."""
-    kept = list(findings)
-    ranks = {rank for finding in kept for rank in finding.ranks}
-    nodes = dict.fromkeys(node for finding in kept for node in finding.nodes)
-    gpus = tuple(dict.fromkeys(gpu for finding in kept for gpu in finding.gpus))
-    links = tuple(dict.fromkeys(link for finding in kept for link in finding.links))
-    kinds = (
-        ("rank", len(ranks), fold_ranks(ranks, limit=_NAMES_SHOWN)),
-        ("host", len(nodes), fold_hosts(nodes, limit=_NAMES_SHOWN)),
-        ("GPU", len(gpus), _names(gpus)),
-        ("link", len(links), _names(links)),
-    )
-    return tuple(Fact(count(number, noun).split()[-1], words(names)) for noun, number, names in kinds if number)
+    return tuple(Fact(kind, words(names)) for kind, names in whom(findings, _names, _NAMES_SHOWN))
 
 
 def _names(names: Sequence[str]) -> str:

@@ -7,10 +7,9 @@ from math import isclose
 
 from ddpdiag.model import Report, Scalar, Severity
 from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of, who_of
-from ddpdiag.render.html.marks import marks_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.bars import draw_stacks
-from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.rank_lines import Row, blamed
 from ddpdiag.render.tables import Ranks
 from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
 from ddpdiag.stats import quantile
@@ -35,7 +34,7 @@ _WORDS = {Severity.ERROR: ("error", "bad"), Severity.WARNING: ("warning", "warn"
 
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
-    marks = marks_of(report)
+    marks = blamed(report.findings, report.ranks)
     ranks = Ranks(report.ranks, marks, all_shown=ROWS_SHOWN, worst_shown=ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
