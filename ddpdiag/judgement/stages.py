@@ -40,9 +40,9 @@ def stages_of(world: World, recording: Recording, judged: Sequence[Judged], outc
 
 
 class _Beside(NamedTuple):
-    """What checks of the run say of a stage: how bad, and what the stage's own line does not tell."""
+    """What checks of the run found of a stage, and what the stage's own line does not tell."""
 
-    severities: tuple[Severity, ...] = ()
+    findings: tuple[Finding, ...] = ()
     remark: str = ""
 
 
@@ -50,9 +50,10 @@ def _line(
     stage: Stage, own: Sequence[Judged], recording: Recording, outcomes: ByCode, beside: _Beside, waited: float
 ) -> StageLine:
     status = _status(own, recording, outcomes)
-    severities = {finding.severity for j in own for finding in j.findings}.union(beside.severities)
+    findings = [*(finding for j in own for finding in j.findings), *beside.findings]
+    severities = {finding.severity for finding in findings}
     remark = beside.remark
-    if stage is Stage.LAUNCH and Severity.ERROR in beside.severities:
+    if stage is Stage.LAUNCH and any(finding.severity is Severity.ERROR for finding in beside.findings):
         status = "error"
     if status == "interrupted":
         cut = next(j.check for j in own if _is_cut(outcomes.get(j.check.code, ())))
@@ -64,6 +65,7 @@ def _line(
         seconds=sum(spent_seconds(outcomes.get(j.check.code, ())) for j in own)
         + (waited if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
+        codes=tuple(dict.fromkeys(finding.code for finding in findings)),
         remark=remark,
     )
 
@@ -103,35 +105,35 @@ def _of_the_run(world: World, recording: Recording, judged: Sequence[Judged]) ->
     if roll := findings.get(run001.CHECK.code, ()):
         absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
         remark = f"{len(absent):,} of {world.size:,} ranks never came"
-        beside[Stage.LAUNCH] = _Beside(tuple(finding.severity for finding in roll), remark)
+        beside[Stage.LAUNCH] = _Beside(tuple(roll), remark)
     told = (
         *_of_trials(world, recording, findings.get(run003.CHECK.code, ())),
         *_of_losses(recording, findings.get(run002.CHECK.code, ())),
     )
     stages = {j.check.code: j.check.stage for j in judged}
-    for code, severity in told:
+    for code, finding in told:
         if code in stages:
             known = beside.get(stages[code], _Beside())
-            beside[stages[code]] = known._replace(severities=(*known.severities, severity))
+            beside[stages[code]] = known._replace(findings=(*known.findings, finding))
     return beside
 
 
-def _of_trials(world: World, recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Severity]]:
-    """The check of each trial that failed, and what RUN003 thinks of it, which tells the same of several trials once.
+def _of_trials(world: World, recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Finding]]:
+    """The check of each trial that failed, and what RUN003 found of it, which tells the same of several trials once.
 
     A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
     """
     if not findings:
         return
-    severities = {finding.evidence.get("trial"): finding.severity for finding in findings}
+    of_trials = {finding.evidence.get("trial"): finding for finding in findings}
     for trial, first in run003.told_in(Seen(world, run003.CHECK, recording)):
-        if first in severities:
-            yield trial.code, severities[first]
+        if first in of_trials:
+            yield trial.code, of_trials[first]
 
 
-def _of_losses(recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Severity]]:
+def _of_losses(recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Finding]]:
     """The checks in the middle of which ranks were lost."""
-    worst = next((severity for severity in _WORST_FIRST if any(f.severity is severity for f in findings)), None)
+    worst = min(findings, key=lambda finding: _WORST_FIRST.index(finding.severity), default=None)
     lost = {event.rank for event in recording.events if event.kind is EventKind.LOST}
     if worst is not None and lost:
         unheard = (o for o in recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)

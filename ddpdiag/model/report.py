@@ -87,13 +87,15 @@ class StageLine(Struct, frozen=True, kw_only=True):
     """One stage in the report; `status` is the worst of its checks, "interrupted" where the run was told to end.
 
     `severity` is that of the worst finding about the stage, also of those on its trials, or on who came, by checks of
-    the run (RUN001 to RUN004). `remark` is what its checks' own lines do not say: "2 of 6 ranks never came".
+    the run (RUN001 to RUN004), and `codes` are those of all these findings. `remark` is what its checks' own lines do
+    not say: "2 of 6 ranks never came".
     """
 
     name: str
     status: str
     seconds: float
     severity: Severity | None = None
+    codes: tuple[str, ...] = ()
     remark: str = ""
 
 

@@ -89,8 +89,14 @@ def test_a_hang_stands_at_the_stage_whose_trial_hung():
     assert collective[1::2] == ("hung", "RUN003.hung")
 
 
+def test_who_never_came_stands_at_the_launch():
+    (launch,) = [row for row in rows(page("failures/host_missing"), "stages") if row[0] == "launch"]
+    assert launch[1::2] == ("error", "RUN001.absent")
+
+
 def test_what_belongs_to_no_stage_is_a_row_of_the_run():
-    assert rows(page("failures/host_missing"), "stages")[-1] == ("run", "error", "–", "RUN001.absent")
+    found = finding_of(code="RUN004.budget")
+    assert rows(built(fit(findings=(found,))), "stages")[-1] == ("run", "error", "–", "RUN004.budget")
 
 
 def test_every_finding_stands_at_some_stage():

@@ -1,9 +1,8 @@
 """The course of the run: timeline, stages, seconds, checks."""
 
-from collections.abc import Sequence
-
-from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine
+from ddpdiag.model import CheckLine, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS
+from ddpdiag.render.findings import SEVERITIES
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.marks import culprits_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
@@ -54,13 +53,13 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
 
 
 def _stages(report: Report) -> tuple[Table, ...]:
-    """Each stage with the findings of its checks; those of the run stand at the stage whose trial they are about."""
-    own: dict[str, list[Finding]] = {stage.name: [] for stage in report.stages}
-    for finding in report.findings:
-        own.setdefault(_stage_of(finding, report), []).append(finding)
-    rows = [*(_stage(stage.name, stage.status, stage, own[stage.name]) for stage in report.stages)]
-    known = {stage.name for stage in report.stages}
-    rows += [_stage(name, _worst(found), None, found) for name, found in own.items() if name not in known]
+    """Each stage with the findings about it, then those of the run that are about none."""
+    rows = [_stage(stage.name, stage.status, stage.severity, _spent_in(stage), stage.codes) for stage in report.stages]
+    known = {code for stage in report.stages for code in stage.codes}
+    if others := [finding for finding in report.findings if finding.code not in known]:
+        worst = min((finding.severity for finding in others), key=SEVERITIES.index)
+        codes = tuple(dict.fromkeys(finding.code for finding in others))
+        rows.append(_stage(_RUN, "done" if worst is Severity.INFO else worst.value, worst, ABSENT, codes))
     if not rows:
         return ()
     return (
@@ -73,29 +72,17 @@ def _stages(report: Report) -> tuple[Table, ...]:
     )
 
 
-def _stage(name: str, status: str, line: StageLine | None, findings: Sequence[Finding]) -> tuple[Cell, ...]:
-    timed = line is not None and line.status != "skipped"
+def _stage(name: str, status: str, severity: Severity | None, spent: str, codes: tuple[str, ...]) -> tuple[Cell, ...]:
     return (
         Cell(words(name)),
-        Cell(words(status), mark=_mark(status, line.severity if line is not None else None)),
-        Cell(f"{line.seconds:.2f}" if line is not None and timed else ABSENT),
-        Cell(words(", ".join(dict.fromkeys(finding.code for finding in findings)) or ABSENT)),
+        Cell(words(status), mark=_mark(status, severity)),
+        Cell(spent),
+        Cell(words(", ".join(codes) or ABSENT)),
     )
 
 
-def _worst(findings: Sequence[Finding]) -> str:
-    """What a stage came to that has no trials of its own."""
-    severities = {finding.severity for finding in findings}
-    return next((own.value for own in (Severity.ERROR, Severity.WARNING) if own in severities), "done")
-
-
-def _stage_of(finding: Finding, report: Report) -> str:
-    """Of a finding of the run that names its trial, the stage of that; else that of its check."""
-    stages = {check.code: check.stage for check in report.checks}
-    stage = stages.get(finding.code.partition(".")[0], _RUN)
-    trials = report.timeline.trials if report.timeline is not None else ()
-    number = finding.evidence.get("trial") if stage == _RUN else None
-    return next((bar.stage for bar in trials if bar.number == number), stage)
+def _spent_in(stage: StageLine) -> str:
+    return ABSENT if stage.status == "skipped" else f"{stage.seconds:.2f}"
 
 
 def _mark(status: str, severity: Severity | None) -> str:
