@@ -1,0 +1,86 @@
+"""Texts that tests compare letter by letter: `tests/golden/<test module>.txt`, a section for each test.
+
+    def test_a_slow_host_is_named(golden):
+        (finding,) = judged(...)
+        assert (finding.code, finding.nodes) == ("RDZ004.slow", ("n1",))
+        golden(finding)
+
+After a change that is meant, `python -m pytest --update-golden` rewrites the sections of the tests that run;
+then read `git diff tests/golden`.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.model import Finding
+
+FOLDER = Path(__file__).parent.parent / "golden"
+Sections = dict[str, str]
+_HEAD = re.compile(r"^== (test_.*)\n", re.MULTILINE)
+_BETWEEN = "\n--\n"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--update-golden."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the texts of tests/golden")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """golden(finding or text, ...): they are what this test's section of its module's golden file holds.
+
+    A test may call it several times; each call checks that its texts follow those of the call before.
+    """
+    test, module = request.node.name, request.path
+    path = FOLDER / f"{module.stem}.txt"
+    updates = request.config.getoption("update_golden")
+    texts: list[str] = []
+
+    def check(*things: Finding | str) -> None:
+        texts.extend(text_of(thing) for thing in things)
+        if not updates:
+            expected = read(path).get(test, "").split(_BETWEEN)
+            assert texts == expected[: len(texts)], f"not as in {path.name}; see tests/tools/golden.py"
+
+    yield check
+    if updates:
+        _update(path, module, test, _BETWEEN.join(texts))
+    elif len(texts) < len(read(path).get(test, "").split(_BETWEEN)):
+        pytest.fail(f"{path.name} has more texts than {test}")
+
+
+def text_of(thing: Finding | str) -> str:
+    """What the golden file shows of it; spaces at the ends of lines are left out."""
+    if isinstance(thing, Finding):
+        blamed = [*(f"rank {rank}" for rank in thing.ranks), *thing.nodes, *thing.gpus, *thing.links]
+        lines = [f"{thing.severity.value} {thing.code}: {thing.title}", thing.message]
+        lines += [f"blamed: {', '.join(blamed)}"] if blamed else []
+        lines += [f"fix: {thing.remedy}"] if thing.remedy else []
+        lines += [f"export {name}={value}" for name, value in thing.env.items()]
+        thing = "\n".join(lines)
+    return "\n".join(line.rstrip() for line in thing.splitlines()).rstrip("\n")
+
+
+def read(path: Path) -> Sections:
+    """The sections of a golden file, by test."""
+    if not path.exists():
+        return {}
+    _, *parts = _HEAD.split(path.read_text(encoding="utf-8"))
+    return {name: text.removesuffix("\n\n").removesuffix("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _update(path: Path, module: Path, test: str, text: str) -> None:
+    """Write one section, in the order of the tests in their module; sections of tests that are gone go."""
+    source = module.read_text(encoding="utf-8")
+    sections = {name: old for name, old in read(path).items() if _place(name, source) >= 0} | {test: text}
+    order = sorted(sections, key=lambda name: _place(name, source))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(f"== {name}\n{sections[name]}\n" for name in order), encoding="utf-8")
+
+
+def _place(test: str, source: str) -> int:
+    """Where in its module a test is defined; -1 if it is not."""
+    return source.find(f"def {test.partition('[')[0]}(")
