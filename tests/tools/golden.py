@@ -37,18 +37,18 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     test, module = request.node.name, request.path
     path = FOLDER / f"{module.stem}.txt"
     updates = request.config.getoption("update_golden")
+    section = read(path).get(test)
+    expected = [] if section is None else section.split(_BETWEEN)
     texts: list[str] = []
 
     def check(*things: Finding | str) -> None:
         texts.extend(text_of(thing) for thing in things)
-        if not updates:
-            expected = read(path).get(test, "").split(_BETWEEN)
-            assert texts == expected[: len(texts)], f"not as in {path.name}; see tests/tools/golden.py"
+        assert updates or texts == expected[: len(texts)], f"not as in {path.name}; see tests/tools/golden.py"
 
     yield check
     if updates:
         _update(path, module, test, _BETWEEN.join(texts))
-    elif len(texts) < len(read(path).get(test, "").split(_BETWEEN)):
+    elif len(texts) < len(expected):
         pytest.fail(f"{path.name} has more texts than {test}")
 
 
@@ -69,7 +69,9 @@ def read(path: Path) -> Sections:
     if not path.exists():
         return {}
     _, *parts = _HEAD.split(path.read_text(encoding="utf-8"))
-    return {name: text.removesuffix("\n\n").removesuffix("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        name: text.removesuffix("\n\n").removesuffix("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def _update(path: Path, module: Path, test: str, text: str) -> None:
