@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 from cores import cores, place
-from golden import golden, pytest_addoption  # noqa: F401: pytest finds them here
+from golden import golden, pytest_addoption  # noqa: F401 (pytest finds them here)
 from shown import SHOWN
 
 TITLES = ("gallery of faults",)
