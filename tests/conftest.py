@@ -1,15 +1,31 @@
-"""Where workers of pytest-xdist run tests: who has the cores, and what there is to show at the end."""
+"""What all tests share: golden texts, who has the cores, signals, and what is shown at the end."""
 
 import shutil
-from collections.abc import Generator
+import signal
+from collections import Counter
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from cores import cores, place
 from golden import golden, pytest_addoption  # noqa: F401 (pytest finds them here)
+from hypothesis import settings
 from shown import SHOWN
 
+# .ci/long takes it: 50 times as many examples as usual.
+settings.register_profile("long", max_examples=5000, deadline=None)
 TITLES = ("gallery of faults",)
 RUN = pytest.StashKey[str]()
+
+
+def pytest_configure() -> None:
+    """Children get the default signals, also where a shell (`cmd &`) or nohup had them ignored for us.
+
+    An ignored signal stays ignored across exec, one that has a handler does not (execve(2)).
+    """
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, lambda _signum, _frame: None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -31,11 +47,35 @@ def pytest_testnodedown(node: object, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Show it."""
+    """What tests have to show, and how many of each class ran."""
     for title, lines in config.stash.get(SHOWN, {}).items():
         terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)
+    terminalreporter.section("classes of tests")
+    for line in _classes(terminalreporter.stats):
+        terminalreporter.write_line(line)
+
+
+def _classes(stats: dict[str, list]) -> Iterator[str]:
+    """A row for each folder: how many of its tests passed, failed, and were skipped for which reason; their seconds."""
+    counts, seconds, reasons = Counter(), Counter(), {}
+    for outcome, reports in stats.items():
+        for report in reports:
+            parts = Path(getattr(report, "nodeid", "")).parts
+            if len(parts) < 2 or not hasattr(report, "outcome"):
+                continue
+            counts[parts[1], outcome] += 1
+            seconds[parts[1]] += getattr(report, "duration", 0.0)
+            if outcome == "skipped":
+                reasons.setdefault(parts[1], Counter())[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    yield f"{'class':<12}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"
+    for name in sorted(seconds):
+        failed = counts[name, "failed"] + counts[name, "error"]
+        row = (counts[name, "passed"], failed, counts[name, "skipped"])
+        yield f"{name:<12}{row[0]:>8}{row[1]:>8}{row[2]:>8}{seconds[name]:>9.1f}"
+        for reason, count in reasons.get(name, Counter()).items():
+            yield f"{'':<12}{count} skipped: {reason}"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -10,7 +10,7 @@ def _finding(code="RUN003.hung", severity="error", ranks=(), nodes=(), links=())
 
 
 def _result(blame, *findings, seconds=5.0, **fields):
-    fault = Fault(expect=("RUN003.hung",), blame=blame, bed=Bed(ranks=(2, 2, 2)), budget=20, **fields)
+    fault = Fault(about="", expect=("RUN003.hung",), blame=blame, bed=Bed(ranks=(2, 2, 2)), budget=20, **fields)
     report = {"findings": list(findings), "seconds": seconds, "exit_code": 1}
     return Result("name", fault, seconds, report=report, ended=True, reached=True)
 

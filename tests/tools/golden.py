@@ -6,7 +6,7 @@
         golden(finding)
 
 After a change that is meant, `python -m pytest --update-golden` rewrites the sections of the tests that run;
-then read `git diff tests/golden`.
+then read `git diff tests/golden`. Where parameters were renamed, remove the module's file first.
 """
 
 import re
@@ -46,9 +46,9 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
         assert updates or texts == expected[: len(texts)], f"not as in {path.name}; see tests/tools/golden.py"
 
     yield check
-    if updates:
+    if updates and texts:
         _update(path, module, test, _BETWEEN.join(texts))
-    elif len(texts) < len(expected):
+    elif not updates and len(texts) < len(expected):
         pytest.fail(f"{path.name} has more texts than {test}")
 
 
@@ -59,7 +59,7 @@ def text_of(thing: Finding | str) -> str:
         lines = [f"{thing.severity.value} {thing.code}: {thing.title}", thing.message]
         lines += [f"blamed: {', '.join(blamed)}"] if blamed else []
         lines += [f"fix: {thing.remedy}"] if thing.remedy else []
-        lines += [f"export {name}={value}" for name, value in thing.env.items()]
+        lines += [f"unset {name}" if value is None else f"export {name}={value}" for name, value in thing.env.items()]
         thing = "\n".join(lines)
     return "\n".join(line.rstrip() for line in thing.splitlines()).rstrip("\n")
 

@@ -91,25 +91,23 @@ def test_who_has_no_comparable_run_gets_a_reason(old: list[BaselineSeries], new:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    "text",
     [
-        ("", "base.json is no ddpdiag baseline: "),
-        ("[1]", "base.json is no ddpdiag baseline: "),
-        ("{}", "base.json is no ddpdiag baseline: "),
-        ("[" * 100_000, "base.json is no ddpdiag baseline: "),
-        ('{"schema": "ddpdiag.baseline/1", "series": [{}]}', "base.json is no ddpdiag baseline: "),
-        ("\ud800", "base.json is no ddpdiag baseline: "),
-        (
-            '{"schema": "ddpdiag.report/1"}',
-            "base.json has schema 'ddpdiag.report/1'; this ddpdiag reads 'ddpdiag.baseline/1'",
-        ),
+        "",
+        "[1]",
+        "{}",
+        "[" * 100_000,
+        '{"schema": "ddpdiag.baseline/1", "series": [{}]}',
+        "\ud800",
+        '{"schema": "ddpdiag.report/1"}',
     ],
     ids=["empty", "list", "no schema", "deep", "no series", "no text", "other schema"],
 )
-def test_an_unreadable_file_is_a_sentence(text: str, sentence: str) -> None:
+def test_an_unreadable_file_is_a_sentence(golden, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         loads(text, "base.json")
-    assert str(caught.value).startswith(sentence)
+    # What the decoder says of it follows, and differs between its versions.
+    golden(str(caught.value).partition(": ")[0])
 
 
 def test_a_file_is_json_that_people_can_read() -> None:
@@ -124,31 +122,25 @@ def test_the_run_of_this_world_is_found_among_others() -> None:
     assert find(others, series(2e-4)) == wanted
 
 
-def test_a_run_of_another_world_is_not_comparable() -> None:
-    wide = series(shape=shape_of({"n0": range(8), "n1": range(8)}))
-    assert find([series(shape=shape_of({"n0": range(8)}))], wide) == (
-        "the baseline is of 8 ranks on 1 host, this run of 16 ranks on 2 hosts"
-    )
+OTHER_WORLD = series(shape=shape_of({"n0": range(8), "n1": range(8)}))
+OTHER = structs.replace(OTHER_WORLD, fabric={"device": "Xeon"})
 
 
-def test_a_run_on_other_hardware_is_not_comparable() -> None:
-    assert find([series(fabric={"device": "Xeon", "network": "eth0"})], series()) == (
-        "device of the baseline: Xeon, of this run: AMD EPYC; network of the baseline: eth0, of this run: unknown"
-    )
-
-
-def test_the_nearest_run_tells_what_differs() -> None:
-    other = series(shape=shape_of({"n0": range(8)}), fabric={"device": "Xeon"})
-    assert find([other, series(fabric={"device": "Xeon"}), other], series()) == (
-        "device of the baseline: Xeon, of this run: AMD EPYC"
-    )
-
-
-def test_another_collective_is_not_comparable() -> None:
-    assert find([series(collective="broadcast", op="none")], series()) == (
-        "the baseline has no all_reduce over gloo (float sum), it has broadcast over gloo (float)"
-    )
-    assert find([], series()).endswith("it has no run at all")
+@pytest.mark.parametrize(
+    "old",
+    [
+        [OTHER_WORLD],
+        [series(fabric={"device": "Xeon", "network": "eth0"})],
+        [OTHER, series(fabric={"device": "Xeon"}), OTHER],
+        [series(collective="broadcast", op="none")],
+        [],
+    ],
+    ids=["another world", "other hardware", "the nearest of three", "another collective", "no run"],
+)
+def test_what_makes_runs_not_comparable_is_told(golden, old: list[BaselineSeries]) -> None:
+    reason = find(old, series())
+    assert isinstance(reason, str)
+    golden(reason)
 
 
 def test_the_shape_tells_uneven_hosts_from_even_ones() -> None:

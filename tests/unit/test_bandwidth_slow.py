@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -121,10 +122,6 @@ def test_never_more_than_half_are_named(evidence: dict[int, RankEvidence]) -> No
     assert 2 * len(slow_ranks(evidence)) <= len(evidence)
 
 
-def test_the_reason_says_by_how_much() -> None:
-    assert slow_ranks(copying(10e9, 10e9 / 2.1)) == {1: "copies 2.1x slower than the median of its peers"}
-
-
 def test_two_of_four_may_be_slow_and_three_share_a_cause() -> None:
     evidence = copying(10e9, 4e9, 10e9, 4e9)
     assert list(slow_ranks(evidence)) == [1, 3]
@@ -142,16 +139,12 @@ def test_a_moment_that_is_slow_for_all_is_nobodys_fault() -> None:
 def test_two_ranks_do_not_show_which_side_of_a_pair_is_slow() -> None:
     pairs = {0: RankEvidence(pair_busbw=10e9), 1: RankEvidence(pair_busbw=1e9)}
     assert slow_ranks(pairs) == {}
-    assert slow_ranks(pairs | {2: RankEvidence(pair_busbw=10e9)}) == {
-        1: "is 10x slower in its best pair than the median of its peers in theirs"
-    }
+    assert list(slow_ranks(pairs | {2: RankEvidence(pair_busbw=10e9)})) == [1]
 
 
 def test_who_comes_last_in_most_calls_by_much_is_slow() -> None:
     late = RankEvidence(lag_share=0.7, late_share=0.93)
-    assert slow_ranks({0: RankEvidence(), 1: late}) == {
-        1: "comes last in 93 % of the calls, late by 70 % of a transfer"
-    }
+    assert list(slow_ranks({0: RankEvidence(), 1: late})) == [1]
     assert slow_ranks({0: RankEvidence(), 1: late._replace(lag_share=0.1)}) == {}
     assert slow_ranks({0: RankEvidence(), 1: late._replace(late_share=0.5)}) == {}
 
@@ -160,8 +153,16 @@ def test_a_rank_alone_is_not_slow() -> None:
     assert slow_ranks({0: RankEvidence((1.0,), 1.0, 9.0, 1.0)}) == {}
 
 
-def test_reasons_are_put_together() -> None:
-    evidence = copying(10e9, 10e9, 5e9)
-    evidence[2] = evidence[2]._replace(lag_share=0.5, late_share=0.8)
-    copies, comes = "copies 2.0x slower than the median of its peers", "comes last in 80 % of the calls"
-    assert slow_ranks(evidence)[2] == f"{copies} and {comes}, late by 50 % of a transfer"
+@pytest.mark.parametrize(
+    "own",
+    [
+        RankEvidence((10e9 / 2.1,) * 5),
+        RankEvidence(pair_busbw=1e9),
+        RankEvidence(lag_share=0.7, late_share=0.93),
+        RankEvidence((5e9,) * 5, lag_share=0.5, late_share=0.8),
+    ],
+    ids=["copies", "pairs", "lags", "copies and lags"],
+)
+def test_the_reason_says_by_how_much(golden, own: RankEvidence) -> None:
+    usual = RankEvidence((10e9,) * 5, pair_busbw=10e9)
+    golden(slow_ranks({0: usual, 1: usual, 2: own})[2])

@@ -101,20 +101,20 @@ def posted(rank: int, upto: int, frame: str = "wait (c10d.py:10)", *, told: bool
     return structs.replace(outcome(rank, Status.HUNG, told=told, state="S", stack=(frame,)), flight=flight(upto))
 
 
-def test_who_did_not_post_the_collective_in_which_the_others_wait_is_blamed() -> None:
+def test_who_did_not_post_the_collective_in_which_the_others_wait_is_blamed(golden) -> None:
     blame = blamed([posted(0, 7), posted(1, 6, "sleep (user.py:1)"), posted(2, 7)])
     assert blame.ranks == (1,)
-    assert "all_reduce #7" in blame.why
+    golden(blame.why)
 
 
 def test_of_two_ranks_the_one_that_left_the_last_collective_and_posted_no_other_is_blamed() -> None:
     assert blamed([posted(0, 7), posted(1, 6, "sleep (user.py:1)")]).ranks == (1,)
 
 
-def test_who_waits_like_the_others_in_an_older_collective_is_not_blamed() -> None:
+def test_who_waits_like_the_others_in_an_older_collective_is_not_blamed(golden) -> None:
     blame = blamed([posted(0, 7), posted(1, 6), posted(2, 7)])
     assert blame.ranks == ()
-    assert "did not arrive" in blame.why
+    golden(blame.why)
 
 
 def test_who_was_told_to_stop_had_less_time_to_post_as_many() -> None:
@@ -122,11 +122,11 @@ def test_who_was_told_to_stop_had_less_time_to_post_as_many() -> None:
     assert blamed([posted(0, 7, "wait (a.py:1)"), told, posted(2, 7, "wait (b.py:1)")]).ranks == ()
 
 
-def test_who_posted_another_size_than_most_is_blamed_although_its_step_is_the_furthest() -> None:
+def test_who_posted_another_size_than_most_is_blamed_although_its_step_is_the_furthest(golden) -> None:
     wrong = structs.replace(outcome(2, Status.HUNG, step=9), flight=(*flight(3), collective(4, elements=5)))
     blame = blamed([*(structs.replace(outcome(r, Status.HUNG), flight=flight(4)) for r in (0, 1, 3)), wrong])
     assert (blame.ranks, blame.status, len(blame.sides)) == ((2,), Status.HUNG, 2)
-    assert "all_reduce #4 (5 Float elements)" in blame.why
+    golden(blame.why)
 
 
 def test_the_innocent_one_that_complains_of_a_size_is_not_blamed() -> None:

@@ -1,5 +1,7 @@
 """The Board: real sockets on loopback, and what strangers may say to it."""
 
+import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -92,15 +94,13 @@ def test_who_is_refused_leaves_with_the_sentence(hub: Hub) -> None:
     assert (str(lost), lost.exit_code) == ("rank 1 came twice", 2)
 
 
-def test_nobody_listening_is_said_to_be_refused() -> None:
-    with pytest.raises(RunLost, match=r"rank 0 on n0 did not reach rank 0 at 127.0.0.1 .*refused") as lost:
-        join(Desk("127.0.0.1", (free_port("127.0.0.1"),), 0.2), SEAL, ME, lambda: None)
+@pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid"])
+def test_who_does_not_reach_rank_0_is_told_why(golden, address: str) -> None:
+    port = free_port("127.0.0.1")
+    with pytest.raises(RunLost) as lost:
+        join(Desk(address, (port,), 0.2), SEAL, ME, lambda: None)
     assert lost.value.exit_code == 3
-
-
-def test_an_unknown_name_is_said_to_be_unknown() -> None:
-    with pytest.raises(RunLost, match="cannot be resolved"):
-        join(Desk("no-such-host.invalid", (1234,), 0.2), SEAL, ME, lambda: None)
+    golden(str(lost.value).replace(str(port), "PORT"))
 
 
 def test_a_signal_ends_the_search() -> None:
@@ -109,11 +109,12 @@ def test_a_signal_ends_the_search() -> None:
     assert lost.value.exit_code == 143
 
 
-def test_taken_ports_are_named_with_their_holder() -> None:
+def test_taken_ports_are_named_with_their_holder(golden) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"no port is free .*{port} is held by pid \d+"):
+        with pytest.raises(UsageError) as caught:
             Hub([port], SEAL, ME, local_only=True)
+    golden(re.sub(r"\(.*\)", "(HOLDER)", str(caught.value).replace(str(port), "PORT").replace(str(os.getpid()), "PID")))
 
 
 def test_a_closed_door_is_free_for_the_job_and_who_came_through_it_stays() -> None:

@@ -1,5 +1,6 @@
 """What the ranks of a failed trial left behind, in words."""
 
+import pytest
 from msgspec import structs
 from ras_server import REPORT
 from test_flights import collective, flight
@@ -25,45 +26,40 @@ GUILTY = hung(2, 6, "connect all ranks: post", 7, "_forever (user.py:3)")
 WAITING = [hung(rank, 7) for rank in (0, 1, 3)]
 
 
-def words(*outcomes: Outcome) -> str:
-    blame = blamed(outcomes)
-    assert blame is not None
-    return waits_text(blame, outcomes)
+DEAD = outcome(2, Status.DIED, error="killed by SIGSEGV")
+ECHOES = [
+    outcome(r, Status.RAISED, error=f"Connection closed by peer [10.0.0.{r}]:{r}", flight=flight(1)) for r in (0, 1, 3)
+]
 
 
-def test_it_is_said_who_waits_for_whom_in_which_collective() -> None:
-    assert words(*WAITING, GUILTY) == (
-        "Ranks 0-1,3 wait for it in all_reduce #7 (1 Float element); its own last is all_reduce #6 (1 Float element)."
-    )
-
-
-def test_a_rank_that_posted_nothing_and_one_that_does_not_say_are_told_apart() -> None:
-    assert words(*WAITING, structs.replace(GUILTY, flight=())).endswith("; it has posted none.")
-    assert words(*WAITING, structs.replace(GUILTY, flight=None)).endswith("in all_reduce #7 (1 Float element).")
-
-
-def test_beside_a_crash_the_others_waited() -> None:
-    dead = outcome(2, Status.DIED, error="killed by SIGSEGV")
-    echoes = [outcome(r, Status.RAISED, error="Connection closed by peer", flight=flight(1)) for r in (0, 1, 3)]
-    assert words(dead, *echoes) == "Ranks 0-1,3 waited for it in all_reduce #1 (4 Float elements)."
-
-
-def test_where_nobody_stands_out_it_is_said_where_all_wait() -> None:
-    assert words(hung(0, 7), hung(1, 7)) == "Ranks 0-1 wait in all_reduce #7 (1 Float element)."
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        pytest.param([*WAITING, GUILTY], id="for-one-that-is-behind"),
+        pytest.param([*WAITING, structs.replace(GUILTY, flight=())], id="for-one-that-posted-none"),
+        pytest.param([*WAITING, structs.replace(GUILTY, flight=None)], id="for-one-that-does-not-say"),
+        pytest.param([DEAD, *ECHOES], id="beside-a-crash"),
+        pytest.param([hung(0, 7), hung(1, 7)], id="for-nobody"),
+    ],
+)
+def test_it_is_said_who_waits_for_whom_in_which_collective(golden, outcomes) -> None:
+    golden(waits_text(blamed(outcomes), outcomes))
 
 
 def test_ranks_that_say_nothing_are_not_said_to_wait() -> None:
-    assert words(hung(0, None), hung(1, None)) == ""
+    silent = [hung(0, None), hung(1, None)]
+    assert waits_text(blamed(silent), silent) == ""
 
 
-def test_ranks_that_stand_alike_are_one_line_and_the_guilty_come_first() -> None:
-    evidence = bundle((2,), [*WAITING, GUILTY])
-    assert evidence["ranks"] == [
-        "rank 2: hung at 'connect all ranks: post', sleeping in _forever (user.py); "
-        "last posted all_reduce #6 (1 Float element)",
-        "ranks 0-1,3: hung at 'connect all ranks: wait', sleeping in wait (c10d.py); "
-        "last posted all_reduce #7 (1 Float element)",
-    ]
+@pytest.mark.parametrize(
+    "outcomes",
+    [[*WAITING, GUILTY], [*WAITING, structs.replace(GUILTY, flight=None)], [*ECHOES, DEAD]],
+    ids=["hung", "holds-the-gil", "echoes-of-any-address"],
+)
+def test_ranks_that_stand_alike_are_one_line_and_the_guilty_come_first(golden, outcomes) -> None:
+    lines = bundle((2,), outcomes)["ranks"]
+    assert [line.partition(":")[0] for line in lines] == ["rank 2", "ranks 0-1,3"]
+    golden(*lines)
 
 
 def test_the_stacks_of_the_guilty_and_of_one_that_waits_end_where_the_worker_begins() -> None:
@@ -72,51 +68,32 @@ def test_the_stacks_of_the_guilty_and_of_one_that_waits_end_where_the_worker_beg
     assert [name for name in evidence if name.startswith("stack")] == ["stack_of_rank_2", "stack_of_rank_3"]
 
 
-def test_a_rank_that_holds_the_gil_is_said_to_say_nothing() -> None:
-    lines = bundle((2,), [*WAITING, structs.replace(GUILTY, flight=None)])["ranks"]
-    assert isinstance(lines, list)
-    assert str(lines[0]).endswith("did not say what it posted")
-
-
-def test_echoes_are_one_line_whatever_address_they_tell() -> None:
-    echoes = [outcome(r, Status.RAISED, error=f"Connection closed by peer [10.0.0.{r}]:{r}") for r in (0, 1, 3)]
-    lines = bundle((2,), [*echoes, outcome(2, Status.DIED, error="killed by SIGSEGV")])["ranks"]
-    assert lines == ["rank 2: died, killed by SIGSEGV", "ranks 0-1,3: raised, an echo of another rank's failure"]
-
-
 def test_thousands_of_ranks_that_all_differ_do_not_flood_the_report() -> None:
     outcomes = [hung(rank, 1, at=f"step {rank}") for rank in range(3000)]
     lines = bundle((), outcomes)["ranks"]
     assert isinstance(lines, list)
     assert len(lines) == 65
-    assert "2936 more" in str(lines[-1])
+    assert "2936" in str(lines[-1])
 
 
-def test_a_hang_is_told_in_one_message() -> None:
+def test_a_hang_is_told_in_one_message(golden) -> None:
     finding = only(list(run003.judge(run_of(*WAITING, GUILTY))))
-    assert finding.message == (
-        "rank 2 on n1 hung in COL001 (gloo): it did not reach the step at which the others wait for it; it stands at "
-        "'connect all ranks: post', the others at 'connect all ranks: wait'; pid 102 is sleeping, in _forever "
-        "(user.py:3). Ranks 0-1,3 wait for it in all_reduce #7 (1 Float element); its own last is all_reduce #6 "
-        "(1 Float element)."
-    )
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (2,), ("n1",))
+    golden(finding)
 
 
-def test_a_mismatch_has_a_code_of_its_own() -> None:
+def test_a_mismatch_has_a_code_of_its_own(golden) -> None:
     wrong = structs.replace(hung(2, 7), flight=(collective(7, elements=2),))
     finding = only(list(run003.judge(run_of(*WAITING, wrong))))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.mismatch", (2,), ("n1",))
-    assert (
-        "posted all_reduce #7 (2 Float elements), where most posted all_reduce #7 (1 Float element)" in finding.message
-    )
-    assert "shapes" in finding.remedy
+    golden(finding)
 
 
-def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither() -> None:
+def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither(golden) -> None:
     wrong = structs.replace(hung(1, 7), flight=(collective(7, elements=2),))
     finding = only(list(run003.judge(run_of(hung(0, 7), wrong, size=2))))
     assert (finding.code, finding.ranks) == ("RUN003.mismatch", ())
-    assert "Rank 0 posted all_reduce #7 (1 Float element); rank 1 posted" in finding.message
+    golden(finding)
 
 
 def test_of_nccls_own_report_the_errors_and_warnings_are_shown_once() -> None:
@@ -127,12 +104,12 @@ def test_of_nccls_own_report_the_errors_and_warnings_are_shown_once() -> None:
     assert lines[-1] == ("  Rank 2 has launched up to operation 6 -- GPU 2 managed by process 4103 on node 10.0.0.1")
 
 
-def test_a_report_that_was_cut_is_shown_from_its_start_and_a_long_one_is_counted() -> None:
+def test_a_report_that_was_cut_is_shown_from_its_start_and_a_long_one_is_counted(golden) -> None:
     start = bundle((2,), [structs.replace(GUILTY, ras="NCCL version 2.27.7\n\nJob summary\n====\n")])
     assert start["nccl_ras"] == ["NCCL version 2.27.7", "Job summary"]
-    long = bundle((2,), [structs.replace(GUILTY, ras="\n".join(f"line {n}" for n in range(100)))])
-    assert isinstance(long["nccl_ras"], list)
-    assert long["nccl_ras"][-1] == "... and 76 more lines, in the recording"
+    *shown, rest = bundle((2,), [structs.replace(GUILTY, ras="\n".join(f"line {n}" for n in range(100)))])["nccl_ras"]
+    assert shown == [f"line {n}" for n in range(24)]
+    golden(rest)
     assert "nccl_ras" not in bundle((2,), WAITING)
 
 

@@ -15,8 +15,5 @@ def test_a_step_page_is_read_as_it_was_written() -> None:
     page.close()
 
 
-def test_exit_codes_are_put_in_words() -> None:
-    assert how_it_ended(-11) == "killed by SIGSEGV"
-    assert how_it_ended(3) == "left with exit code 3 before it answered"
-    assert "vanished" in how_it_ended(None)
-    assert how_it_ended(-63).startswith("killed by")
+def test_exit_codes_are_put_in_words(golden) -> None:
+    golden(*(how_it_ended(code) for code in (-11, 3, None, -63)))

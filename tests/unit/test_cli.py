@@ -1,7 +1,6 @@
 """Options, documented commands, and streams that cannot be written. Nothing is run but `explain`."""
 
 import ast
-import inspect
 import io
 import os
 import re
@@ -99,7 +98,7 @@ def test_a_documented_command_is_understood(words: tuple[str, ...]) -> None:
 
 
 def test_an_option_that_does_not_exist_would_be_noticed() -> None:
-    with pytest.raises(Exception, match="No such option"):
+    with pytest.raises(Exception, match="--no-such-option"):
         parsed("check", "--no-such-option")
 
 
@@ -113,9 +112,10 @@ def test_values_are_repeated_or_separated_by_commas() -> None:
     assert split(("gpu,collective", "host")) == ("gpu", "collective", "host")
 
 
-def test_a_path_that_json_cannot_hold_is_refused() -> None:
-    with pytest.raises(UsageError, match="no UTF-8"):
+def test_a_path_that_json_cannot_hold_is_refused(golden) -> None:
+    with pytest.raises(UsageError) as caught:
         _absolute("--data-dir", os.fsdecode(b"/tmp/\xff"))
+    golden(str(caught.value))
     assert _absolute("--data-dir", "/tmp/ä") == "/tmp/ä"
 
 
@@ -132,17 +132,17 @@ def shown_on(stream: io.TextIOBase | None) -> None:
     publish(judge(recording, all_checks()), disassemble(recording), Outputs(), stream, None)
 
 
-@pytest.mark.parametrize(("stream", "reason"), [(Full(), "No space left"), (None, "closed")])
-def test_a_report_that_cannot_be_shown_is_explained(stream: io.TextIOBase | None, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        shown_on(stream)
-
-
-def test_a_closed_stream_is_explained() -> None:
+def closed() -> io.StringIO:
     stream = io.StringIO()
     stream.close()
-    with pytest.raises(UsageError, match="closed"):
+    return stream
+
+
+@pytest.mark.parametrize("stream", [Full(), closed(), None], ids=["full", "closed", "none"])
+def test_a_report_that_cannot_be_shown_is_explained(golden, stream: io.TextIOBase | None) -> None:
+    with pytest.raises(UsageError) as caught:
         shown_on(stream)
+    golden(str(caught.value))
 
 
 def test_what_an_encoding_cannot_hold_is_escaped() -> None:
@@ -209,20 +209,19 @@ def test_without_standard_streams_an_exit_code_is_left(monkeypatch: pytest.Monke
     assert guarded(lambda: 3) == 3
 
 
-def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_no_bug(golden, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def write() -> int:
         raise OSError(28, "No space left on device", "/tmp/x")
 
     assert guarded(write) == 2
-    assert capsys.readouterr().err == "ddpdiag: cannot write /tmp/x: No space left on device\n"
+    golden(capsys.readouterr().err)
     monkeypatch.setattr(sys, "stdout", Full())
     assert guarded(lambda: 1) == 1  # the verdict stands
 
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_no_bug(redirection: str) -> None:
+def test_closed_streams_are_no_bug(golden, redirection: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m ddpdiag judge {shlex.quote(str(HEALTHY))} {redirection}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode in (0, 2)
-    assert "bug" not in done.stderr
-    assert inspect.cleandoc(done.stderr).count("\n") == 0
+    golden(done.stderr)

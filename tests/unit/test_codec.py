@@ -1,6 +1,7 @@
 """What is written is read back as what it was; what is damaged says so."""
 
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -87,21 +88,21 @@ def test_an_outcome_without_data_is_a_line_of_json() -> None:
     assert msgspec.json.decode(encode_line(outcome), type=Outcome) == outcome
 
 
-def test_a_recording_cut_in_a_line_is_read_up_to_there_and_says_so(tmp_path: Path) -> None:
+def test_a_recording_cut_in_a_line_is_read_up_to_there_and_says_so(golden, tmp_path: Path) -> None:
     recording = read_recording([write(tmp_path / "run.jsonl", cut=5)])
     assert recording.end is None
     assert len(recording.outcomes) == 2
-    assert recording.notes == ("run.jsonl is cut off in line 9; what comes before it was judged",)
+    golden(*recording.notes)
 
 
-def test_a_damaged_line_in_the_middle_ends_the_reading_and_says_so(tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_ends_the_reading_and_says_so(golden, tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl")
     rows = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*rows[:4], b"\xff\xfe garbage", *rows[4:]]))
     recording = read_recording([path])
     assert len(recording.trials) == 1
     assert not recording.outcomes
-    assert "unreadable from line 5 on" in recording.notes[0]
+    golden(*(re.sub(r"\(.*\)", "(WHY)", note) for note in recording.notes))
 
 
 @given(st.integers(1, 1200))
@@ -135,13 +136,14 @@ def test_each_ranks_own_groups_are_put_together_once() -> None:
     assert assemble([header, *parts]).trials == (structs.replace(whole, groups=((0, 1), (2, 3))),)
 
 
-def test_parts_of_two_runs_are_refused(tmp_path: Path) -> None:
+def test_parts_of_two_runs_are_refused(golden, tmp_path: Path) -> None:
     paths = []
     for name in ("a", "b"):
         paths.append(tmp_path / name)
         paths[-1].write_bytes(encode_line(header(run_id=name)))
-    with pytest.raises(UsageError, match="different runs: a, b"):
+    with pytest.raises(UsageError) as caught:
         read_recording(paths)
+    golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b'{"type":"end","seconds":1}\n', b"\x00" * 100])
@@ -152,9 +154,10 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path, content: bytes) ->
         read_recording([path])
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read recording .*gone\.jsonl: No such file"):
+def test_a_missing_file_is_named(golden, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
         read_recording([tmp_path / "gone.jsonl"])
+    golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 
 def many_lines() -> list[object]:

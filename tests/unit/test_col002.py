@@ -70,24 +70,24 @@ def renamed(seen: Seen[Data], *, boot: str | None = None) -> Seen[Data]:
     return with_arrivals(seen, arrivals)
 
 
-def test_two_machines_of_one_name_are_two():
+def test_two_machines_of_one_name_are_two(golden):
     limits = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
     seen = benched(alike(4, limits=limits), ranks_per_node=2)
     one, same, two = (bench_of(each).series[0].expectation for each in (renamed(seen, boot="b"), renamed(seen), seen))
     assert one is not None
     assert same is not None
     assert two is not None
-    assert "loopback" in one.source
+    golden(one.source, same.source)
     assert same.busbw_bytes_per_s == two.busbw_bytes_per_s == pytest.approx(0.94 * 0.125e9)
 
 
-def test_the_second_machine_of_a_name_has_a_number():
+def test_the_second_machine_of_a_name_has_a_number(golden):
     slow = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.0125e9)
     fast = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
     rows = {rank: data_of(rank, 4, steady(), limits=slow if rank > 1 else fast) for rank in range(4)}
     expectation = bench_of(renamed(benched(rows, ranks_per_node=2))).series[0].expectation
     assert expectation is not None
-    assert expectation.source.endswith("of the network card of n0 (2)")
+    golden(expectation.source)
 
 
 def gpus(*links: int | None, switched: bool | None = True, device: str = "H100") -> list[Data]:
@@ -117,25 +117,25 @@ def test_every_rank_keeps_its_own_time():
     assert [line.lag_seconds for line in report.ranks] == pytest.approx([3e-3, 0])
 
 
-def test_latency_bandwidth_and_expectation_are_found():
+def test_latency_bandwidth_and_expectation_are_found(golden):
     (series,) = bench_of(benched(alike(2))).series
     assert series.fit is not None
     assert series.fit.latency_seconds == pytest.approx(100e-6, rel=0.01)
     assert series.fit.busbw_bytes_per_s == pytest.approx(1e9, rel=0.01)
     assert series.expectation is not None
-    assert "loopback 2 GB/s" in series.expectation.source
+    golden(series.expectation.source)
 
 
-def test_one_wrong_element_is_an_error():
+def test_one_wrong_element_is_an_error(golden):
     rows = alike(2) | {1: data_of(1, 2, steady(), wrong={SIZES[-1]: 1})}
     (finding,) = col002.judge(benched(rows))
     assert (finding.code, finding.severity) == ("COL002.wrong", Severity.ERROR)
-    assert "1 element is not" in finding.message
     assert finding.ranks == ()
     assert bench_of(benched(rows)).wrong == 1
+    golden(finding)
 
 
-def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence():
+def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence(golden):
     rows = alike(2) | {1: data_of(1, 2, steady(), copies=(5e9,) * 5)}
     seen = benched(rows)
     (finding,) = col002.judge(seen)
@@ -143,7 +143,7 @@ def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence():
     report = bench_of(seen)
     assert [bool(line.slow) for line in report.ranks] == [False, True]
     assert report.series[0].bottleneck is Bottleneck.SLOW_RANK
-    assert report.sentence.startswith("rank 1 on n0 holds the others back")
+    golden(finding, report.sentence)
 
 
 def test_a_rank_that_is_slow_in_every_pair_is_named():
@@ -162,12 +162,12 @@ def test_more_ranks_than_cores_are_not_judged():
     assert series.bottleneck is Bottleneck.NOT_JUDGED
 
 
-def test_what_was_measured_before_the_run_was_cut_short_is_kept():
+def test_what_was_measured_before_the_run_was_cut_short_is_kept(golden):
     rows = {0: data_of(0, 2, steady(), sizes=SIZES[:5]), 1: data_of(1, 2, steady(), sizes=SIZES[:3])}
     report = bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.SKIPPED}))
     assert [row.size_bytes for row in report.rows] == [*SIZES[:3]]
     assert not report.complete
-    assert any("cut short" in remark for remark in report.remarks)
+    golden(*report.remarks)
 
 
 def test_a_rank_that_gave_nothing_hides_nothing():
@@ -211,16 +211,17 @@ def test_a_run_that_lost_a_tenth_is_worse_than_its_baseline():
     assert codes(benched(alike(2), bench=Bench(baseline=before))) == []
 
 
-def test_another_world_is_not_compared():
+def test_another_world_is_not_compared(golden):
     before = bench_of(benched(alike(2))).saved
     (finding,) = col002.judge(benched(alike(4), bench=Bench(baseline=before)))
     assert finding.code == "COL002.incomparable"
-    assert "2 ranks" in finding.message
-    assert "4 ranks" in finding.message
+    golden(finding)
 
 
-def test_what_the_backend_lacks_is_said():
+def test_what_the_backend_lacks_is_said(golden):
     (finding,) = col002.judge(benched(alike(2, sizes=(), unsupported=("all_reduce of half with avg: no",))))
+    assert finding.code == "COL002.unsupported"
+    golden(finding)
     assert finding.code == "COL002.unsupported"
 
 
@@ -247,9 +248,10 @@ def test_one_rank_alone_has_no_ground():
     assert col002.ground(world_of(2)) is None
 
 
-def test_the_spread_of_calls():
+def test_the_spread_of_calls(golden):
     found = spread([1.0, 2.0, 3.0, 4.0])
     assert (found.min, found.median, found.max, found.mean, found.count) == (1.0, 2.5, 4.0, 2.5, 4)
     assert found.cv == pytest.approx(1.118034 / 2.5)
-    with pytest.raises(ValueError, match="no calls"):
+    with pytest.raises(ValueError) as caught:
         spread([])
+    golden(str(caught.value))

@@ -1,6 +1,7 @@
 """Two runs held against each other: what counts, who is named, what is no regression."""
 
 import json
+import re
 import time
 from functools import cache
 from itertools import permutations
@@ -87,10 +88,10 @@ def of(old: Report, new: Report) -> Comparison:
 # A rank against its peers
 
 
-def test_a_rank_that_became_slower_than_its_peer_is_named() -> None:
+def test_a_rank_that_became_slower_than_its_peer_is_named(golden) -> None:
     (change,) = changes(snapshot(steps(0), steps(1)), snapshot(steps(0), steps(1, 1.15)))
     assert change.ranks == (1,)
-    assert "rank 1: processor time of a step takes 1.15 times that of the other rank, 1.00 times before" in change.text
+    golden(change.text)
 
 
 def test_what_slows_all_ranks_is_nobodys_regression_among_peers() -> None:
@@ -114,21 +115,17 @@ def test_noise_hides_what_it_could_be() -> None:
     assert changes(old, snapshot(steps(0), steps(1, 1.15, NOISY))) == []
 
 
-def test_busy_cores_are_told_and_not_judged() -> None:
-    old, new = snapshot(steps(0), steps(1), busy=0.5), snapshot(steps(0), steps(1, 1.5))
-    count, told = compared_figures(old, new)
-    assert count == 0
-    assert [change.direction for change in told] == [Direction.UNJUDGED]
-    assert "no times were judged: in one of the runs a rank had 50 % of its core" in told[0].text
+@pytest.mark.parametrize(("then", "now"), [(0.5, 1.0), (None, None)])
+def test_busy_cores_or_those_nobody_looked_at_are_told_and_not_judged(golden, then, now) -> None:
+    old, new = snapshot(steps(0), steps(1), busy=then), snapshot(steps(0), steps(1, 1.5), busy=now)
+    count, (told,) = compared_figures(old, new)
+    assert (count, told.direction) == (0, Direction.UNJUDGED)
+    golden(told.text)
 
 
 def test_where_nobody_looked_times_are_judged_on_gpus_only() -> None:
-    slow = (steps(0), steps(1, 1.5))
-    count, (told,) = compared_figures(snapshot(steps(0), steps(1), busy=None), snapshot(*slow, busy=None))
-    assert (count, told.direction) == (0, Direction.UNJUDGED)
-    assert "nobody looked (TRN003 does) whether others used the cores" in told.text
-    on_gpus = (snapshot(*own, busy=None, on_gpus=True) for own in ((steps(0), steps(1)), slow))
-    assert [change.ranks for change in changes(*on_gpus)] == [(1,)]
+    figures = ((steps(0), steps(1)), (steps(0), steps(1, 1.5)))
+    assert [own.ranks for own in changes(*(snapshot(*each, busy=None, on_gpus=True) for each in figures))] == [(1,)]
 
 
 @relaxed
@@ -212,14 +209,14 @@ def test_calls_of_a_run_that_spread_ask_for_twice_as_much() -> None:
     assert shift(old, world((200e-6, 250e-6, 320e-6), Sampling.SUMMARY)).is_beyond
 
 
-def test_a_single_value_is_told_and_not_judged() -> None:
+def test_a_single_value_is_told_and_not_judged(golden) -> None:
     def rate(value: float) -> Snapshot:
         return snapshot(world((value,), Sampling.SINGLE, is_rate=True))
 
     assert compared_figures(rate(1000.0), rate(800.0))[1] == ()
     (change,) = compared_figures(rate(1000.0), rate(400.0))[1]
     assert (change.direction, change.ratio) == (Direction.NEUTRAL, 2.5)
-    assert "its noise is not known" in change.text
+    golden(change.text)
 
 
 @pytest.mark.parametrize("values", [(), (0.0,) * 5, (float("nan"),) * 5, (-1.0,) * 5, (1.0,) * 4])
@@ -248,10 +245,11 @@ def test_a_benchmark_is_compared_as_by_its_own_baseline(rate: float, direction: 
     assert compared_figures(old, snapshot(series=(series(0.97e9),)))[1] == ()
 
 
-def test_another_world_is_not_compared() -> None:
+def test_another_world_is_not_compared(golden) -> None:
     other = snapshot(steps(0), shape={"ranks": "4 ranks"})
     count, (change,) = compared_figures(snapshot(steps(0)), other)
-    assert (count, change.text) == (0, "figures were not compared, ranks: 2 ranks then, 4 ranks now")
+    assert (count, change.direction) == (0, Direction.UNJUDGED)
+    golden(change.text)
 
 
 def test_the_values_of_every_rank_are_kept_to_six_digits() -> None:
@@ -265,13 +263,10 @@ def test_the_values_of_every_rank_are_kept_to_six_digits() -> None:
         assert max(len(encode(each)) for each in figures) < 300
 
 
-def test_ranks_that_never_came_are_told() -> None:
+def test_ranks_that_never_came_are_told(golden) -> None:
     recording = read_recording([HEALTHY.parent / "failures" / "host_missing.jsonl"])
-    shape = judge(recording, all_checks()).snapshot.shape
-    size, came = recording.header.world_size, len(recording.arrivals)
-    assert size > came
-    assert shape["ranks"] == f"{size} ranks ({size - came} of {size} never came)"
-    assert healthy().snapshot.shape["ranks"] == "2 ranks"
+    assert recording.header.world_size > len(recording.arrivals)
+    golden(judge(recording, all_checks()).snapshot.shape["ranks"], healthy().snapshot.shape["ranks"])
 
 
 # Ways between hosts
@@ -286,11 +281,11 @@ def ways(**slow: float) -> tuple[Matrix, ...]:
     return (Matrix(name="mesh.rate", title="TCP", rows=hosts, columns=hosts, cells=cells, unit="bytes_per_s"),)
 
 
-def test_a_way_that_became_slow_is_named() -> None:
+def test_a_way_that_became_slow_is_named(golden) -> None:
     (change,) = changed_matrices(ways(), ways(n0n1=0.5))
-    assert (change.direction, change.text) == (Direction.REGRESSION, "TCP: n0 -> n1: 1 GB/s -> 500 MB/s")
     (back,) = changed_matrices(ways(n0n1=0.5), ways())
-    assert back.direction is Direction.IMPROVEMENT
+    assert (change.direction, back.direction) == (Direction.REGRESSION, Direction.IMPROVEMENT)
+    golden(change.text)
 
 
 @pytest.mark.parametrize(("busy", "exit_code"), [(1.0, 1), (0.5, 3), (None, 3)])
@@ -305,10 +300,10 @@ def test_a_way_that_varies_is_not() -> None:
     assert list(changed_matrices(ways(), ways(n0n1=0.75))) == []
 
 
-def test_all_ways_together_are_one_change() -> None:
+def test_all_ways_together_are_one_change(golden) -> None:
     (change,) = changed_matrices(ways(), ways(all=0.4))
     assert change.direction is Direction.REGRESSION
-    assert change.text.endswith("and 4 more: 1 GB/s -> 400 MB/s")
+    golden(change.text)
 
 
 @relaxed
@@ -343,12 +338,13 @@ def test_a_verdict_that_changes_counts(old: Verdict, new: Verdict, direction: Di
     assert (found.changes[0].direction, found.exit_code) == (direction, code)
 
 
-def test_what_a_run_that_could_not_look_does_not_see_is_not_gone() -> None:
-    found = of(report(verdict=Verdict.UNFIT, findings=(finding(),)), report(verdict=Verdict.UNKNOWN))
-    assert {change.direction for change in found.changes} == {Direction.NEUTRAL}
-    assert any(change.text.startswith("not seen again: error HST003.small") for change in found.changes)
+def test_what_a_run_that_could_not_look_does_not_see_is_not_gone(golden) -> None:
+    old = report(verdict=Verdict.UNFIT, findings=(finding(),), sentence="s")
+    found = of(old, report(verdict=Verdict.UNKNOWN, sentence="s"))
+    neutral = [(Direction.NEUTRAL, "verdict"), (Direction.NEUTRAL, "HST003.small")]
+    assert [(change.direction, change.name) for change in found.changes] == neutral
     assert found.exit_code == 3
-    assert "UNKNOWN: 2 other changes" in rendering.render(found, width=80, color=False)
+    golden(rendering.render(found, width=80, color=False))
     assert of(report(verdict=Verdict.UNKNOWN), report(verdict=Verdict.UNKNOWN)).exit_code == 3
 
 
@@ -374,23 +370,28 @@ def tried(code: str, **statuses: int) -> tuple[CheckLine, ...]:
     )
 
 
-@pytest.mark.parametrize("checks", [tried("HST003"), tried("HST003", done=1, hung=1), ()])
-def test_what_was_not_looked_at_is_neither_new_nor_gone(checks: tuple[CheckLine, ...]) -> None:
+@pytest.mark.parametrize(
+    "checks", [tried("HST003"), tried("HST003", done=1, hung=1), ()], ids=["skipped", "hung", "unknown"]
+)
+def test_what_was_not_looked_at_is_neither_new_nor_gone(golden, checks: tuple[CheckLine, ...]) -> None:
     blind, seen = report(checks=checks), report(findings=(finding(severity=Severity.WARNING),))
-    for old, new, word in ((blind, seen, "then"), (seen, blind, "now")):
+    for old, new in ((blind, seen), (seen, blind)):
         found = of(old, new)
         (change,) = found.changes
-        assert (change.direction, found.exit_code) == (Direction.NEUTRAL, 0)
-        assert change.text.startswith(f"not looked at {word}: warning HST003.small")
+        assert (change.direction, change.name, found.exit_code) == (Direction.NEUTRAL, "HST003.small", 0)
+        golden(change.text)
 
 
 @pytest.mark.parametrize(
-    ("checks", "word"), [(tried("COL001"), "not looked at now"), (tried("COL001", done=2), "gone")]
+    ("statuses", "direction"),
+    [({}, Direction.NEUTRAL), ({"done": 2}, Direction.IMPROVEMENT)],
+    ids=["skipped", "done"],
 )
-def test_a_hang_is_gone_only_where_its_check_was_tried_again(checks: tuple[CheckLine, ...], word: str) -> None:
+def test_a_hang_is_gone_only_where_its_check_was_tried_again(golden, statuses, direction: Direction) -> None:
     old = report(checks=tried("COL001", hung=2), findings=(finding(code="RUN003.hung", ranks=(1,)),))
-    (change,) = of(old, report(checks=checks)).changes
-    assert change.text.startswith(f"{word}: error RUN003.hung")
+    (change,) = of(old, report(checks=tried("COL001", **statuses))).changes
+    assert (change.direction, change.name) == (direction, "RUN003.hung")
+    golden(change.text)
 
 
 def test_a_check_that_judges_what_others_saw_has_looked_with_its_stage() -> None:
@@ -412,11 +413,12 @@ def pairs_of(of: Report, **statuses: int) -> Report:
 
 
 @pytest.mark.parametrize("code", ["FAB001.alone", "FAB002.rank"])
-def test_an_error_that_there_was_no_need_to_look_for_is_new(code: str) -> None:
+def test_an_error_that_there_was_no_need_to_look_for_is_new(golden, code: str) -> None:
     found = (finding(code=code, nodes=("n1",)),)
     hung = pairs_of(report(checks=tried("COL001", done=1, hung=1), findings=found), done=2)
     (change,) = of(pairs_of(report()), hung).changes
-    assert (change.direction, change.text.split(":")[0]) == (Direction.REGRESSION, "new")
+    assert (change.direction, change.name) == (Direction.REGRESSION, code)
+    golden(change.text)
 
 
 @pytest.mark.parametrize(
@@ -429,12 +431,14 @@ def test_an_error_that_there_was_no_need_to_look_for_is_new(code: str) -> None:
         (report(checks=tried("COL001")), report(checks=tried("COL001", done=1, hung=1))),
         (report(findings=(finding(code="COL001.slow"),)), report(checks=tried("COL001", done=1, hung=1))),
     ],
+    ids=["well-now", "ill-then", "skipped-then", "slow-then"],
 )
-def test_an_error_that_may_have_been_there_is_not_new(old: Report, new: Report) -> None:
+def test_an_error_that_may_have_been_there_is_not_new(golden, old: Report, new: Report) -> None:
     for code in ("FAB001.alone", "FAB002.rank"):
         seen = structs.replace(pairs_of(new, done=2), findings=(*new.findings, finding(code=code)))
         (change,) = [own for own in of(pairs_of(old), seen).changes if own.name == code]
-        assert (change.direction, change.text.split(":")[0]) == (Direction.NEUTRAL, "not looked at then")
+        assert change.direction is Direction.NEUTRAL
+        golden(change.text)
 
 
 def test_a_warning_that_there_was_no_need_to_look_for_may_have_been_there() -> None:
@@ -450,7 +454,7 @@ def variables(**severities: Severity) -> tuple[Finding, ...]:
     )
 
 
-def test_several_findings_of_one_code_are_told_apart() -> None:
+def test_several_findings_of_one_code_are_told_apart(golden) -> None:
     warning, error = Severity.WARNING, Severity.ERROR
     one, other = variables(NCCL_DEBUG=warning), variables(NCCL_DEBUG=warning, PYTHONHASHSEED=error)
     (change,) = of(report(findings=one), report(findings=other)).changes
@@ -461,14 +465,16 @@ def test_several_findings_of_one_code_are_told_apart() -> None:
     (change,) = of(
         report(findings=other), report(findings=variables(PYTHONHASHSEED=warning, NCCL_DEBUG=warning))
     ).changes
-    assert change.text.startswith("changed from error: warning LCH002.variable")
+    assert change.direction is Direction.IMPROVEMENT
+    golden(change.text)
 
 
-def test_more_of_one_kind_are_more() -> None:
+def test_more_of_one_kind_are_more(golden) -> None:
     two = [finding(code="LCH002.variable", title=f"way {number}") for number in range(2)]
     three = [*two, finding(code="LCH002.variable", title="way 2")]
-    found = of(report(findings=tuple(two)), report(findings=tuple(three)))
-    assert [(change.direction, change.text[:4]) for change in found.changes] == [(Direction.REGRESSION, "new:")]
+    (change,) = of(report(findings=tuple(two)), report(findings=tuple(three))).changes
+    assert (change.direction, change.name) == (Direction.REGRESSION, "LCH002.variable")
+    golden(change.text)
 
 
 def test_what_befell_our_own_run_is_no_regression_of_the_machine() -> None:
@@ -488,14 +494,13 @@ def test_versions_and_hosts_are_told_last() -> None:
     other = structs.replace(old.snapshot, facts={**old.snapshot.facts, "versions": {"torch": "9.9"}})
     found = of(old, structs.replace(old, snapshot=other))
     assert {change.direction for change in found.changes} == {Direction.NEUTRAL}
-    assert any(change.text.endswith("-> 9.9") for change in found.changes)
+    assert any("9.9" in change.text for change in found.changes)
 
 
-def test_a_report_without_figures_says_what_to_give() -> None:
-    found = of(report(snapshot=None), report())
-    assert "give its recording" in found.changes[0].text
-    assert rendering.render(found, width=80, color=False).count("NOT COMPARED") == 1
-    assert found.exit_code == 3
+def test_a_report_without_figures_says_what_to_give(golden) -> None:
+    found = of(report(snapshot=None, sentence="s"), report(sentence="s"))
+    assert ([change.direction for change in found.changes], found.exit_code) == ([Direction.UNJUDGED], 3)
+    golden(rendering.render(found, width=80, color=False))
 
 
 # The command
@@ -509,23 +514,23 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return HEALTHY, path
 
 
-def test_a_recording_and_a_report_may_be_mixed(runs, capsys) -> None:
+def test_a_recording_and_a_report_may_be_mixed(golden, runs, capsys) -> None:
     assert run(str(runs[0]), str(runs[1]), Files()) == 3
-    assert "NOT COMPARED: no change was seen, 1 reason not to judge; no figure was compared." in capsys.readouterr().out
+    golden(" ".join(capsys.readouterr().out.rpartition("\n\n")[2].split()))
     assert read_report(str(runs[1])).snapshot == read_report(str(runs[0])).snapshot
 
 
-def test_json_and_markdown_say_the_same(runs, tmp_path, capsys) -> None:
+def test_json_and_markdown_say_the_same(golden, runs, tmp_path, capsys) -> None:
     worse = tmp_path / "worse.json"
     worse.write_text(report_json.render(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
     files = Files(json=str(tmp_path / "c.json"), markdown=str(tmp_path / "c.md"))
     assert run(str(runs[0]), str(worse), files) == 1
-    assert "WORSE: 1 regression" in capsys.readouterr().out
+    golden(" ".join(capsys.readouterr().out.rpartition("\n\n")[2].split()))
     assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["direction"] == "regression"
     text = (tmp_path / "c.md").read_text()
-    assert text.startswith("**WORSE**: 1 regression")
     assert "<b>" not in text
     assert "@all" not in text
+    golden("\n".join(line for line in text.splitlines() if not line.startswith("- **")))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "hello", '{"schema": "other/1"}', "\x00", "[" * 5000])
@@ -539,13 +544,14 @@ def test_what_is_no_run_is_refused(content: str, tmp_path: Path) -> None:
 def test_a_broken_report_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{"schema": "ddpdiag.report/1", "verdict": "good"}')
-    with pytest.raises(UsageError, match=r"x\.json is no report that this ddpdiag reads"):
+    with pytest.raises(UsageError, match=r"x\.json .*\$\.verdict"):
         read_report(str(path))
 
 
-def test_a_run_is_not_overwritten(runs) -> None:
-    with pytest.raises(UsageError, match="would overwrite"):
+def test_a_run_is_not_overwritten(golden, runs, tmp_path) -> None:
+    with pytest.raises(UsageError) as caught:
         run(str(runs[0]), str(runs[1]), Files(json=str(runs[1])))
+    golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 
 # check --baseline
@@ -569,17 +575,16 @@ def test_without_a_baseline_nothing_is_said() -> None:
     assert judged(baseline()) == []
 
 
-def test_a_baseline_of_a_quicker_machine_is_a_warning() -> None:
+@pytest.mark.parametrize(
+    ("speed", "code", "severity"), [(100, "CMP001.worse", Severity.WARNING), (0.01, "CMP001.better", Severity.INFO)]
+)
+def test_a_baseline_of_a_quicker_machine_is_a_warning_and_of_a_slower_one_good_to_know(speed, code, severity) -> None:
     old = baseline()
-    quick = [structs.replace(f, values=tuple(v * 100 if f.is_rate else v / 100 for v in f.values)) for f in old.figures]
-    found = judged(structs.replace(old, figures=tuple(quick)))
-    assert {(f.code, f.severity) for f in found if f.code != "CMP001.changed"} == {("CMP001.worse", Severity.WARNING)}
-
-
-def test_a_baseline_of_a_slower_machine_is_good_to_know() -> None:
-    old = baseline()
-    slow = [structs.replace(f, values=tuple(v / 100 if f.is_rate else v * 100 for v in f.values)) for f in old.figures]
-    assert {f.code for f in judged(structs.replace(old, figures=tuple(slow)))} == {"CMP001.better", "CMP001.changed"}
+    own = [
+        structs.replace(f, values=tuple(v * speed if f.is_rate else v / speed for v in f.values)) for f in old.figures
+    ]
+    found = {f.code: f.severity for f in judged(structs.replace(old, figures=tuple(own)))}
+    assert found == {code: severity, "CMP001.changed": Severity.INFO}
 
 
 def test_a_baseline_of_another_world_is_not_compared() -> None:
@@ -587,17 +592,13 @@ def test_a_baseline_of_another_world_is_not_compared() -> None:
     assert [f.code for f in judged(structs.replace(old, shape={"ranks": "16 ranks"}))] == ["CMP001.incomparable"]
 
 
-def test_the_manual_page_states_the_limits_of_the_code() -> None:
-    page = " ".join(cmp001.CHECK.manual.split())
-    for limit, text in (
-        (limits.WITHIN_RATIO - 1, "at the same moments: {:.0%}"),
-        (limits.ACROSS_RATIO - 1, "against itself: {:.0%}"),
-        (limits.SUMMARY_RATIO - 1, "the all-reduce: {:.0%}"),
-        (limits.SINGLE_RATIO - 1, "a change by {:.0%} is told"),
-        (limits.LEAST_BUSY_WITHIN, "at least {:.0%} of their cores"),
-        (limits.LEAST_BUSY_ACROSS, "({:.0%} for the whole machine's)"),
-    ):
-        assert text.format(limit).replace("%", " %") in page
+def test_the_manual_page_states_the_limits_of_the_code(golden) -> None:
+    sentences = re.findall(r"\b[^.]* %[^.]*", " ".join(cmp001.CHECK.manual.partition("Sources")[0].split()))
+    ratios = (limits.WITHIN_RATIO, limits.ACROSS_RATIO, limits.SUMMARY_RATIO, limits.SINGLE_RATIO)
+    shares = (*(ratio - 1 for ratio in ratios), limits.LEAST_BUSY_WITHIN, limits.LEAST_BUSY_ACROSS)
+    stated = [int(number) for sentence in sentences for number in re.findall(r"(\d+) %", sentence)]
+    assert stated == [round(100 * share) for share in shares]
+    golden(*sentences)
 
 
 def test_other_versions_are_good_to_know() -> None:
@@ -606,6 +607,7 @@ def test_other_versions_are_good_to_know() -> None:
     assert (found.code, found.severity) == ("CMP001.changed", Severity.INFO)
 
 
-def test_a_baseline_that_cannot_be_read_names_the_option(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--baseline: cannot read"):
+def test_a_baseline_that_cannot_be_read_names_the_option(golden, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--baseline") as caught:
         read_baseline(str(tmp_path / "nothing"))
+    golden(str(caught.value).replace(str(tmp_path), "TMP"))

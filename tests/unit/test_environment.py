@@ -84,6 +84,10 @@ def refused(env: Mapping[str, str], *, gpus: int = 0, **asked: int | str) -> str
     return str(caught.value)
 
 
+def words(changed: Mapping[str, int | str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in changed.items())
+
+
 def test_torchrun_says_everything():
     found = launch(TORCHRUN)
     assert found.place == Place(
@@ -148,11 +152,8 @@ JOB_OF_FOUR = {"SLURM_JOB_NODELIST": "h[0-3]", "SLURM_STEP_NODELIST": "h[2-3]"}
 
 
 @pytest.mark.parametrize("address", ["h0", "h1.cluster.example"])
-def test_a_master_outside_of_the_step_is_refused(address):
-    with pytest.raises(
-        UsageError, match=r"is a node of job 4711, but not of its step 4711.2 \(h\[2-3\]\).*expected h2"
-    ):
-        launch(STEP | JOB_OF_FOUR | {"MASTER_ADDR": address})
+def test_a_master_outside_of_the_step_is_refused(golden, address):
+    golden(refused(STEP | JOB_OF_FOUR | {"MASTER_ADDR": address}))
 
 
 @pytest.mark.parametrize("address", ["h2", "h3", "h2-ib", "10.0.0.1", "login"])
@@ -163,31 +164,27 @@ def test_a_master_in_the_step_or_of_another_name_is_taken(address):
 EXPORTED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "h2", "MASTER_PORT": "29511"}
 
 
-def test_a_rank_0_that_was_exported_for_every_task_is_told():
-    note = launch(STEP | EXPORTED).note
-    assert note.startswith("RANK=0, but SLURM_PROCID=3 of 4 tasks: ")
+def test_a_rank_0_that_was_exported_for_every_task_is_told(golden):
+    golden(launch(STEP | EXPORTED).note)
 
 
 @pytest.mark.parametrize(
-    "change", [{"RANK": "3"}, {"SLURM_PROCID": "0"}, {"WORLD_SIZE": "8"}, {"TORCHELASTIC_RUN_ID": "x"}]
+    "change", [{"RANK": "3"}, {"SLURM_PROCID": "0"}, {"WORLD_SIZE": "8"}, {"TORCHELASTIC_RUN_ID": "x"}], ids=words
 )
 def test_a_rank_that_may_be_meant_is_not_told(change):
     assert launch(STEP | EXPORTED | change).note == ""
 
 
-def test_the_shell_of_a_step_is_told_how_to_test_the_whole_job():
+def test_the_shell_of_a_step_is_told_how_to_test_the_whole_job(golden):
     shell = STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "4"}
     assert launch(shell).note == ""
-    note = launch(shell | {"SLURM_PTY_PORT": "46083"}).note
-    assert note.endswith("to test all of them: srun --overlap --nodes=4 --ntasks=4 ddpdiag check")
+    golden(launch(shell | {"SLURM_PTY_PORT": "46083"}).note)
 
 
-def test_the_line_for_a_batch_script_asks_for_what_the_job_has():
+@pytest.mark.parametrize("gpus", ["", "h100:4", "4; rm"])
+def test_the_line_for_a_batch_script_asks_for_what_the_job_has(golden, gpus):
     job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2"}
-    assert "srun --nodes=4 --ntasks=8 --cpus-per-task=2 ddpdiag check" in launch(job).note
-    gpus = launch(job | {"SLURM_GPUS_PER_NODE": "h100:4"}).note
-    assert gpus.endswith("--cpus-per-task=2 --gpus-per-node=h100:4 ddpdiag check")
-    assert "; rm" not in launch(job | {"SLURM_GPUS_PER_NODE": "4; rm"}).note
+    golden(launch(job | ({"SLURM_GPUS_PER_NODE": gpus} if gpus else {})).note)
 
 
 @pytest.mark.parametrize(
@@ -273,26 +270,26 @@ def test_hydra_that_starts_its_proxies_with_srun_is_not_slurm():
     )
 
 
-def test_the_body_of_a_batch_script_tests_this_host_and_says_how_to_test_all():
+def test_the_body_of_a_batch_script_tests_this_host_and_says_how_to_test_all(golden):
     found = launch(BATCH | {"MASTER_ADDR": "h0", "WORLD_SIZE": "8"}, gpus=4)
     assert (found.place.launcher, found.ranks, found.coordinator) == ("standalone", (0, 1, 2, 3), "127.0.0.1")
-    assert "srun --nodes=2 --ntasks=8 ddpdiag check" in found.note
+    golden(found.note)
 
 
-def test_the_shell_of_an_interactive_step_is_no_step():
+def test_the_shell_of_an_interactive_step_is_no_step(golden):
     interactive = STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     found = launch(interactive | {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.4711.4294967290"})
     assert int(interactive["SLURM_STEP_ID"]) >= FIRST_PSEUDO_STEP
     assert found.place.launcher == "standalone"
-    assert "srun --nodes=8 --ntasks=8 ddpdiag check" in found.note
+    golden(found.note)
 
 
 def test_a_batch_script_on_its_only_host_needs_no_note():
     assert launch(BATCH | {"SLURM_JOB_NUM_NODES": "1"}).note == ""
 
 
-def test_an_salloc_shell_on_the_login_host_gets_the_note_even_for_one_host():
-    assert "--nodes=1" in launch({"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"}).note
+def test_an_salloc_shell_on_the_login_host_gets_the_note_even_for_one_host(golden):
+    golden(launch({"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1"}).note)
 
 
 def test_a_loop_of_sruns_may_number_the_hosts_itself():
@@ -318,9 +315,9 @@ def test_open_mpi_under_slurm_is_open_mpi():
     assert launch(ONE_TASK_A_NODE | OPEN_MPI).place.launcher == "openmpi"
 
 
-def test_open_mpi_on_several_hosts_is_told_the_line_to_use():
+def test_open_mpi_on_several_hosts_is_told_the_line_to_use(golden):
     env = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
-    assert "mpirun -np 4 -x MASTER_ADDR=$(hostname) ddpdiag check" in refused(env)
+    golden(refused(env))
     assert launch(env | {"MASTER_ADDR": "h0"}).coordinator == "h0"
     assert launch(env, master_addr="h0").coordinator == "h0"
 
@@ -373,8 +370,8 @@ def test_nothing_at_all_tests_every_gpu():
     assert launch({}, gpus=3).ranks == (0, 1, 2)
 
 
-def test_more_ranks_than_cores_are_noted():
-    assert "2 ranks share one core on here" in launch({}, cores=1).note
+def test_more_ranks_than_cores_are_noted(golden):
+    golden(launch({}, cores=1).note)
 
 
 def test_the_users_run_id_wins():
@@ -390,24 +387,26 @@ def test_a_missing_or_empty_variable_is_named(name, empty):
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    "env",
     [
-        ({"WORLD_SIZE": "four"}, "WORLD_SIZE='four': expected a whole number"),
-        ({"RANK": "-1"}, "RANK='-1'"),
-        ({"RANK": "4"}, "RANK=4: expected 0 to 3, because of WORLD_SIZE=4"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected 1 or more"),
-        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2: expected 0 to 1, because of LOCAL_WORLD_SIZE=2"),
-        ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE=8: expected at most 4"),
-        ({"MASTER_PORT": "66660"}, "MASTER_PORT=66660: expected a port"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT=0"),
-        ({"MASTER_ADDR": "n[01-04]"}, "MASTER_ADDR=n[01-04]: expected one host"),
-        ({"MASTER_ADDR": "n01,n02"}, "scontrol show hostnames"),
-        ({"MASTER_ADDR": "n01:29500"}, "without a port"),
-        ({"MASTER_ADDR": "tcp://n01"}, "without a port"),
+        {"WORLD_SIZE": "four"},
+        {"RANK": "-1"},
+        {"RANK": "4"},
+        {"WORLD_SIZE": "0"},
+        {"WORLD_SIZE": "9999999999"},
+        {"LOCAL_RANK": "2"},
+        {"LOCAL_WORLD_SIZE": "8"},
+        {"MASTER_PORT": "66660"},
+        {"MASTER_PORT": "0"},
+        {"MASTER_ADDR": "n[01-04]"},
+        {"MASTER_ADDR": "n01,n02"},
+        {"MASTER_ADDR": "n01:29500"},
+        {"MASTER_ADDR": "tcp://n01"},
     ],
+    ids=words,
 )
-def test_a_wrong_variable_is_named_with_its_value(env, message):
-    assert message in refused(TORCHRUN | env)
+def test_a_wrong_variable_is_named_with_its_value(golden, env):
+    golden(refused(TORCHRUN | env))
 
 
 def test_an_ipv6_master_is_an_address():
@@ -415,20 +414,21 @@ def test_an_ipv6_master_is_an_address():
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    "asked",
     [
-        ({"rank": 2}, "--rank 2 contradicts RANK=3"),
-        ({"world_size": 8}, "--world-size 8 contradicts WORLD_SIZE=4"),
-        ({"local_rank": 0}, "--local-rank 0 contradicts LOCAL_RANK=1"),
-        ({"master_addr": "h1"}, "--master-addr h1 contradicts MASTER_ADDR=h0"),
-        ({"master_port": 1}, "--master-port 1 contradicts MASTER_PORT=29501"),
-        ({"nproc_per_node": 2}, "--nproc-per-node 2 contradicts RANK=3"),
-        ({"nnodes": 2}, "--nnodes 2 contradicts RANK=3"),
-        ({"run_id": "a/b"}, "--run-id 'a/b'"),
+        {"rank": 2},
+        {"world_size": 8},
+        {"local_rank": 0},
+        {"master_addr": "h1"},
+        {"master_port": 1},
+        {"nproc_per_node": 2},
+        {"nnodes": 2},
+        {"run_id": "a/b"},
     ],
+    ids=words,
 )
-def test_a_command_line_that_contradicts_torchrun_is_refused(asked, message):
-    assert message in refused(TORCHRUN, **asked)
+def test_a_command_line_that_contradicts_torchrun_is_refused(golden, asked):
+    golden(refused(TORCHRUN, **asked))
 
 
 @pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"])
@@ -437,79 +437,66 @@ def test_a_step_without_its_variables_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("env", "asked", "message"),
+    ("env", "asked"),
     [
-        ({"SLURM_PROCID": "4"}, {}, "SLURM_PROCID=4: expected 0 to 3"),
-        ({"SLURM_LOCALID": "2"}, {}, "SLURM_LOCALID=2: expected 0 to 1"),
-        ({"WORLD_SIZE": "8"}, {}, "WORLD_SIZE=8 contradicts SLURM_STEP_NUM_TASKS=4"),
-        ({"MASTER_ADDR": "h[2-3]"}, {}, "MASTER_ADDR=h[2-3]: expected one host"),
-        ({}, {"rank": 0}, "--rank 0 contradicts SLURM_PROCID=3"),
-        ({}, {"node_rank": 0}, "--node-rank 0 contradicts SLURM_NODEID=1"),
-        ({}, {"nnodes": 3}, "--nnodes 3 contradicts SLURM_STEP_NUM_NODES=2"),
-        ({}, {"nproc_per_node": 4}, "--nproc-per-node 4 contradicts"),
+        ({"SLURM_PROCID": "4"}, {}),
+        ({"SLURM_LOCALID": "2"}, {}),
+        ({"WORLD_SIZE": "8"}, {}),
+        ({"MASTER_ADDR": "h[2-3]"}, {}),
+        ({"SLURM_STEP_NUM_TASKS": "4000000000"}, {}),
+        ({}, {"rank": 0}),
+        ({}, {"node_rank": 0}),
+        ({}, {"nnodes": 3}),
+        ({}, {"nproc_per_node": 4}),
     ],
+    ids=words,
 )
-def test_a_contradiction_in_a_step_is_refused(env, asked, message):
-    assert message in refused(STEP | env, **asked)
+def test_a_contradiction_in_a_step_is_refused(golden, env, asked):
+    golden(refused(STEP | env, **asked))
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    "asked",
     [
-        ({"rank": 1}, "--world-size"),
-        ({"rank": 2, "world_size": 2, "master_addr": "h0"}, "--rank 2: expected 0 to 1"),
-        ({"rank": 1, "world_size": 2}, "--master-addr"),
-        ({"rank": 1, "world_size": 2, "master_addr": "h0", "master_port": 70000}, "--master-port 70000"),
-        ({"rank": 1, "world_size": 2, "nproc_per_node": 2}, "--nproc-per-node 2 contradicts --rank 1"),
-        ({"world_size": 2}, "--rank is not given"),
-        ({"master_addr": "h0"}, "neither --rank nor --node-rank"),
-        ({"nnodes": 2, "master_addr": "h0"}, "--node-rank is not given: expected 0 to 1"),
-        ({"node_rank": 1}, "--nnodes is not given"),
-        ({"nnodes": 0}, "--nnodes 0: expected 1 or more"),
-        ({"nnodes": 2, "node_rank": 2}, "--node-rank 2: expected 0 to 1"),
-        ({"nnodes": 2, "node_rank": 1, "nproc_per_node": 2}, "--master-addr is not given"),
-        ({"nnodes": 2, "node_rank": 1, "nproc_per_node": 2, "world_size": 2}, "--world-size 2 contradicts"),
-        ({"nproc_per_node": 0}, "--nproc-per-node 0: expected 1 or more"),
-        ({"nproc_per_node": 1_000_000_000}, "expected at most 1024"),
-        ({"local_rank": 0}, "--rank is not given"),
+        {"rank": 1},
+        {"rank": 2, "world_size": 2, "master_addr": "h0"},
+        {"rank": 1, "world_size": 2},
+        {"rank": 1, "world_size": 2, "master_addr": "h0", "master_port": 70000},
+        {"rank": 1, "world_size": 2, "nproc_per_node": 2},
+        {"rank": 0, "world_size": 10**20, "master_addr": "h0"},
+        {"world_size": 2},
+        {"master_addr": "h0"},
+        {"nnodes": 2, "master_addr": "h0"},
+        {"node_rank": 1},
+        {"nnodes": 0},
+        {"nnodes": 2, "node_rank": 2},
+        {"nnodes": 2, "node_rank": 1, "nproc_per_node": 2},
+        {"nnodes": 2, "node_rank": 1, "nproc_per_node": 2, "world_size": 2},
+        {"nnodes": 10**20, "node_rank": 0, "master_addr": "h0"},
+        {"nproc_per_node": 0},
+        {"nproc_per_node": 1_000_000_000},
+        {"local_rank": 0},
     ],
+    ids=words,
 )
-def test_half_a_launch_by_hand_is_refused(asked, message):
-    assert message in refused({}, **asked)
+def test_half_a_launch_by_hand_or_a_huge_one_is_refused(golden, asked):
+    golden(refused({}, **asked))
 
 
 @pytest.mark.parametrize(
     ("env", "asked"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "9999999999", "MASTER_ADDR": "h0", "MASTER_PORT": "1"}, {}),
-        ({}, {"rank": 0, "world_size": 10**20, "master_addr": "h0"}),
-        ({}, {"node_rank": 0, "nnodes": 10**20, "master_addr": "h0"}),
-        (STEP | {"SLURM_STEP_NUM_TASKS": "4000000000"}, {}),
+        ({"WORLD_SIZE": "1"}, {}),
+        ({"LOCAL_RANK": "1"}, {}),
+        ({"MASTER_ADDR": "1"}, {}),
+        ({"RANK": "0"}, {}),
+        ({"RANK": "0"}, {"nproc_per_node": 2}),
+        ({"RANK": "0", "MASTER_ADDR": "h0"}, {"master_port": 1}),
     ],
+    ids=words,
 )
-def test_a_world_that_would_fill_the_memory_is_refused(env, asked):
-    assert "expected at most 1,048,576 ranks" in refused(env, **asked)
-
-
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"])
-def test_a_world_without_a_rank_is_never_rank_zero(name):
-    assert f"RANK is not set: expected the rank of this process in RANK; to test this host alone: env -u {name}" in (
-        refused({name: "1"})
-    )
-
-
-@pytest.mark.parametrize(
-    ("env", "asked", "missing", "stray"),
-    [
-        ({"RANK": "0"}, {}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are", "-u RANK"),
-        ({"RANK": "0"}, {"nproc_per_node": 2}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are", "-u RANK"),
-        ({"RANK": "0", "MASTER_ADDR": "h0"}, {"master_port": 1}, "WORLD_SIZE is", "-u RANK -u MASTER_ADDR"),
-    ],
-)
-def test_a_rank_without_a_world_is_told_all_that_is_missing_and_how_to_do_without(env, asked, missing, stray):
-    message = refused(env, **asked)
-    assert message.startswith(f"RANK=0, but {missing} not set: expected RANK, WORLD_SIZE, MASTER_ADDR")
-    assert message.endswith(f"to test this host alone: env {stray} ddpdiag check")
+def test_a_world_without_a_rank_or_a_rank_without_a_world_is_told_what_is_missing(golden, env, asked):
+    golden(refused(env, **asked))
 
 
 def test_workers_of_any_launcher_see_torchruns_variables():

@@ -43,12 +43,11 @@ def test_a_quiet_log_is_silent():
     assert judged(log_of()) == []
 
 
-def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it():
+def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it(golden):
     (finding,) = judged(log_of(xid(79, text=FALLEN)))
     assert (finding.code, finding.severity) == ("GPU011.xid", Severity.ERROR)
     assert (finding.gpus, finding.nodes, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), "reboot")
-    assert "GPU 5 on n0 (GPU-0-5, PCI 0000:5b:00.0): Xid 79 (pid=1234" in finding.message
-    assert "10 min ago" in finding.message
+    golden(finding)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +70,13 @@ def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it():
         (999, "something new", Severity.WARNING, Severity.WARNING, "monitor"),
     ],
 )
-def test_each_number_has_its_severity_before_and_during_the_run(code, text, before, during, action):
+def test_each_number_has_its_severity_before_and_during_the_run(golden, code, text, before, during, action):
     (old,) = judged(log_of(xid(code, text=text)))
     (new,) = judged(log_of(xid(code, text=text, line=START + 1, ago=1)))
     assert (old.severity, new.severity, old.evidence["action"]) == (before, during, action)
-    assert "during this run" in new.message
-    assert "during this run" not in old.message
+    assert (old.evidence["count_during_run"], new.evidence["count_during_run"]) == (0, 1)
     assert old.gpus == new.gpus == (uuid_of(5),)
-
-
-def test_a_number_that_nobody_knows_is_told_with_its_own_text():
-    (finding,) = judged(log_of(xid(999, text="something new")))
-    assert "something new" in finding.message
-    assert "docs.nvidia.com" in finding.remedy
+    golden(old, new)
 
 
 def test_an_a100_that_could_not_replace_a_row_needs_a_reboot():
@@ -103,10 +96,10 @@ def test_a_line_whose_clock_is_ahead_is_not_lost():
     assert len(judged(log_of(xid(79, ago=-5)))) == 1
 
 
-def test_repeated_lines_are_counted():
+def test_repeated_lines_are_counted(golden):
     (finding,) = judged(log_of(*(xid(31, ago=100 - n, line=START - 10 + n) for n in range(14))))
     assert (finding.evidence["count"], finding.evidence["count_during_run"]) == (14, 3)
-    assert "14 times, the last one 87 s ago" in finding.message
+    golden(finding)
 
 
 def test_two_gpus_are_two_findings_and_the_others_are_not_named():
@@ -119,11 +112,11 @@ def test_without_a_first_look_nothing_is_known_to_be_of_this_run():
     assert finding.severity is Severity.WARNING
 
 
-def test_a_switch_is_named_by_its_address_and_no_gpu_is():
+def test_a_switch_is_named_by_its_address_and_no_gpu_is(golden):
     fatal = Xid(pci="0000:c1:00", code=20034, text="Fatal, Link 30", line=1, seconds=NOW - 60, switch=True)
     (finding,) = judged(log_of(fatal))
     assert (finding.code, finding.severity, finding.gpus) == ("GPU011.sxid", Severity.WARNING, ())
-    assert "NVSwitch (PCI 0000:c1:00): SXid 20034 (Fatal, Link 30)" in finding.message
+    golden(finding)
     (recent,) = judged(log_of(structs.replace(fatal, line=START + 1)))
     assert (recent.severity, recent.evidence["action"]) == (Severity.ERROR, "reset")
 
@@ -148,19 +141,20 @@ def test_a_strange_address_is_told_where_all_gpus_of_the_job_are_known():
     assert (finding.code, finding.severity) == ("GPU011.elsewhere", Severity.INFO)
 
 
-def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names():
+def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names(golden):
     look = host_of()
     lost = structs.replace(look, gpus=(*look.gpus[:5], Health(index=5, error="GPU is lost"), *look.gpus[6:]))
     (finding,) = judged(log_of(xid(79)), lost)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU011.xid", Severity.ERROR, ())
-    assert "n0, a GPU that could not be looked at (PCI 0000:5b:00)" in finding.message
     assert "INDEX" not in finding.remedy
+    golden(finding)
 
 
-def test_a_closed_log_is_good_to_know_and_changes_no_verdict():
+def test_a_closed_log_is_good_to_know_and_changes_no_verdict(golden):
     (finding,) = judged(KernelLog(error="/dev/kmsg: Operation not permitted"))
     assert (finding.code, finding.severity, finding.nodes) == ("GPU011.unread", Severity.INFO, ("n0",))
-    assert "dmesg | grep -i xid" in finding.remedy
+    assert "dmesg" in finding.remedy
+    golden(finding)
 
 
 def test_a_closed_log_is_unknown_to_whom_asked_for_it():

@@ -23,27 +23,25 @@ def test_right_values_are_silent():
     assert findings() == []
 
 
-def test_wrong_elements_are_an_error_of_that_gpu():
+def test_wrong_elements_are_an_error_of_that_gpu(golden):
     sick = Product(device="GPU 1", size=512, uuid="GPU-b", wrong=3)
     (finding,) = findings(Product(device="GPU 0", size=512, uuid="GPU-a"), sick)
     assert (finding.code, finding.severity, finding.gpus) == ("HST005.wrong", Severity.ERROR, ("GPU-b",))
-    assert "3 of 262,144 elements" in finding.message
     assert finding.nodes == ("n0",)
+    golden(finding)
 
 
-def test_a_gpu_that_cannot_compute_is_named_with_what_torch_said():
+def test_a_gpu_that_cannot_compute_is_named_with_what_torch_said(golden):
     (finding,) = findings(Product(device="GPU 0", size=512, error="CUDA error: out of memory"))
     assert finding.code == "HST005.failed"
-    assert "GPU 0 on n0" in finding.message
-    assert "out of memory" in finding.message
+    golden(finding)
 
 
-def test_a_group_of_one_that_fails_or_sums_wrong_is_an_error():
+def test_a_group_of_one_that_fails_or_sums_wrong_is_an_error(golden):
     (failed,) = findings(group=Group(backend="nccl", error="unhandled system error"))
     (wrong,) = findings(group=Group(backend="gloo", right=False))
     assert (failed.code, wrong.code) == ("HST005.group", "HST005.group")
-    assert "unhandled system error" in failed.message
-    assert "its sum is wrong" in wrong.message
+    golden(failed, wrong)
 
 
 def test_without_cuda_its_group_is_no_second_finding():

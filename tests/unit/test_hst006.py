@@ -69,15 +69,12 @@ def test_what_stays_as_it_is_is_silent():
     assert judged({1: sick}, {1: sick}) == []
 
 
-def test_a_link_that_went_down_and_up_again_names_host_and_interface():
+def test_a_link_that_went_down_and_up_again_names_host_and_interface(golden):
     (finding,) = judged({}, {1: host(nic(carrier_down_count=2))}, seconds=12.3)
     assert only([finding]) == ("link-down", Severity.ERROR, ("n1",))
-    assert finding.message == (
-        "n1, within 12.3 s: eth0: carrier_down_count rose from 1 to 2, and it is up again; no rise expected "
-        "(NVSentinel fails any). This job goes by it."
-    )
     assert (finding.evidence["ports"], finding.evidence["before"], finding.evidence["after"]) == (["eth0"], [1], [2])
-    assert "`ethtool -S eth0`" in finding.remedy
+    assert finding.evidence["seconds"] == 12.3
+    golden(finding)
 
 
 def test_an_interface_that_the_job_does_not_use_is_silent():
@@ -113,11 +110,11 @@ def test_a_link_that_came_up_was_not_lost():
     assert judged({1: host(old)}, {1: host(new)}) == []
 
 
-def test_a_link_that_is_down_at_the_end_is_told_without_a_counter():
+def test_a_link_that_is_down_at_the_end_is_told_without_a_counter(golden):
     old, new = (PortCounters(name="eth0", up=up) for up in (True, False))
     (finding,) = judged({1: host(old)}, {1: host(new)})
-    assert only([finding])[0] == "link-down"
-    assert "its link was up at the beginning, and is down at the end" in finding.message
+    assert (only([finding])[0], finding.evidence["counters"]) == ("link-down", [None])
+    golden(finding)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +125,11 @@ def test_a_link_that_is_down_at_the_end_is_told_without_a_counter():
         (True, "gloo", 8, Severity.WARNING),
     ],
 )
-def test_an_rdma_port_is_an_error_where_nccl_takes_it(taken, backend, gpus, severity):
+def test_an_rdma_port_is_an_error_where_nccl_takes_it(golden, taken, backend, gpus, severity):
     before, after = host(nic(), rail(taken=taken)), host(nic(), rail(taken=taken, link_downed=1))
     (finding,) = judged({1: before}, {1: after}, gpus=gpus, options=Options(backend=backend))
     assert only([finding]) == ("link-down", severity, ("n1",))
-    assert "mlx5_0:1 (PCI 0000:1b:00.0): link_downed rose from 0 to 1" in finding.message
-    assert "`perfquery -C mlx5_0 -P 1`" in finding.remedy
+    golden(finding)
 
 
 def test_on_one_host_alone_an_rdma_port_is_a_warning():
@@ -161,12 +157,11 @@ def test_a_port_that_is_not_there_any_more_is_gone():
     assert finding.evidence["pci"] == ["0000:1b:00.0"]
 
 
-def test_where_most_hosts_lost_their_links_nobody_is_blamed():
+def test_where_most_hosts_lost_their_links_nobody_is_blamed(golden):
     down = host(nic(carrier_down_count=2))
     (finding,) = judged({}, {0: down, 2: down})
     assert only([finding]) == ("link-down", Severity.ERROR, ())
-    assert finding.title == "a link went down during the run on 2 of 3 hosts"
-    assert finding.remedy.startswith("Look at the switch that these hosts share")
+    golden(finding)
     assert len(judged({}, {0: down, 2: down}, size=5)) == 2
     assert only(judged({}, {1: down}, size=2))[2] == ("n1",)
 
@@ -185,12 +180,13 @@ def test_where_most_hosts_lost_their_links_nobody_is_blamed():
         ("excessive_buffer_overrun_errors", 600, 0),
     ],
 )
-def test_errors_of_an_rdma_link_have_a_limit(counter, seconds, most):
+def test_errors_of_an_rdma_link_have_a_limit(golden, counter, seconds, most):
     before, normal = host(nic(), rail()), host(nic(), rail(**{counter: most}))
     assert judged({1: before}, {1: normal}, seconds=seconds) == []
     (finding,) = judged({1: before}, {1: host(nic(), rail(**{counter: most + 1}))}, seconds=seconds)
     assert only([finding]) == ("link-errors", Severity.WARNING, ("n1",))
-    assert f"{counter} rose from 0 to {most + 1} (at most {most} expected)" in finding.message
+    assert (finding.evidence["counters"], finding.evidence["after"]) == ([counter], [most + 1])
+    golden(finding)
 
 
 @pytest.mark.parametrize("counter", ["rx_crc_errors", "rx_frame_errors"])
@@ -204,13 +200,13 @@ def test_the_limits_can_be_set():
     assert judged({}, {1: host(nic(rx_crc_errors=99), damaged=50)}, options=options) == []
 
 
-def test_several_counters_of_several_ports_are_one_finding_of_the_host():
+def test_several_counters_of_several_ports_are_one_finding_of_the_host(golden):
     before = host(nic(), rail("mlx5_0:1"), rail("mlx5_1:1"))
     after = host(nic(), rail("mlx5_0:1", symbol_error=9, link_error_recovery=6), rail("mlx5_1:1", symbol_error=3))
     (finding,) = judged({1: before}, {1: after})
     assert finding.evidence["ports"] == ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1"]
     assert finding.evidence["after"] == [9, 6, 3]
-    assert finding.message.count("mlx5_0:1") == 1
+    golden(finding)
 
 
 def test_receivers_that_are_not_ready_are_good_to_know():
@@ -221,17 +217,17 @@ def test_receivers_that_are_not_ready_are_good_to_know():
 # Damaged segments -----------------------------------------------------------------------------------------------------
 
 
-def test_damaged_segments_name_the_host_that_got_them():
+def test_damaged_segments_name_the_host_that_got_them(golden):
     assert judged({}, {1: host(damaged=3)}) == []
     (finding,) = judged({}, {1: host(damaged=4, segments=3000)})
     assert only([finding]) == ("damaged", Severity.WARNING, ("n1",))
-    assert "n1, within 30.0 s: 4 of 2,000 segments (InCsumErrors rose from 0 to 4); at most 3" in finding.message
+    golden(finding)
 
 
-def test_the_only_host_that_gets_none_may_send_them():
+def test_the_only_host_that_gets_none_may_send_them(golden):
     (finding,) = judged({}, {0: host(damaged=9), 2: host(damaged=9)})
-    assert finding.nodes == ()
-    assert "n1 alone gets none" in finding.message
+    assert (finding.nodes, finding.evidence["hosts"]) == ((), ["n0", "n2"])
+    golden(finding)
 
 
 def test_an_older_kernel_does_not_count_them():
@@ -314,18 +310,18 @@ def ulimits(*rdma):
     return hst004.Data(limits=None, rdma=rdma)
 
 
-def test_one_host_without_rdma_is_not_looked_at():
+def test_one_host_without_rdma_is_not_looked_at(golden):
     alone = seen_of(hst004.CHECK, {0: ulimits(), 1: ulimits()}).of(CHECK)
     assert CHECK.first(alone) == CHECK.plan(alone) == ()
-    assert CHECK.moot(alone) == "there is one host only, without an RDMA port"
+    golden(CHECK.moot(alone))
     assert len(CHECK.first(seen_of(hst004.CHECK, {0: ulimits("mlx5_0")}).of(CHECK))) == 1
     assert len(CHECK.first(seen_of(hst004.CHECK, {}).of(CHECK))) == 1
 
 
-def test_hosts_that_show_nothing_are_said_so():
+def test_hosts_that_show_nothing_are_said_so(golden):
     blind = seen_of(CHECK, dict.fromkeys(range(3), NetworkLook(seconds=1.0)), **THREE)
     assert CHECK.plan(blind) == ()
-    assert CHECK.moot(blind) == "no host shows counters of its network"
+    golden(CHECK.moot(blind))
 
 
 def test_a_second_look_that_hung_is_left_to_run003():

@@ -89,22 +89,21 @@ def test_wrong_values_are_unfit() -> None:
     assert judged.findings[0].code == "COL001.wrong"
 
 
-def test_a_dead_rank_is_named_in_the_sentence() -> None:
+def test_a_dead_rank_is_named_in_the_sentence(golden) -> None:
     judged = report(recording(statuses={1: Status.DIED}))
     assert judged.verdict is Verdict.UNFIT
-    assert judged.findings[0].code == "RUN003.died"
-    assert judged.findings[0].ranks == (1,)
-    assert "rank 1 on n1 died" in judged.sentence
+    assert (judged.findings[0].code, judged.findings[0].ranks) == ("RUN003.died", (1,))
+    golden(judged.sentence)
 
 
-def test_a_rank_that_never_came_is_unknown_and_exit_3() -> None:
+def test_a_rank_that_never_came_is_unknown_and_exit_3(golden) -> None:
     run = recording(events=(Event(kind=EventKind.ABSENT, rank=2, seconds=15.0),), size=3)
     came = {rank: run.arrivals[rank] for rank in (0, 1)}
     judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
     assert judged.findings[0].ranks == (2,)
     assert judged.hosts == HostsLine(bad=(), good=("n0", "n1"))
-    assert "rank 2 is on no known host" in judged.notes[0]
+    golden(*judged.notes)
 
 
 def test_a_lost_rank_is_unfit_and_told_once() -> None:
@@ -127,37 +126,35 @@ def test_a_check_without_ground_changes_nothing() -> None:
     assert next(line for line in judged.checks if line.code == "GPU002").skipped_because == "no GPU"
 
 
-def test_a_check_that_runs_nothing_is_left_out_by_its_ground_too() -> None:
+def test_a_check_that_runs_nothing_is_left_out_by_its_ground_too(golden) -> None:
     judged = report(recording())
-    line = next(line for line in judged.checks if line.code == "GPU004")
-    assert line.skipped_because == "no GPU is visible on any host"
     assert judged.verdict is Verdict.FIT
+    golden(next(line for line in judged.checks if line.code == "GPU004").skipped_because)
 
 
 def without_skip(code: str, run: Recording) -> Recording:
     return structs.replace(run, skips=tuple(skip for skip in run.skips if skip.code != code))
 
 
-def test_a_check_that_was_taken_and_never_ran_is_unknown() -> None:
+def test_a_check_that_was_taken_and_never_ran_is_unknown(golden) -> None:
     judged = report(without_skip("TRN001", recording()))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    assert "TRN001 (ddp-mnist) was not run" in judged.sentence
+    golden(judged.sentence)
 
 
-def test_only_stages_that_were_done_count_as_tested() -> None:
-    assert report(recording()).sentence.endswith("as far as it was tested (launch, collective).")
+def test_only_stages_that_were_done_count_as_tested(golden) -> None:
     only_launch = structs.replace(recording(options=Options(select=("LCH001",))), trials=(), outcomes=())
-    assert report(only_launch).sentence.endswith("as far as it was tested (launch).")
+    golden(report(recording()).sentence, report(only_launch).sentence)
     skipped = structs.replace(recording(options=Options(stages=("collective",))), trials=(), outcomes=())
     assert report(skipped).verdict is Verdict.UNKNOWN
 
 
-def test_a_named_backend_without_its_gpus_is_unknown() -> None:
+def test_a_named_backend_without_its_gpus_is_unknown(golden) -> None:
     reason = "nccl needs GPUs, and no rank shows one"
     skips = (Skip(code="TRN001", reason=reason, grounds=True),)
     judged = report(recording(skips=skips, options=Options(backend="nccl", skip_stages=("p2p", "fabric"))))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    assert f"TRN001 (ddp-mnist) could not run: {reason}" in judged.sentence
+    golden(judged.sentence)
     assert report(recording(skips=skips, options=Options(backend="gloo"))).verdict is Verdict.FIT
 
 
@@ -192,11 +189,11 @@ def test_a_threshold_that_is_no_number_is_unreadable_and_no_crash() -> None:
     assert "LCH003" in judged.notes[0]
 
 
-@pytest.mark.parametrize("detail", ["999", "²", "-1", ""])
-def test_an_unknown_signal_is_a_signal(detail: str) -> None:
-    judged = report(recording(events=(Event(kind=EventKind.SIGNAL, detail=detail),)))
-    assert judged.verdict is Verdict.UNKNOWN
-    assert "a signal" in judged.sentence
+def test_an_unknown_signal_is_a_signal(golden) -> None:
+    events = (Event(kind=EventKind.SIGNAL, detail=detail) for detail in ("999", "²", "-1", ""))
+    all_judged = [report(recording(events=(event,))) for event in events]
+    assert {judged.verdict for judged in all_judged} == {Verdict.UNKNOWN}
+    golden(*{judged.sentence for judged in all_judged})
 
 
 def test_seconds_beside_the_measurements_are_those_of_the_rank_that_spent_most() -> None:
@@ -219,10 +216,10 @@ def over_both(gloo: Status, nccl: Status) -> Report:
     )
 
 
-def test_gloos_faults_do_not_condemn_a_job_whose_own_backend_works() -> None:
+def test_gloos_faults_do_not_condemn_a_job_whose_own_backend_works(golden) -> None:
     judged = over_both(gloo=Status.DIED, nccl=Status.DONE)
     assert (judged.verdict, [f.severity for f in judged.findings]) == (Verdict.FIT, [Severity.WARNING])
-    assert "own backend is nccl, which works here" in judged.findings[0].message
+    golden(*judged.findings)
 
 
 def test_gloos_faults_are_errors_where_the_jobs_own_backend_fails_too() -> None:
@@ -247,11 +244,11 @@ def over_a_typo(*errors: str) -> Report:
     return report(structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again)))
 
 
-def test_a_backend_that_torch_does_not_know_is_wrong_usage_and_blames_nobody() -> None:
+def test_a_backend_that_torch_does_not_know_is_wrong_usage_and_blames_nobody(golden) -> None:
     judged = over_a_typo(UNKNOWN_BACKEND, UNKNOWN_BACKEND)
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 2)
-    assert judged.sentence == "torch 9.9 knows no backend ncl, only gloo, nccl."
     assert [(finding.code, finding.ranks) for finding in judged.findings] == [("RUN003.unsupported", ())]
+    golden(judged.sentence)
 
 
 def test_a_torch_that_was_built_without_the_backend_is_no_wrong_usage() -> None:
@@ -267,10 +264,10 @@ def test_a_rank_whose_torch_alone_lacks_the_backend_is_blamed() -> None:
     assert [(finding.code, finding.ranks) for finding in judged.findings] == [("RUN003.raised", (1,))]
 
 
-def test_a_recording_without_an_end_is_never_fit() -> None:
+def test_a_recording_without_an_end_is_never_fit(golden) -> None:
     judged = report(recording(ended=False))
     assert judged.verdict is Verdict.UNKNOWN
-    assert "no end" in judged.notes[0]
+    golden(*judged.notes)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)])

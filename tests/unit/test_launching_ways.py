@@ -80,17 +80,17 @@ def test_every_way_can_be_typed(way):
 # What went wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_the_earliest_rank_is_the_cause_and_not_its_echoes():
+def test_the_earliest_rank_is_the_cause_and_not_its_echoes(golden):
     errors = [
         RankError(rank=0, error="RuntimeError: Connection closed by peer", at=2.0),
         RankError(rank=1, error="DataError: no digits", at=1.0),
     ]
-    assert first_error(errors, "Traceback ...") == "rank 1: DataError: no digits"
+    golden(first_error(errors, "Traceback ..."))
 
 
-def test_of_a_long_error_the_first_and_the_last_line_are_told():
+def test_of_a_long_error_the_first_and_the_last_line_are_told(golden):
     error = RankError(rank=0, error="DistBackendError: NCCL error\nncclInvalidUsage\nDuplicate GPU detected\n", at=1.0)
-    assert first_error([error], "") == "rank 0: DistBackendError: NCCL error ... Duplicate GPU detected"
+    golden(first_error([error], ""))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """LCH003: versions that differ."""
 
+import pytest
 from seen import seen_of
 
 from ddpdiag.checks.lch003 import CHECK, Data
@@ -18,56 +19,33 @@ def test_versions_that_agree_are_silent():
     assert found(versions(), versions(), versions()) == []
 
 
-def test_the_odd_torch_is_an_error_that_names_its_host():
-    (finding,) = found(versions(), versions(), versions(torch="2.12.0+cu130", nccl="2.28.9"))
-    assert finding.code == "LCH003.torch"
-    assert finding.severity is Severity.ERROR
-    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
-    assert "2.12.0+cu130 on rank 2" in finding.message
+@pytest.mark.parametrize(
+    ("rows", "word", "severity", "ranks"),
+    [
+        pytest.param(({}, {}, {"torch": "2.12.0", "nccl": "2.28.9"}), "torch", Severity.ERROR, (2,), id="torch"),
+        pytest.param(({}, {}, {"nccl": "2.28.9"}), "nccl", Severity.ERROR, (2,), id="NCCL with the same torch"),
+        pytest.param(({"nccl": None}, {}, {}), "nccl", Severity.ERROR, (0,), id="no NCCL"),
+        pytest.param(({}, {"python": "3.11.9"}, {}), "python", Severity.WARNING, (1,), id="Python by patch"),
+        pytest.param(({}, {"python": "3.12.1"}, {}), "python", Severity.ERROR, (1,), id="Python by more"),
+        pytest.param(({}, {"cuda": "12.8"}), "cuda", Severity.ERROR, (), id="two ranks, of which nobody is blamed"),
+        pytest.param(
+            ({"driver": "580.1"}, {"driver": "580.1"}, {"driver": "570.2"}, {}), "driver", Severity.WARNING, (2,),
+            id="drivers, of which a missing one is not compared",
+        ),
+    ],
+)  # fmt: skip
+def test_who_has_another_version_is_named(golden, rows, word, severity, ranks):
+    (finding,) = found(*(versions(**row) for row in rows))
+    assert (finding.code, finding.severity, finding.ranks) == (f"LCH003.{word}", severity, ranks)
+    golden(finding)
 
 
-def test_the_same_torch_with_another_nccl_is_an_error_of_nccl():
-    (finding,) = found(versions(), versions(), versions(nccl="2.28.9"))
-    assert finding.code == "LCH003.nccl"
-    assert finding.ranks == (2,)
-
-
-def test_a_rank_without_nccl_is_odd():
-    (finding,) = found(versions(nccl=None), versions(), versions())
-    assert "none on rank 0" in finding.message
-
-
-def test_pythons_that_differ_by_patch_are_a_warning_and_by_more_an_error():
-    (patch,) = found(versions(), versions(python="3.11.9"), versions())
-    (minor,) = found(versions(), versions(python="3.12.1"), versions())
-    assert (patch.severity, minor.severity) == (Severity.WARNING, Severity.ERROR)
-
-
-def test_two_ranks_that_differ_blame_nobody():
-    (finding,) = found(versions(), versions(cuda="12.8"))
-    assert finding.ranks == ()
-
-
-def test_drivers_that_differ_are_a_warning_and_a_missing_one_is_not_compared():
-    (finding,) = found(versions(driver="580.1"), versions(driver="580.1"), versions(driver="570.2"), versions())
-    assert finding.code == "LCH003.driver"
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == (2,)
-
-
-def test_a_slow_import_is_a_warning_with_its_seconds():
-    (finding,) = found(versions(import_seconds=1.5), versions(import_seconds=42.0))
-    assert finding.code == "LCH003.slow-import"
-    assert finding.ranks == (1,)
-    assert "42.0 s" in finding.message
-
-
-def test_a_slow_import_on_busy_cores_is_no_matter_of_the_disk():
-    (finding,) = found(versions(import_seconds=42.0, import_core_seconds=40.0))
-    assert "40.0 s of it on a core or waiting for one" in finding.message
-    assert "cores" in finding.remedy
-    (finding,) = found(versions(import_seconds=42.0, import_core_seconds=2.0))
-    assert "local disk" in finding.remedy
+@pytest.mark.parametrize("core_seconds", [None, 40.0, 2.0], ids=["cores not known", "busy cores", "idle cores"])
+def test_a_slow_import_is_a_warning_that_tells_busy_cores_from_a_slow_disk(golden, core_seconds):
+    (finding,) = found(versions(import_seconds=1.5), versions(import_seconds=42.0, import_core_seconds=core_seconds))
+    assert (finding.code, finding.severity, finding.ranks) == ("LCH003.slow-import", Severity.WARNING, (1,))
+    assert finding.evidence == {"seconds": 42.0, "core_seconds": core_seconds}
+    golden(finding)
 
 
 def test_what_is_slow_can_be_set():

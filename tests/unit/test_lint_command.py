@@ -29,36 +29,35 @@ def text(report: LintReport, **options) -> str:
     return page(report, **({"details": False, "width": 80, "color": False} | options))
 
 
-def test_nothing_found_is_zero(capsys):
+def test_nothing_found_is_zero(capsys, golden):
     assert run([str(CLEAN)], None, details=False) == ExitCode.FIT
-    assert capsys.readouterr().out == "1 script judged: nothing found\n"
+    golden(capsys.readouterr().out)
 
 
-def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys):
+def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys, golden):
     assert run([str(faulty)], None, details=False) == ExitCode.UNFIT
     out = capsys.readouterr().out
-    assert out.startswith(f"{faulty}:81:15: warning LNT010 no-set-epoch\n    nothing calls set_epoch:")
-    assert "-> Call sampler.set_epoch(epoch)" in out
-    assert out.endswith("1 script judged: 1 warning\n`ddpdiag explain LNT010` says more, with sources.\n")
+    assert out.startswith(f"{faulty}:81:15: warning LNT010 no-set-epoch\n")
+    golden(out.replace(str(faulty), "train.py"))
 
 
-def test_hints_do_not_count(tmp_path, capsys):
+def test_hints_do_not_count(tmp_path, capsys, golden):
     path = tmp_path / "train.py"
     path.write_text(CLEAN.read_text().replace("    dist.destroy_process_group()\n", ""))
     assert run([str(path)], None, details=False) == ExitCode.FIT
-    assert capsys.readouterr().out == "1 script judged: nothing found; 1 hint (--details)\n"
+    golden(capsys.readouterr().out)
     assert run([str(path)], None, details=True) == ExitCode.FIT
-    assert "info LNT024" in capsys.readouterr().out
+    golden(capsys.readouterr().out.replace(str(path), "train.py"))
 
 
 @pytest.mark.parametrize(
     "comment", ["# ddpdiag: ignore[LNT010]", "# ddpdiag:ignore[lnt001, lnt010]", "# ddpdiag: ignore"]
 )
-def test_a_comment_keeps_a_remark_quiet(faulty, comment):
+def test_a_comment_keeps_a_remark_quiet(golden, faulty, comment):
     faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
     report = judged([str(faulty)])
     assert (report.remarks, report.exit_code) == ((), ExitCode.FIT)
-    assert text(report) == "1 script judged: nothing found; 1 ignored by comments\n"
+    golden(text(report))
 
 
 @pytest.mark.parametrize("comment", ["# ddpdiag: ignore[LNT001]", "; '# ddpdiag: ignore[LNT010]'"])
@@ -78,36 +77,36 @@ def test_a_directory_is_walked(faulty, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "place"),
     [
-        (b"x = (\n", "train.py:1: this is no Python that can be read: '(' was never closed"),
-        (b"x = 1\nprint 'x'\n", "train.py:2: this is no Python"),
-        (b"\x00", "this is no Python"),
-        (b"x = '\xff'\n", "this is no Python"),
-        (b"(" * 5000 + b")" * 5000, "this is no Python"),
-        (
-            b"import torch.distributed as d\nd.init_process_group()\nif " + b"not " * 900 + b"x: d.barrier()\n",
-            "too deep",
-        ),
-        (b"#" * ((4 << 20) + 1), "more than 4 MiB"),
+        (b"x = (\n", ":1: "),
+        (b"x = 1\nprint 'x'\n", ":2: "),
+        (b"\x00", ":"),
+        (b"x = '\xff'\n", ":"),
+        (b"(" * 5000 + b")" * 5000, ":"),
+        (b"import torch.distributed as d\nd.init_process_group()\nif " + b"not " * 900 + b"x: d.barrier()\n", ": "),
+        (b"#" * ((4 << 20) + 1), ": "),
     ],
+    ids=["open", "Python 2", "null byte", "no UTF-8", "parentheses", "deep", "large"],
 )
-def test_what_is_no_python_is_named_and_the_rest_is_judged(tmp_path, faulty, content, sentence, capsys):
+def test_what_is_no_python_is_named_and_the_rest_is_judged(golden, tmp_path, faulty, content, place, capsys):
     bad = tmp_path / "bad" / "train.py"
     bad.parent.mkdir()
     bad.write_bytes(content)
     assert run([str(bad), str(faulty)], None, details=False) == ExitCode.USAGE
     streams = capsys.readouterr()
-    assert sentence in streams.err
+    assert streams.err.startswith(f"ddpdiag: {bad}{place}")
     assert "LNT010" in streams.out
+    # What Python says of it follows, and differs between its versions.
+    golden(streams.err.split(": ")[2])
 
 
-@pytest.mark.parametrize(("path", "sentence"), [("missing.py", "No such file"), ("empty", "no Python file")])
-def test_what_is_not_there_is_named(tmp_path, path, sentence):
+@pytest.mark.parametrize("path", ["missing.py", "empty"])
+def test_what_is_not_there_is_named(golden, tmp_path, path):
     (tmp_path / "empty").mkdir()
     report = judged([str(tmp_path / path)])
     assert report.exit_code == ExitCode.USAGE
-    assert sentence in report.errors[0]
+    golden(report.errors[0].replace(str(tmp_path), "TMP"))
 
 
 def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, capsys):
@@ -119,25 +118,28 @@ def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, cap
     assert "LNT010" in streams.err
 
 
-def test_a_script_is_not_overwritten(faulty):
-    with pytest.raises(UsageError, match="would overwrite"):
+def test_a_script_is_not_overwritten(faulty, golden):
+    script = faulty.read_text()
+    with pytest.raises(UsageError) as caught:
         run([str(faulty)], str(faulty), details=False)
+    assert faulty.read_text() == script
+    golden(str(caught.value).replace(str(faulty), "train.py"))
 
 
 @pytest.mark.parametrize(
-    ("source", "reason"),
+    "source",
     [
-        ("import torch\nmodel = torch.nn.Linear(1, 1)\n", "no process group and no DistributedDataParallel"),
-        ("from accelerate import Accelerator\nimport torch.distributed as d\nd.init_process_group()\n", "accelerate"),
+        "import torch\nmodel = torch.nn.Linear(1, 1)\n",
+        "from accelerate import Accelerator\nimport torch.distributed as d\nd.init_process_group()\n",
     ],
+    ids=["no training", "accelerate"],
 )
-def test_what_is_none_of_ours_is_not_called_clean(tmp_path, source, reason):
+def test_what_is_none_of_ours_is_not_called_clean(golden, tmp_path, source):
     path = tmp_path / "other.py"
     path.write_text(source)
-    shown = text(judged([str(path)]))
-    assert "not judged" in shown
-    assert reason in shown
-    assert "nothing found" not in shown
+    report = judged([str(path)])
+    assert report.scripts[0].not_judged
+    golden(text(report).replace(str(path), "other.py"))
 
 
 def test_every_rule_has_a_page_with_fix_and_source():

@@ -29,12 +29,12 @@ def alone() -> Report:
 # Benchmark ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_numbers_mean_is_a_list_and_no_column():
+def test_what_the_numbers_mean_is_a_list_and_no_column(golden):
     own = built(four())
     (section,) = [section for section in own.sections if section.name == "benchmark"]
     assert section.items.items == tuple(f"{name} is bound by copies." for name in FOUR)
-    assert [column.title for column in table(own, "series").columns][-2:] == ["reached", "source"]
-    assert "What the numbers mean" in Reader(html.render(four())).text
+    assert section.items.name in Reader(html.render(four())).text
+    golden(section.items.name, "\n".join(column.title for column in table(own, "series").columns))
 
 
 def test_what_the_page_begins_with_is_not_said_again():
@@ -42,40 +42,26 @@ def test_what_the_page_begins_with_is_not_said_again():
     assert section.items is None
 
 
-def test_the_legend_has_what_is_expected():
-    found = words_of(figure(built(four()), "benchmark", "Bus bandwidth").svg)
-    assert found.count("expected: 1.3 GB/s") == 4
-    assert "expected" not in found
-    assert "GB/s" in found
-    assert "Bus bandwidth (GB/s)" not in found
+def test_the_legend_has_what_is_expected_and_the_latency_numbers_in_words(golden):
+    own = built(four())
+    golden(words_of(figure(own, "benchmark", "Bus bandwidth").svg), figure(own, "benchmark", "Latency").alt)
 
 
-def test_the_latency_has_numbers_in_words():
-    alt = figure(built(four()), "benchmark", "Latency").alt
-    assert alt.startswith("A call takes: all_reduce over gloo 180 us at 8 B, ")
-    assert alt.count(" ms at 128 MiB") + alt.count(" us at 128 MiB") == 4
-
-
-def test_every_rank_has_a_bar():
+def test_every_rank_has_a_bar(golden):
     ranks = tuple(bench_rank(rank, lag_seconds=rank * 1e-5) for rank in range(4))
     drawn = figure(built(healthy(structs.replace(bench("gloo"), ranks=ranks))), "benchmark", "all_reduce over gloo, ")
-    assert drawn.title.endswith("how much later than the first rank")
-    assert [text[:1] for text in words_of(drawn.svg) if " n" in text] == ["0", "1", "2", "3"]
+    golden(drawn.title, words_of(drawn.svg))
 
 
-def test_a_rank_is_slow_only_where_it_was_judged_so():
+def test_a_rank_is_slow_only_where_it_was_judged_so(golden):
     # Who waits spends more time in the call: the times alone would point at the wrong one.
     ranks = [
         bench_rank(rank, lag_seconds=None, seconds=(1e-3, 1e-3, 1.01e-3, 9e-3)[rank], slow="") for rank in range(4)
     ]
-
-    def found(slow: int | None) -> list[str]:
-        own = [structs.replace(rank, slow="copies slowly" if rank.rank == slow else "") for rank in ranks]
-        shown = built(healthy(structs.replace(bench("gloo"), ranks=tuple(own))))
-        return words_of(figure(shown, "benchmark", "all_reduce over gloo, ").svg)
-
-    assert not {"slow", "outlier"} & set(found(None))
-    assert found(0).count("slow") == 1
+    for slow in (None, 0):
+        own = tuple(structs.replace(rank, slow="copies slowly" if rank.rank == slow else "") for rank in ranks)
+        shown = built(healthy(structs.replace(bench("gloo"), ranks=own)))
+        golden(words_of(figure(shown, "benchmark", "all_reduce over gloo, ").svg))
 
 
 def test_types_are_told_as_far_as_there_are_some():
@@ -87,22 +73,16 @@ def test_types_are_told_as_far_as_there_are_some():
 # Strategies -----------------------------------------------------------------------------------------------------------
 
 
-def test_strategies_have_pictures():
+def test_strategies_have_pictures(golden):
     own = built(report(scaling=CURVES))
-    speed = figure(own, "strategies", "Speed")
-    assert speed.alt == "Speed, in samples/s: single 2,043, tensor-parallel 1,436 (0.70 x), fsdp – (hangs)."
-    assert "hangs" in words_of(speed.svg)
-    assert "samples/s, dashed: single" in words_of(speed.svg)
-    assert "tensor-parallel 30 %" in figure(own, "strategies", "Communication").alt
-    assert figure(own, "strategies", "Loss").alt == "Loss at the end: single 0.304; at the start: 2.31."
+    speed, *others = (figure(own, "strategies", title) for title in ("Speed", "Communication", "Loss"))
+    golden(words_of(speed.svg), *(drawn.alt for drawn in (speed, *others)))
 
 
-def test_a_curve_needs_two_points():
-    titles = [own.title for section in built(report(scaling=CURVES)).sections for own in section.figures]
-    assert not any(title.startswith("DDP on more ranks") for title in titles)
+def test_a_curve_needs_two_points(golden):
+    golden("\n".join(own.title for section in built(report(scaling=CURVES)).sections for own in section.figures))
     rows = (*CURVES, structs.replace(CURVES[2], ranks=4, samples_per_second=250, efficiency=0.6))
-    alt = figure(built(report(scaling=rows)), "strategies", "DDP on more ranks").alt
-    assert alt.endswith("(weak scaling): 2 ranks 150 samples/s (75 %), 4 ranks 250 samples/s (60 %).")
+    golden(figure(built(report(scaling=rows)), "strategies", "DDP on more ranks").alt)
 
 
 def test_figures_are_those_of_the_terminal():
@@ -111,11 +91,11 @@ def test_figures_are_those_of_the_terminal():
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e30, None])
-def test_an_odd_loss_is_no_picture(loss):
+def test_an_odd_loss_is_no_picture(golden, loss):
     own = report()
     row = structs.replace(own.train.rows[0], last_loss=loss, first_loss=None)
     shown = built(structs.replace(own, train=structs.replace(own.train, rows=(row,))))
-    assert not [own for section in shown.sections for own in section.figures if own.title.startswith("Loss")]
+    golden("\n".join(own.title for section in shown.sections for own in section.figures))
 
 
 def test_nothing_measured_is_a_page_without_pictures():

@@ -23,19 +23,20 @@ def test_a_verdict_keeps_its_code(state: State) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    "error",
     [
-        (UsageError("--budget nan: expected a number"), "--budget nan: expected a number"),
-        (RunLost("rank 0 was lost", 143), "rank 0 was lost"),
-        (SystemExit(2), "it failed; standard error says why"),
-        (OSError(28, "No space left on device"), "it failed; standard error says why"),
-        (ZeroDivisionError(), "it failed; standard error says why"),
-        (KeyboardInterrupt(), "it failed; standard error says why"),
+        UsageError("--budget nan: a reason"),
+        RunLost("rank 0 was lost", 143),
+        SystemExit(2),
+        OSError(28, "No space left on device"),
+        ZeroDivisionError(),
+        KeyboardInterrupt(),
     ],
+    ids=lambda error: type(error).__name__,
 )
-def test_what_is_no_verdict_is_unknown(error: BaseException, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_verdict_is_unknown(golden, error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(lambda: fails(error), nagios=True) == State.UNKNOWN
-    assert capsys.readouterr().out == f"DDPDIAG UNKNOWN - {line}\n"
+    golden(capsys.readouterr().out)
 
 
 def test_without_the_option_nothing_changes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,9 +44,9 @@ def test_without_the_option_nothing_changes(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == ""
 
 
-def test_arguments_that_cannot_be_read_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_cannot_be_read_are_unknown(golden, capsys: pytest.CaptureFixture[str]) -> None:
     assert unparsed(2) == State.UNKNOWN
-    assert capsys.readouterr().out.startswith("DDPDIAG UNKNOWN - wrong usage")
+    golden(capsys.readouterr().out)
     assert unparsed(0) == 0  # --help
 
 
@@ -54,27 +55,26 @@ def judged(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_recording_is_judged_as_a_plug_in() -> None:
+def test_a_recording_is_judged_as_a_plug_in(golden) -> None:
     done = judged("--nagios")
-    assert done.returncode in (State.OK, State.WARNING)
-    assert done.stdout.startswith(f"DDPDIAG {State(done.returncode).name} - 2 ranks on 1 host")
+    said, _, figures = done.stdout.partition(" | ")
+    assert said.startswith(f"DDPDIAG {State(done.returncode).name} - ")
+    assert figures.startswith("seconds=")
     assert done.stdout.count("\n") == 1
-    assert " | seconds=" in done.stdout
+    golden(said)
 
 
-def test_a_file_that_cannot_be_written_is_unknown_in_the_line_and_in_the_code() -> None:
+def test_a_file_that_cannot_be_written_is_unknown_in_the_line_and_in_the_code(golden) -> None:
     done = judged("--nagios", "--json", "/dev/full")
     assert done.returncode == State.UNKNOWN
-    said, sentence = done.stdout.split("; ")
-    assert said == "DDPDIAG UNKNOWN - cannot write /dev/full: No space left on device"
-    assert sentence.startswith("2 ranks on 1 host")
-    assert sentence.endswith("\n")
+    assert done.stdout.count("\n") == 1
+    golden(done.stdout)
 
 
 def test_a_mistyped_option_is_no_critical_state() -> None:
     done = judged("--nagios", "--budgets")
     assert (done.returncode, done.stdout.count("\n")) == (State.UNKNOWN, 1)
-    assert "No such option" in done.stderr
+    assert "--budgets" in done.stderr
 
 
 def test_a_recording_gives_metrics_and_cases(tmp_path: Path) -> None:

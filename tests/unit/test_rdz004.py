@@ -35,32 +35,42 @@ def test_one_host_alone_has_no_ground():
 @pytest.mark.parametrize(
     ("fault", "word"), [(DROPPED, "dropped"), (REFUSED, "refused"), (SILENT, "silent"), (STUCK, "black-hole")]
 )
-def test_a_host_whose_ways_are_all_bad_is_named(fault, word):
+def test_a_host_whose_ways_are_all_bad_is_named(golden, fault, word):
     finding = only(meshed(3, every(3, fault, sender=1, receiver=1)))
     assert (finding.code, finding.severity, finding.nodes) == (f"RDZ004.{word}", Severity.ERROR, ("n1",))
-    assert "4 of 6 ways" in finding.message
+    golden(finding)
 
 
-def test_a_hosts_incoming_firewall_is_named_with_the_ports_to_open():
-    finding = only(meshed(4, every(4, DROPPED, receiver=2)))
-    assert (finding.nodes, finding.links) == (("n2",), ())
-    assert "from the other hosts to n2" in finding.title
-    assert "32768-60999" in finding.remedy
-
-
-def test_a_hosts_outgoing_firewall_is_named():
-    finding = only(meshed(4, every(4, REFUSED, sender=2)))
-    assert (finding.code, finding.nodes) == ("RDZ004.refused", ("n2",))
-    assert "from n2 to the other hosts" in finding.title
+@pytest.mark.parametrize(
+    ("seen", "word", "nodes", "links"),
+    [
+        pytest.param(meshed(4, every(4, DROPPED, receiver=2)), "dropped", ("n2",), (), id="an incoming firewall"),
+        pytest.param(meshed(4, every(4, REFUSED, sender=2)), "refused", ("n2",), (), id="an outgoing firewall"),
+        pytest.param(meshed(3, {(0, 2): DROPPED}), "dropped", (), ("n0 -> n2",), id="a single way"),
+        pytest.param(meshed(3, every(3, DROPPED)), "dropped", (), (), id="all ways"),
+        pytest.param(
+            meshed(2, every(2, DROPPED)), "dropped", (), ("n0 -> n1", "n1 -> n0"), id="two hosts, which cannot tell"
+        ),
+        pytest.param(
+            meshed(4, {(a, b): DROPPED for a in range(4) for b in range(4) if (a < 2) != (b < 2)}), "dropped", (), (),
+            id="groups that do not reach each other",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_named_of_hosts_that_do_not_reach_each_other(golden, seen, word, nodes, links):
+    finding = only(seen)
+    assert (finding.code, finding.severity) == (f"RDZ004.{word}", Severity.ERROR)
+    assert (finding.nodes, finding.links) == (nodes, links)
+    golden(finding)
 
 
 @pytest.mark.parametrize(("gpus", "severity"), [(0, Severity.WARNING), (1, Severity.ERROR)])
-def test_a_way_that_gloo_does_not_need_is_a_warning_to_a_job_over_gloo(gpus, severity):
+def test_a_way_that_gloo_does_not_need_is_a_warning_to_a_job_over_gloo(golden, gpus, severity):
     ranks = {rank: rdz001.Data("tcp", 0.1) for rank in range(3)}
     met = seen_of(rdz001.CHECK, ranks, params={"backend": "gloo"}, gpus=gpus, ranks_per_node=1)
     finding = only(together(Seen(met.world, rdz004.CHECK, closed().recording), met))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.dropped", severity, ("n2",))
-    assert ("gloo works all the same" in finding.message) is (severity is Severity.WARNING)
+    golden(finding)
 
 
 def closed() -> Seen[rdz004.Data]:
@@ -68,52 +78,21 @@ def closed() -> Seen[rdz004.Data]:
     return meshed(3, every(3, DROPPED, receiver=2))
 
 
-def test_a_single_way_is_a_link_and_blames_no_host():
-    finding = only(meshed(3, {(0, 2): DROPPED}))
-    assert (finding.nodes, finding.links) == ((), ("n0 -> n2",))
-    assert "Two hosts" not in finding.message
-
-
-def test_ports_that_are_closed_everywhere_blame_nobody():
-    finding = only(meshed(3, every(3, DROPPED)))
-    assert (finding.nodes, finding.links) == ((), ())
-    assert "only some ports" in finding.message
-    assert "--port-range" in finding.remedy
-
-
-def test_two_hosts_cannot_tell_which_side_it_is():
-    finding = only(meshed(2, every(2, DROPPED)))
-    assert (finding.nodes, finding.links) == ((), ("n0 -> n1", "n1 -> n0"))
-    assert "Two hosts cannot tell" in finding.message
-
-
-def test_groups_that_do_not_reach_each_other_blame_nobody():
-    split = {(a, b): DROPPED for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
-    finding = only(meshed(4, split))
-    assert (finding.nodes, finding.links) == ((), ())
-    assert "groups of hosts" in finding.title
-
-
-def test_a_black_hole_shows_the_mtus():
+def test_a_black_hole_shows_the_mtus(golden):
     finding = only(meshed(3, {(0, 1): STUCK, (1, 0): STUCK}))
     assert "n0 eth0: mtu 1500" in finding.evidence["interfaces"]
-    assert "64 KiB" in finding.message
+    golden(finding)
 
 
 @pytest.mark.parametrize(
-    ("direction", "where"),
-    [
-        ({"sender": 1, "receiver": 1}, "between n1 and the other hosts"),
-        ({"sender": 1}, "from n1 to the other hosts"),
-        ({"receiver": 1}, "from the other hosts to n1"),
-    ],
+    "direction",
+    [{"sender": 1, "receiver": 1}, {"sender": 1}, {"receiver": 1}],
+    ids=["both directions", "from it", "to it"],
 )
-def test_one_slow_host_of_three_is_named_with_its_direction(direction, where):
+def test_one_slow_host_of_three_is_named_with_its_direction(golden, direction):
     finding = only(meshed(3, every(3, slow(12e6), **direction)))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.slow", Severity.ERROR, ("n1",))
-    assert where in finding.title
-    assert "12 MB/s" in finding.message
-    assert "1 GB/s" in finding.message
+    golden(finding)
 
 
 def test_a_third_of_the_usual_rate_is_a_warning():
@@ -126,11 +105,10 @@ def test_a_difference_that_a_busy_core_can_explain_is_silent():
     assert judged(meshed(4, fast | {(0, 1): slow(1e9)})) == []
 
 
-def test_one_slow_direction_of_two_hosts_names_the_link_only():
+def test_one_slow_direction_of_two_hosts_names_the_link_only(golden):
     finding = only(meshed(2, {(0, 1): slow(12e6)}))
     assert (finding.severity, finding.nodes, finding.links) == (Severity.ERROR, (), ("n0 -> n1",))
-    assert "the other direction reaches" in finding.message
-    assert "Two hosts cannot tell" in finding.message
+    golden(finding)
 
 
 def test_half_of_the_hosts_being_faster_says_nothing_about_the_other_half():
@@ -138,14 +116,14 @@ def test_half_of_the_hosts_being_faster_says_nothing_about_the_other_half():
     assert judged(meshed(4, fast)) == []
 
 
-def test_slow_everywhere_needs_an_expectation():
+def test_slow_everywhere_needs_an_expectation(golden):
     low = every(3, slow(100e6))
     assert judged(meshed(3, low)) == []
     finding = only(meshed(3, low, settings={"RDZ004.expected_bytes_per_s": "1.2e9"}))
     assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
     finding = only(meshed(3, low, nominal=12.5e9))
     assert (finding.severity, finding.nodes) == (Severity.WARNING, ())
-    assert "eth0 of" in finding.message
+    golden(finding)
 
 
 def test_less_than_any_gigabit_link_gives_is_a_warning():
@@ -153,20 +131,20 @@ def test_less_than_any_gigabit_link_gives_is_a_warning():
     assert (finding.code, finding.severity) == ("RDZ004.slow", Severity.WARNING)
 
 
-def test_loss_is_a_warning_that_names_the_host():
+def test_loss_is_a_warning_that_names_the_host(golden):
     finding = only(meshed(3, every(3, losing(0.02), receiver=1)))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.loss", Severity.WARNING, ("n1",))
-    assert "2 %" in finding.message
+    golden(finding)
 
 
 def test_little_loss_is_silent():
     assert judged(meshed(3, every(3, losing(0.0005), receiver=1))) == []
 
 
-def test_loss_on_a_slow_way_is_told_once():
+def test_loss_on_a_slow_way_is_told_once(golden):
     finding = only(meshed(3, every(3, slow(12e6) | losing(0.05), receiver=1)))
     assert finding.code == "RDZ004.slow"
-    assert "5 % of the segments" in finding.message
+    golden(finding)
 
 
 @pytest.mark.parametrize("fault", [DROPPED, STUCK])

@@ -36,26 +36,26 @@ def test_a_directory_that_works_is_silent():
     ("error", "word"),
     [("ENOENT", "missing"), ("EACCES", "denied"), ("EROFS", "read-only"), ("ENOSPC", "full"), ("EIO", "broken")],
 )
-def test_the_host_that_cannot_write_is_named_with_the_reason(error, word):
+def test_the_host_that_cannot_write_is_named_with_the_reason(golden, error, word):
     findings = found(host(), host(error=error), host())
     assert list(findings) == [word]
     assert (findings[word].severity, findings[word].nodes) == (Severity.ERROR, ("n1",))
-    assert f"gave {error}" in findings[word].message
+    assert error in findings[word].message
+    golden(findings[word])
 
 
-def test_what_fails_on_every_host_is_the_directorys_own_fault():
+def test_what_fails_on_every_host_is_the_directorys_own_fault(golden):
     finding = found(*[host(error="ENOSPC", space=Space(0, 0))] * 3)["full"]
     assert finding.nodes == ()
-    assert "on every host" in finding.message
-    assert "0 bytes free, 0 free inodes" in finding.message
+    golden(finding)
 
 
-def test_the_host_that_sees_another_directory_is_named():
+def test_the_host_that_sees_another_directory_is_named(golden):
     other = host(unseen=(0, 2), mount=Mount("tmpfs", "none", False))
     findings = found(host(unseen=(1,)), other, host(unseen=(1,)))
     assert list(findings) == ["not-shared"]
     assert findings["not-shared"].nodes == ("n1",)
-    assert "tmpfs from none on n1, nfs4 from server:/shared on n0" in findings["not-shared"].message
+    golden(findings["not-shared"])
 
 
 def test_one_file_that_does_not_appear_is_its_readers_fault():
@@ -63,10 +63,10 @@ def test_one_file_that_does_not_appear_is_its_readers_fault():
 
 
 @pytest.mark.parametrize("views", [[(1,), (0,)], [(1, 2), (0, 2), (0, 1)]])
-def test_without_a_view_that_most_hosts_have_nobody_is_blamed(views):
+def test_without_a_view_that_most_hosts_have_nobody_is_blamed(golden, views):
     finding = found(*[host(unseen=view) for view in views])["not-shared"]
     assert finding.nodes == ()
-    assert "nobody is blamed" in finding.message
+    golden(finding)
 
 
 def test_who_could_not_write_is_not_missed_by_the_others():
@@ -79,16 +79,16 @@ def test_a_lock_that_fails_is_an_error_and_the_other_kind_a_warning():
     assert (findings["fcntl-locks"].severity, findings["fcntl-locks"].nodes) == (Severity.WARNING, ("n2",))
 
 
-def test_a_lock_that_two_hosts_hold_at_once_is_an_error():
+def test_a_lock_that_two_hosts_hold_at_once_is_an_error(golden):
     finding = found(host(), host(lock_is_local=True), host(lock_is_local=True))["local-locks"]
     assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
-    assert "that n0 held" in finding.message
+    golden(finding)
 
 
-def test_files_that_appear_late_are_a_warning():
+def test_files_that_appear_late_are_a_warning(golden):
     finding = found(host(), host(seconds=2.5), host())["slow"]
     assert (finding.severity, finding.nodes) == (Severity.WARNING, ("n1",))
-    assert "after 2.5 s; 1 s at most" in finding.message
+    golden(finding)
 
 
 @pytest.mark.parametrize("space", [Space(1 << 20, None), Space(1 << 40, 0)])
@@ -96,10 +96,11 @@ def test_little_room_is_a_warning(space):
     assert found(host(space=space), host(space=space))["little-room"].severity is Severity.WARNING
 
 
-def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age():
+def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age(golden):
     finding = found(host(stores=(Store("/shared/store", "bob", 438, 7200.0),)), host())["stale"]
     assert (finding.severity, finding.nodes) == (Severity.WARNING, ())
-    assert "/shared/store (438 bytes, bob's, last written 2.0 h ago)" in finding.message
+    assert "/shared/store" in finding.message
+    golden(finding)
 
 
 def test_without_a_directory_there_is_no_ground():
@@ -130,10 +131,10 @@ def test_the_directory_stands_in_the_figures():
     }
 
 
-def test_of_two_hosts_neither_is_blamed_for_locks_that_do_not_hold():
+def test_of_two_hosts_neither_is_blamed_for_locks_that_do_not_hold(golden):
     finding = found(host(), host(lock_is_local=True))["local-locks"]
     assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
-    assert "Two hosts cannot tell" in finding.message
+    golden(finding)
 
 
 def test_one_host_of_three_that_ignores_the_others_lock_is_named():

@@ -35,13 +35,11 @@ def test_right_values_are_silent() -> None:
     assert list(col001.judge(seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"}))) == []
 
 
-def test_wrong_values_everywhere_blame_nobody() -> None:
+def test_wrong_values_everywhere_blame_nobody(golden) -> None:
     seen = seen_of(col001.CHECK, {rank: reduced(wrong=7) for rank in range(4)}, params={"backend": "gloo"})
     (finding,) = col001.judge(seen)
     assert (finding.code, finding.ranks) == ("COL001.wrong", ())
-    assert "every rank" in finding.message
-    assert "7 elements" in finding.message
-    assert "no time" in finding.message
+    golden(finding)
 
 
 def spoilt(*, wrong_from: tuple[int, ...] = (), off_by: int | None = None, ranks: int = 4) -> col001.Data:
@@ -49,14 +47,12 @@ def spoilt(*, wrong_from: tuple[int, ...] = (), off_by: int | None = None, ranks
     return structs.replace(reduced(7, ranks=ranks), senders=ranks, wrong_from=wrong_from, off_by=off_by)
 
 
-def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host() -> None:
+def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host(golden) -> None:
     rows = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
     (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
     assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
-    assert finding.title == "wrong values from gloo, because of rank 2 on n1"
-    assert "rank 2 on n1: what it sends arrives wrong" in finding.message
     assert finding.evidence["wrong_from"] == ["ranks 0-1,3: wrong from rank 2"]
-    assert "Do not train on n1" in finding.remedy
+    golden(finding)
 
 
 def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
@@ -66,19 +62,15 @@ def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("off_by", "text"), [(3, "the part of rank 2 had been counted twice"), (-1, "rank 0 had been left out")]
+    "offs",
+    [[3] * 4, [-1] * 4, [9] * 4, [1, 2, 1, 1], [None] * 4, [0] * 4],
+    ids=["twice", "left-out", "no-part", "not-the-same", "not-known", "nothing"],
 )
-def test_a_sum_that_is_off_by_one_ranks_part_says_whose(off_by: int, text: str) -> None:
-    rows = {rank: spoilt(off_by=off_by) for rank in range(4)}
-    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
-    assert text in finding.message
-
-
-@pytest.mark.parametrize("offs", [[9] * 4, [1, 2, 1, 1], [None] * 4, [0] * 4])
-def test_a_sum_that_is_off_by_something_else_says_nothing_of_parts(offs: list[int | None]) -> None:
+def test_only_a_sum_that_is_off_by_one_ranks_part_says_whose(golden, offs: list[int | None]) -> None:
     rows = {rank: spoilt(off_by=off) for rank, off in enumerate(offs)}
     (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
-    assert "as if" not in finding.message
+    assert (finding.code, finding.ranks) == ("COL001.wrong", ())
+    golden(finding)
 
 
 def in_pairs(bad: int, rows: dict[int, col001.Data]) -> Seen[col001.Data]:
@@ -115,11 +107,11 @@ def test_a_pair_that_was_not_parted_in_time_is_named_as_a_way() -> None:
     assert all("rank 2" in link for link in finding.links)
 
 
-def test_pairs_that_all_sum_right_blame_nobody() -> None:
+def test_pairs_that_all_sum_right_blame_nobody(golden) -> None:
     seen = in_pairs(99, {rank: spoilt() for rank in range(4)})
     (finding,) = col001.judge(seen)
     assert finding.ranks == ()
-    assert "sums of two ranks do not show where" in finding.message
+    golden(finding)
 
 
 def test_pairs_are_not_tried_where_broadcasts_say_enough_or_all_is_right() -> None:
@@ -157,14 +149,10 @@ def test_without_gpus_gloo_is_all() -> None:
     assert col001.plan(seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"})) == ()
 
 
-def test_one_rank_has_no_ground_for_a_collective() -> None:
-    assert col001.ground(world_of(1)) is not None
-    assert col001.ground(world_of(2)) is None
-
-
-def test_nccl_without_gpus_has_no_ground() -> None:
-    assert "nccl needs GPUs" in (col001.ground(world_of(2, options=Options(backend="nccl"))) or "")
-    assert col001.ground(world_of(2, gpus=1, options=Options(backend="nccl"))) is None
+def test_a_collective_has_no_ground_for_one_rank_or_for_nccl_without_gpus(golden) -> None:
+    nccl = Options(backend="nccl")
+    assert col001.ground(world_of(2)) is col001.ground(world_of(2, gpus=1, options=nccl)) is None
+    golden(col001.ground(world_of(1)), col001.ground(world_of(2, options=nccl)))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +251,7 @@ def test_one_failed_method_is_not_this_checks_finding_unless_another_works() -> 
     assert list(rdz001.judge(met("tcp", {1: Status.HUNG}))) == []
 
 
-def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_works() -> None:
+def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_works(golden) -> None:
     def over_gloo(method: str, statuses: dict[int, Status] | None = None) -> Seen[rdz001.Data]:
         rows = {rank: rdz001.Data(method, 0.1) for rank in range(2) if rank not in (statuses or {})}
         params = {"method": method, "backend": "gloo"}
@@ -275,7 +263,7 @@ def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_w
     assert finding.severity is Severity.ERROR
     (finding,) = rdz001.judge(together(tried, nccl))
     assert (finding.code, finding.severity) == ("RDZ001.method", Severity.WARNING)
-    assert "nccl, which the job takes, works" in finding.message
+    golden(finding)
 
 
 def named(
@@ -319,11 +307,11 @@ def test_a_slow_look_up_is_a_warning() -> None:
     assert (finding.code, finding.severity) == ("RDZ002.slow", Severity.WARNING)
 
 
-def test_a_resolver_that_never_answers_is_an_error_and_no_unknown_name() -> None:
+def test_a_resolver_that_never_answers_is_an_error_and_no_unknown_name(golden) -> None:
     rows = {0: named(), 1: named(addresses=None, seconds=12.0)}
     (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.slow", Severity.ERROR, ("n1",))
-    assert "no answer in 12.0 s" in finding.message
+    golden(finding)
 
 
 def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_met() -> None:
@@ -334,16 +322,15 @@ def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_me
     assert finding.severity is Severity.ERROR
 
 
-def test_a_slow_reverse_look_up_is_a_warning_that_names_the_host() -> None:
+def test_a_slow_reverse_look_up_is_a_warning_that_names_the_host(golden) -> None:
     rows = {0: named(), 1: named(reverse_seconds=6.1), 2: named(reverse_seconds=None)}
     slow, silent = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
     assert (slow.code, slow.severity, slow.nodes) == ("RDZ002.reverse", Severity.WARNING, ("n1",))
-    assert "that took 6.1 s; 1 s at most" in slow.message
     assert (silent.code, silent.nodes) == ("RDZ002.reverse", ("n2",))
-    assert "no answer came" in silent.message
+    golden(slow, silent)
 
 
-def test_a_host_without_an_address_of_the_coordinators_family_is_named() -> None:
+def test_a_host_without_an_address_of_the_coordinators_family_is_named(golden) -> None:
     rows = {
         0: named(("fd00::1",), families=("IPv4", "IPv6")),
         1: named(("fd00::1",), families=("IPv4",)),
@@ -351,7 +338,7 @@ def test_a_host_without_an_address_of_the_coordinators_family_is_named() -> None
     }
     (finding, _) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.family", Severity.ERROR, ("n1",))
-    assert "n0 has IPv6 addresses only on n1 (fd00::1), and n1 itself IPv4 ones" in finding.message
+    golden(finding)
 
 
 def test_hosts_with_no_family_in_common_cannot_connect_and_the_odd_one_is_named() -> None:
@@ -369,11 +356,11 @@ def test_hosts_that_share_a_family_are_silent_about_the_other() -> None:
     assert list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))) == []
 
 
-def test_the_host_with_another_address_is_the_odd_one_out() -> None:
+def test_the_host_with_another_address_is_the_odd_one_out(golden) -> None:
     rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(("10.0.0.1",)), 2: named(("192.168.7.1",))}
     (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.differs", Severity.WARNING, ("n2",))
-    assert "n0 is 10.0.0.1 on 2 of 3 hosts, and 192.168.7.1 on n2" in finding.message
+    golden(finding)
 
 
 def test_of_two_hosts_that_differ_neither_is_blamed() -> None:
@@ -429,13 +416,12 @@ def then(seen: Seen[rdz001.Data], trial: Trial, rows: dict[int, rdz001.Data]) ->
     return Seen(seen.world, seen.check, recording)
 
 
-def test_a_torch_without_mpi_is_told_and_no_fault() -> None:
+def test_a_torch_without_mpi_is_told_and_no_fault(golden) -> None:
     rows = {rank: rdz001.Data("mpi", 0.0, "torch 2.13.0 was built without MPI") for rank in range(2)}
     seen = seen_of(
         rdz001.CHECK, rows, params={"method": "mpi", "backend": "mpi"}, options=Options(depth=Depth.STANDARD)
     )
-    findings = [finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.absent"]
-    assert [(finding.severity, finding.message) for finding in findings] == [
-        (Severity.INFO, "torch 2.13.0 was built without MPI.")
-    ]
+    (finding,) = (finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.absent")
+    assert finding.severity is Severity.INFO
+    golden(finding)
     assert "rendezvous.mpi_seconds" not in rdz001.figures(seen)

@@ -3,7 +3,7 @@
 import json
 import math
 
-from reports import SLOW, fit, rank_row, unfit
+from reports import NO_GPU, SLOW, fit, rank_row, unfit
 
 from ddpdiag.codec import decode
 from ddpdiag.model import Report
@@ -25,7 +25,7 @@ def test_the_contract_holds():
         "codes": [],
         "remark": "",
     }
-    assert report["checks"][4]["skipped_because"] == "no NVIDIA GPU on any host"
+    assert report["checks"][4]["skipped_because"] == NO_GPU
     assert report["findings"][2]["env"] == SLOW.env
     assert report["measurements"]["allreduce_bytes"] == 67108864
 

@@ -38,6 +38,11 @@ def report(**changed) -> Report:
     return structs.replace(healthy(), **changed)
 
 
+def bare(**changed) -> Report:
+    """The report without its tables."""
+    return report(sentence="Well.", ranks=(), stages=(), checks=(), measurements={}, **changed)
+
+
 def finding(**changed) -> Finding:
     named = {"code": "GPU004.narrow", "severity": Severity.ERROR, "title": "t", "message": "m", **changed}
     return Finding(**named)
@@ -59,40 +64,27 @@ def is_harmless(text: str) -> None:
             assert not LINKS.search(token.content), token.content
 
 
-def test_the_verdict_comes_first() -> None:
-    assert markdown.render(report()).startswith("**FIT**: ")
+@pytest.mark.parametrize(
+    "findings",
+    [
+        pytest.param((), id="none"),
+        pytest.param(
+            (finding(ranks=(3,), nodes=("n1",), evidence={"width": 4}, remedy="Reseat it.", env={"A_B": "1"}),),
+            id="one says who, what numbers and what to do",
+        ),
+        pytest.param(tuple(finding(code=f"GPU004.c{n}", title=f"t{n}") for n in range(8)), id="many are folded away"),
+        pytest.param(tuple(finding(title=f"t{n}", ranks=(n,)) for n in range(20)), id="those of one code are counted"),
+    ],
+)
+def test_the_verdict_comes_first_and_then_the_findings(golden, findings) -> None:
+    golden(markdown.render(bare(findings=findings, verdict=Verdict.UNFIT if findings else Verdict.FIT)))
 
 
-def test_a_finding_says_who_what_numbers_and_what_to_do() -> None:
-    found = finding(ranks=(3,), nodes=("n1",), evidence={"width": 4}, remedy="Reseat it.", env={"A_B": "1"})
-    text = markdown.render(report(findings=(found,), verdict=Verdict.UNFIT))
-    assert "### error `GPU004.narrow`: t" in text
-    assert "- **Blamed:** rank `3`, host `n1`" in text
-    assert "- **Fix:** Reseat it." in text
-    assert "```sh\nexport A_B=1\n```" in text
-    assert "| `width` | 4 |" in text
-
-
-def test_who_is_not_named_is_said() -> None:
-    assert "**Blamed:** nobody" in markdown.render(report(findings=(finding(),)))
-
-
-def test_of_a_finding_of_the_run_nobody_is_looked_for() -> None:
-    found = report(findings=(finding(severity=Severity.WARNING, of_the_run=True),))
-    assert "nobody" not in markdown.render(found)
-    assert "nobody" not in terminal.render(found, color=False, width=80)
-    assert [box.nobody for box in boxes(found.findings)] == [""]
-
-
-def test_many_findings_are_folded_away() -> None:
-    text = markdown.render(report(findings=tuple(finding(code=f"GPU004.c{n}", title=f"t{n}") for n in range(20))))
-    assert text.index("t5") < text.index("14 more findings") < text.index("t6")
-
-
-def test_findings_of_one_code_are_counted() -> None:
-    text = markdown.render(report(findings=tuple(finding(title=f"t{n}", ranks=(n,)) for n in range(20))))
-    assert text.index(": t2\n") < text.index("- `GPU004.narrow` 17 more like these: ranks `3-19`")
-    assert ": t3\n" not in text
+@pytest.mark.parametrize("of_the_run", [False, True], ids=["of the ranks", "of the run"])
+def test_that_nobody_is_named_is_said_where_somebody_is_looked_for(golden, of_the_run) -> None:
+    found = bare(findings=(finding(severity=Severity.WARNING, of_the_run=of_the_run),))
+    assert [bool(box.nobody) for box in boxes(found.findings)] == [not of_the_run]
+    golden(markdown.render(found), terminal.render(found, color=False, width=80))
 
 
 @pytest.mark.parametrize("codes", [1, 500])
@@ -110,16 +102,13 @@ def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: S
     figures = {f"figure_{n}": n for n in range(5_000)}
     text = markdown.render(report(findings=findings, notes=notes, measurements=figures))
     assert len(text) < 60_000
-    assert "4,960 more notes" in text
-    assert "4,940 more figures" in text
+    assert "4,960 " in text
+    assert "4,940 " in text
 
 
 def test_details_are_closed_and_tables_are_drawn() -> None:
     text = markdown.render(report())
     assert text.count("<details>") == text.count("</details>") > 0
-    assert (
-        sum(token.type == "table_open" for token in tokens(text)) == text.count("|---|") + text.count("|---:|") or True
-    )
     assert "table_open" in {token.type for token in tokens(text)}
 
 
@@ -129,16 +118,15 @@ def test_a_summary_is_html() -> None:
     is_harmless("\n".join(folded(EVIL, ["x"])))
 
 
-def test_the_source_is_ascii() -> None:
+def test_the_source_is_ascii(golden) -> None:
     assert markdown.render(report()).isascii()
     rows = (StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x"),)
     train = TrainReport(
         asked=Train(), batch_size=1, device="cpu", rows=rows, scaling=(), tolerance=0.1, sentence="s"
     )  # fmt: skip
-    text = markdown.render(report(train=train))
+    text = markdown.render(bare(train=train))
     assert text.isascii()
-    assert "| `ddp` | fails | - | - | - | - | - | - |" in text
-    assert "- `ddp` fails: x" in text
+    golden(text)
 
 
 def hostile(evil: str) -> Report:

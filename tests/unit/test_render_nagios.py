@@ -45,7 +45,7 @@ def test_the_codes_are_those_of_the_guidelines() -> None:
 
 def test_performance_data_has_labels_numbers_and_units() -> None:
     said, data = halves(unfit(measurements={"import_seconds": 0.0000021, "all_reduce.gloo.busbw_bytes_per_s": 1e15}))
-    assert "Rank 3 on n1" in said
+    assert said.endswith(unfit().sentence)
     assert data.startswith("seconds=7.912s;;120 errors=1;;0 warnings=1;0 ranks=4;;;0;4 bad_hosts=0;;;0")
     assert "import_seconds=0.0000021s" in data
     assert "all_reduce.gloo.busbw_bytes_per_s=1000000000000000" in data

@@ -1,5 +1,6 @@
 """What is said of a run's own mishaps."""
 
+import pytest
 from msgspec import Raw, structs
 from seen import seen_of, with_arrivals, with_events
 
@@ -47,34 +48,31 @@ def absent_in(seen: Seen[run001.Nothing], *ranks: int, layout: tuple[str, ...] =
     return only(judge_as(run001.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header))))
 
 
-def test_absent_ranks_are_named_with_the_host_where_their_neighbours_live() -> None:
-    finding = absent_in(run_of(size=4), 3)
-    assert (finding.code, finding.severity, finding.ranks) == ("RUN001.absent", Severity.ERROR, (3,))
-    assert "3 of 4 ranks came within 15 s" in finding.message
-    assert "n1" in finding.message
-
-
-def test_the_launchers_layout_names_the_hosts_of_absent_ranks() -> None:
-    finding = absent_in(run_of(size=6), 4, 5, layout=("n0", "n0", "n1", "n1", "n7", "n7"))
-    assert (finding.ranks, finding.nodes) == ((4, 5), ("n7",))
-    assert "They belong on n7." in finding.message
-
-
-def test_a_layout_that_is_not_true_of_those_who_came_is_not_believed() -> None:
-    finding = absent_in(run_of(size=6), 4, 5, layout=("n0", "n1", "n7", "n0", "n1", "n7"))
-    assert finding.nodes == ()
-    assert "n7" not in finding.message
-
-
-def test_where_no_other_host_came_nobody_is_blamed() -> None:
-    finding = absent_in(run_of(size=4), 2, 3)
-    assert (finding.ranks, finding.nodes) == ((), ())
-    assert "ranks 2-3 never came" in finding.title
-    assert "the cause may be on n0 itself" in finding.message
-
-
-def test_an_absent_rank_of_the_only_host_that_came_is_blamed_and_nobody_else() -> None:
-    assert absent_in(run_of(size=4), 1, 2, 3).ranks == (1,)
+@pytest.mark.parametrize(
+    ("size", "absent", "more", "ranks", "nodes"),
+    [
+        pytest.param(4, (3,), {}, (3,), (), id="the host where their neighbours live is said"),
+        pytest.param(
+            6, (4, 5), {"layout": ("n0", "n0", "n1", "n1", "n7", "n7")}, (4, 5), ("n7",),
+            id="the launcher's layout names it",
+        ),
+        pytest.param(
+            6, (4, 5), {"layout": ("n0", "n1", "n7", "n0", "n1", "n7")}, (4, 5), (),
+            id="a layout that is not true of those who came is not believed",
+        ),
+        pytest.param(
+            6, (4, 5), {"detail": "rank 4 on n9: port 29500: no answer", "node": "n9"}, (4, 5), ("n9",),
+            id="one of them wrote why",
+        ),
+        pytest.param(4, (2, 3), {}, (), (), id="no other host came, so nobody is blamed"),
+        pytest.param(4, (1, 2, 3), {}, (1,), (), id="one of the only host that came, and nobody else"),
+    ],
+)  # fmt: skip
+def test_absent_ranks_are_named_with_what_is_known_of_their_host(golden, size, absent, more, ranks, nodes) -> None:
+    finding = absent_in(run_of(size=size), *absent, **more)
+    assert (finding.code, finding.severity) == ("RUN001.absent", Severity.ERROR)
+    assert (finding.ranks, finding.nodes) == (ranks, nodes)
+    golden(finding)
 
 
 def test_ranks_that_meet_over_loopback_are_all_on_one_host_and_blamed() -> None:
@@ -83,17 +81,11 @@ def test_ranks_that_meet_over_loopback_are_all_on_one_host_and_blamed() -> None:
     assert absent_in(with_arrivals(seen, local), 2, 3).ranks == (2, 3)
 
 
-def test_a_rank_that_may_not_exist_is_not_blamed() -> None:
+def test_a_rank_that_may_not_exist_is_not_blamed(golden) -> None:
     seen = with_events(run_of(size=4), Event(kind=EventKind.MISMATCH, rank=2, detail="3", node="n1"))
     finding = absent_in(seen, 3)
     assert finding.ranks == ()
-    assert "LCH001" in finding.message
-
-
-def test_what_an_absent_rank_wrote_is_quoted() -> None:
-    finding = absent_in(run_of(size=6), 4, 5, detail="rank 4 on n9: port 29500: no answer", node="n9")
-    assert "rank 4 on n9: port 29500: no answer (1 more wrote, too)" in finding.message
-    assert finding.nodes == ("n9",)
+    golden(finding)
 
 
 def lost(*ranks: int, seconds: float = 8.0, **more: object) -> list[Event]:
@@ -112,9 +104,10 @@ def test_a_lost_rank_is_blamed_on_its_host() -> None:
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (2,), ("n1",))
 
 
-def test_a_host_whose_ranks_are_lost_together_is_one_finding() -> None:
+def test_a_host_whose_ranks_are_lost_together_is_one_finding(golden) -> None:
     finding = only(losses(run_of(size=6), *lost(2), *lost(3, seconds=9.0)))
-    assert (finding.title, finding.ranks, finding.nodes) == ("host n1 was lost with ranks 2-3", (2, 3), ("n1",))
+    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (2, 3), ("n1",))
+    golden(finding)
 
 
 def test_ranks_of_a_host_that_are_lost_at_different_times_are_told_apart() -> None:
@@ -126,16 +119,16 @@ def test_several_who_tell_of_one_loss_make_one_finding() -> None:
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (0, 1), ("n0",))
 
 
-def test_when_all_other_hosts_fall_silent_at_once_the_host_that_reports_is_cut_off() -> None:
+def test_when_all_other_hosts_fall_silent_at_once_the_host_that_reports_is_cut_off(golden) -> None:
     finding = only(losses(run_of(size=6), *lost(2, 3, 4, 5)))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.cut-off", (0, 1), ("n0",))
-    assert "all 2 other hosts (n1, n2)" in finding.message
+    golden(finding)
 
 
-def test_hosts_that_answer_were_not_cut_off() -> None:
+def test_hosts_that_answer_were_not_cut_off(golden) -> None:
     found = losses(run_of(size=6), *lost(2, 3, 4, 5, answers=True))
     assert [(f.code, f.nodes) for f in found] == [("RUN002.lost", ("n1",)), ("RUN002.lost", ("n2",))]
-    assert "processes ended" in found[0].message
+    golden(found[0])
 
 
 def test_two_hosts_cannot_tell_which_of_them_failed() -> None:
@@ -156,22 +149,20 @@ def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
     assert only(losses(alone, *lost(0), writer=2)).ranks == (0,)
 
 
-def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait() -> None:
+def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(golden) -> None:
     waiting = [outcome(r, Status.HUNG, step=5, at="all_reduce 4 B: wait") for r in (0, 1, 3)]
     process = ProcessState(pid=77, state="S", stack=("sleep (user.py:3)",))
     guilty = outcome(2, Status.HUNG, step=4, at="all_reduce 4 B: post", process=process)
     finding = only(list(run003.judge(run_of(*waiting, guilty))))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (2,), ("n1",))
-    for part in ("'all_reduce 4 B: post'", "'all_reduce 4 B: wait'", "pid 77 is sleeping", "sleep (user.py:3)"):
-        assert part in finding.message
+    golden(finding)
 
 
-def test_a_crash_shows_how_the_process_ended_and_its_last_words() -> None:
+def test_a_crash_shows_how_the_process_ended_and_its_last_words(golden) -> None:
     dead = outcome(2, Status.DIED, error="killed by SIGSEGV", detail="Fatal Python error", at="all_reduce 4 B: post")
     finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
-    assert finding.code == "RUN003.died"
-    assert "killed by SIGSEGV" in finding.message
-    assert finding.evidence["output"] == "Fatal Python error"
+    assert (finding.code, finding.evidence["output"]) == ("RUN003.died", "Fatal Python error")
+    golden(finding)
 
 
 def test_an_exception_is_not_told_twice() -> None:
@@ -182,11 +173,11 @@ def test_an_exception_is_not_told_twice() -> None:
     assert "output" not in finding.evidence
 
 
-def test_of_several_guilty_ranks_none_only_waited() -> None:
+def test_of_several_guilty_ranks_none_only_waited(golden) -> None:
     hung = [outcome(r, Status.HUNG, step=4 if r in (1, 3) else 5) for r in range(6)]
     finding = only(list(run003.judge(run_of(*hung, size=6))))
     assert finding.ranks == (1, 3)
-    assert finding.remedy == "Look at ranks 1,3 on n0, n1: any of them stops the others, which only waited."
+    golden(finding)
 
 
 def test_ranks_that_stand_in_one_place_show_one_stack() -> None:
@@ -196,26 +187,25 @@ def test_ranks_that_stand_in_one_place_show_one_stack() -> None:
     assert [name for name in finding.evidence if name.startswith("stack")] == ["stack_of_rank_1", "stack_of_rank_5"]
 
 
-def test_a_process_that_survives_sigkill_is_named_with_where_it_waits() -> None:
+def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) -> None:
     process = ProcessState(pid=77, state="D", wchan="nvidia_ioctl", survived=True)
     finding = only(list(run003.judge(run_of(outcome(2, Status.HUNG, process=process), size=4))))
-    assert "survived SIGKILL" in finding.message
-    assert "nvidia_ioctl" in finding.message
-    assert "Reboot" in finding.remedy
+    assert finding.code == "RUN003.hung"
+    golden(finding)
 
 
-def test_a_bystanders_process_that_survives_is_told_as_well() -> None:
+def test_a_bystanders_process_that_survives_is_told_as_well(golden) -> None:
     process = ProcessState(pid=78, state="D", survived=True)
     seen = run_of(outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=process))
     finding = only(judge_as(run005.CHECK, seen))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN005.survived", (1,), ("n0",))
-    assert "pid 78" in finding.title
+    golden(finding)
 
 
-def test_a_hang_in_which_all_stand_alike_blames_nobody() -> None:
+def test_a_hang_in_which_all_stand_alike_blames_nobody(golden) -> None:
     finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, step=5), outcome(1, Status.HUNG, step=5), size=2))))
     assert (finding.ranks, finding.nodes) == ((), ())
-    assert "nobody" in finding.title
+    golden(finding)
 
 
 def test_what_a_lost_rank_left_unfinished_is_not_told_twice() -> None:
@@ -260,14 +250,14 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
     assert [(each.code, each.of_the_run) for each in findings] == [("RUN004.budget", True), ("RUN004.told", True)]
 
 
-def test_who_pressed_ctrl_c_is_not_told_to_find_out_who_did() -> None:
+def test_who_pressed_ctrl_c_is_not_told_to_find_out_who_did(golden) -> None:
     told = Event(kind=EventKind.LEAVING, rank=1, seconds=3.25, detail="2")
     finding = only(judge_as(run004.CHECK, with_events(run_of(), told)))
     assert (finding.code, finding.severity, finding.remedy) == ("RUN004.told", Severity.INFO, "")
-    assert "Ctrl-C (SIGINT) ended it 3.2 s after the start" in finding.message
+    golden(finding)
 
 
-def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault() -> None:
+def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(golden) -> None:
     going = ProcessState(pid=7, state="R", step_seconds=0.01)
     waiting = ProcessState(pid=8, state="S", step_seconds=3.0)
     seen = run_of(
@@ -276,18 +266,13 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault() ->
     )
     assert judge_as(run003.CHECK, seen) == []
     finding = only(judge_as(run004.CHECK, seen))
-    assert (finding.code, finding.severity, finding.ranks, finding.nodes) == (
-        "RUN004.unfinished",
-        Severity.ERROR,
-        (),
-        (),
-    )
-    assert "rank 0 on n0 was still going on at 'training step 45 of 56'" in finding.message
+    assert (finding.code, finding.severity) == ("RUN004.unfinished", Severity.ERROR)
+    assert (finding.ranks, finding.nodes) == ((), ())
+    golden(finding)
 
 
-def test_a_lost_host_that_does_not_answer_is_looked_for_first() -> None:
-    events = [Event(kind=EventKind.LOST, rank=2, seconds=8.0, detail="silence", answers=False)]
-    (finding,) = losses(run_of(size=6), *events)
-    assert "is up" in finding.remedy
-    (finding,) = losses(run_of(size=6), *lost(2))
-    assert "kill" in finding.remedy
+@pytest.mark.parametrize("answers", [False, None], ids=["does not answer", "was not asked"])
+def test_a_lost_host_that_does_not_answer_is_looked_for_first(golden, answers) -> None:
+    finding = only(losses(run_of(size=6), *lost(2, answers=answers)))
+    assert (finding.code, finding.nodes) == ("RUN002.lost", ("n1",))
+    golden(finding)

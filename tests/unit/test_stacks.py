@@ -31,10 +31,10 @@ def test_other_threads_are_kept_but_for_the_witness() -> None:
     assert read_stacks(DUMP).others == (("wait (threading.py:327)",),)
 
 
-def test_a_deep_stack_says_how_much_was_left_out() -> None:
+def test_a_deep_stack_says_how_much_was_left_out(golden) -> None:
     main = read_stacks(thread(100)).main
     assert len(main) == MOST_FRAMES + 1
-    assert main[-1] == f"... and {101 - MOST_FRAMES} more frames"
+    golden(main[-1])
     assert shortened(("a", "b"), 2) == ("a", "b")
 
 

@@ -60,20 +60,20 @@ def test_the_plan_is_one_training_over_the_backend_of_the_job():
     assert trial.fresh
 
 
-def test_the_minority_is_blamed_for_other_parameters():
+def test_the_minority_is_blamed_for_other_parameters(golden):
     rows = {rank: trained(checksum="b" * 64 if rank == 2 else "a" * 64) for rank in range(4)}
     (found,) = findings(rows)
     assert found.code == "TRN001.diverged"
     assert found.severity is Severity.ERROR
     assert (found.ranks, found.nodes) == ((2,), ("n1",))
-    assert "Rank 2 on n1" in found.message
     assert found.evidence["checksum bbbbbbbbbbbb"] == [2]
+    golden(found)
 
 
-def test_without_a_majority_nobody_is_blamed():
+def test_without_a_majority_nobody_is_blamed(golden):
     (found,) = findings({0: trained(checksum="a" * 64), 1: trained(checksum="b" * 64)})
     assert (found.ranks, found.nodes) == ((), ())
-    assert "nobody can be blamed" in found.message
+    golden(found)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9))
@@ -85,27 +85,21 @@ def test_nobody_of_the_majority_is_ever_blamed(sums: list[str]):
         assert 2 * len(found.ranks) < len(sums)
 
 
-def test_the_rank_where_nan_began_is_blamed():
+def test_the_rank_where_nan_began_is_blamed(golden):
     rows = {rank: trained(last_loss=math.nan, first_bad_step=7 if rank == 3 else 8) for rank in range(4)}
     (found,) = findings(rows)
-    assert found.code == "TRN001.nan"
-    assert (found.ranks, found.nodes) == ((3,), ("n1",))
-    assert "rank 3 on n1 had it first, in step 8 of 64" in found.message
+    assert (found.code, found.ranks, found.nodes) == ("TRN001.nan", (3,), ("n1",))
     assert found.evidence["first_bad_step"] == 8
-    assert "Take n1 out of the allocation" in found.remedy
-    assert "its processors" in found.remedy
+    golden(found)
 
 
-def test_nan_on_all_ranks_at_once_blames_nobody():
-    (found,) = findings({rank: trained(last_loss=math.nan, first_bad_step=0) for rank in range(4)})
-    assert found.ranks == ()
-    assert "on all ranks at once, in step 1," in found.message
-
-
-def test_nan_that_no_rank_saw_in_its_own_numbers_blames_nobody():
-    (found,) = findings({rank: trained(test_loss=math.inf) for rank in range(4)})
+@pytest.mark.parametrize(
+    "changes", [{"last_loss": math.nan, "first_bad_step": 0}, {"test_loss": math.inf}], ids=["at-once", "nobodys-own"]
+)
+def test_nan_that_no_rank_had_first_blames_nobody(golden, changes: dict[str, Any]):
+    (found,) = findings({rank: trained(**changes) for rank in range(4)})
     assert (found.code, found.ranks) == ("TRN001.nan", ())
-    assert "no rank's own numbers" in found.message
+    golden(found)
 
 
 def test_nan_on_a_single_rank_names_it():
@@ -118,10 +112,10 @@ def test_nan_explains_different_parameters():
     assert words(rows) == ["nan"]
 
 
-def test_flat_loss_shows_both_numbers():
+def test_flat_loss_shows_both_numbers(golden):
     (found,) = findings({0: trained(last_loss=2.30)})
     assert found.code == "TRN001.flat"
-    assert "2.35 in the first of 64 steps, 2.30 in the last" in found.message
+    golden(found)
     assert words({0: trained(last_loss=2.30)}, options=Options(settings={"TRN001.loss_share": "1.0"})) == []
 
 
@@ -130,12 +124,11 @@ def test_the_bar_depends_on_the_depth(depth: str, accuracy: float, bad: int):
     assert len(findings({0: trained(accuracy=accuracy)}, options=Options(depth=Depth(depth)))) == bad
 
 
-def test_the_bar_can_be_set():
+def test_the_bar_can_be_set(golden):
     rows = {0: trained(accuracy=0.8)}
     (found,) = findings(rows)
     assert found.code == "TRN001.inaccurate"
-    assert "80.0%" in found.message
-    assert "at least 90.0%" in found.message
+    golden(found)
     assert words(rows, options=Options(settings={"TRN001.accuracy": "0.75"})) == []
 
 
@@ -151,14 +144,13 @@ def test_the_ranks_that_trained_count_even_if_some_were_not_heard():
     assert words({rank: trained(accuracy=0.5) for rank in range(100)}, size=200) == []
 
 
-def test_damaged_file_names_ranks_hosts_and_file():
-    error = "/d/train-images-idx3-ubyte.gz (5 bytes) is a damaged gzip file: cut off; copy it anew"
+def test_damaged_file_names_ranks_hosts_and_file(golden):
+    error = "/d/train-images-idx3-ubyte.gz (5 bytes) is damaged"
     rows = {rank: Data(data_error=error if rank in (2, 3) else None) for rank in range(6)}
     (found,) = findings(rows, options=Options(data_dir="/d"))
     assert found.code == "TRN001.data"
     assert (found.ranks, found.nodes) == ((2, 3), ("n1",))
-    assert error in found.message
-    assert "--data-dir" in found.remedy
+    golden(found)
 
 
 def test_different_damage_gives_different_findings():

@@ -137,16 +137,9 @@ def test_a_deadline_that_was_set_stands():
     assert plan(empty(world_of(2, options=asked)))[0].deadline_seconds == 77
 
 
-@pytest.mark.parametrize(
-    ("gpus", "backend", "words"),
-    [
-        (0, "auto", "over gloo"),
-        (2, "gloo", "over gloo"),
-        (1, "auto", "rank 0 sees 1"),
-    ],
-)
-def test_dp_needs_two_gpus_in_one_process(gpus, backend, words):
-    assert words in (why_not(S.DP, world(2, gpus=gpus, backend=backend)) or "")
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "auto"), (2, "gloo"), (1, "auto")])
+def test_dp_needs_two_gpus_in_one_process(golden, gpus, backend):
+    golden(why_not(S.DP, world(2, gpus=gpus, backend=backend)))
 
 
 def test_dp_takes_all_gpus_of_rank_0():
@@ -168,8 +161,8 @@ def test_model_parallel_takes_the_ranks_of_a_host_that_have_devices_of_their_own
     assert (job.ranks, devices_of(job, here)) == ((0, 1, 8, 9), 12)
 
 
-def test_model_parallel_needs_a_group_of_gpus():
-    assert "needs 4 GPUs" in (why_not(S.MODEL_PARALLEL, world(2, gpus=2, group_size=4)) or "")
+def test_model_parallel_needs_a_group_of_gpus(golden):
+    golden(why_not(S.MODEL_PARALLEL, world(2, gpus=2, group_size=4)))
 
 
 def test_a_pipeline_has_no_more_ranks_than_blocks():
@@ -227,14 +220,13 @@ def test_a_row_has_its_numbers():
     assert (row.first_loss, row.last_loss) == (pytest.approx(2.3), pytest.approx(1.7))
 
 
-def test_another_loss_is_wrong_and_who_ended_with_other_parameters_is_named():
+def test_another_loss_is_wrong_and_who_ended_with_other_parameters_is_named(golden):
     ends = {(S.DDP, rank): {"end": "b" if rank == 2 else "a"} for rank in range(4)}
     seen = ran(world(4, S.DDP), off={(S.DDP, 2): (0, 0.5, 0.5, 0.5)}, changed=ends)
     (found,) = findings(seen)
     assert (found.code, found.severity, found.ranks) == ("TRN002.wrong", Severity.ERROR, (2,))
-    assert "In step 2 of 4" in found.message
-    assert "Rank 2 ended with other parameters than most" in found.message
     assert found.evidence["deviation"] == pytest.approx(0.5)
+    golden(found)
 
 
 def test_whose_own_loss_is_off_first_is_no_proof():
@@ -248,30 +240,30 @@ def test_errors_that_cancel_in_the_mean_are_seen():
     assert found.ranks == ()
 
 
-def test_half_of_the_ranks_is_no_minority():
+def test_half_of_the_ranks_is_no_minority(golden):
     ends = {(S.DDP, rank): {"end": str(rank % 2)} for rank in range(4)}
     (found,) = findings(ran(world(4, S.DDP), off={(S.DDP, 1): (0.5,)}, changed=ends))
-    assert found.ranks == ()
-    assert "The ranks ended with 2 different sets of parameters" in found.message
+    assert (found.code, found.ranks) == ("TRN002.wrong", ())
+    golden(found)
 
 
-def test_a_rank_that_began_with_other_weights_is_named():
+def test_a_rank_that_began_with_other_weights_is_named(golden):
     off = {(S.FSDP, rank): (0.5,) * 4 for rank in range(4)}
     (found,) = findings(ran(world(4, S.FSDP), off=off, changed={(S.FSDP, 1): {"start": "b"}}))
-    assert found.ranks == (1,)
-    assert "Rank 1 began with other parameters than most" in found.message
+    assert (found.code, found.ranks) == ("TRN002.wrong", (1,))
+    golden(found)
 
 
-def test_the_last_stage_of_a_pipeline_alone_has_a_loss_and_is_not_blamed_for_it():
+def test_the_last_stage_of_a_pipeline_alone_has_a_loss_and_is_not_blamed_for_it(golden):
     (found,) = findings(ran(world(4, S.PIPELINE), off={(S.PIPELINE, 3): (0, 0, 0.5)}))
-    assert "In step 3 of 4" in found.message
-    assert found.ranks == ()
+    assert (found.code, found.ranks) == ("TRN002.wrong", ())
+    golden(found)
 
 
-def test_what_is_no_number_is_wrong():
+def test_what_is_no_number_is_wrong(golden):
     (found,) = findings(ran(world(2, S.DDP), off={(S.DDP, 0): (0, math.nan)}))
     assert found.code == "TRN002.wrong"
-    assert "In step 2 of 4" in found.message
+    golden(found)
 
 
 def test_single_that_is_no_number_is_wrong_and_nothing_is_compared():
@@ -299,11 +291,11 @@ def test_a_hang_names_who_others_wait_for_and_the_next_one_runs():
     assert rows(seen) == {S.SINGLE: Ended.WORKS, S.DDP: Ended.HANGS, S.FSDP: Ended.WORKS}
 
 
-def test_a_failure_names_who_failed_by_itself():
+def test_a_failure_names_who_failed_by_itself(golden):
     seen = ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error="RuntimeError: no memory")
     (found,) = findings(seen)
     assert (found.code, found.ranks) == ("TRN002.fails", (3,))
-    assert "no memory" in found.message
+    golden(found)
 
 
 def test_what_torch_lacks_is_not_possible():
@@ -319,12 +311,12 @@ def test_where_only_what_torch_lacks_was_asked_for_nothing_is_known():
     assert found.code == "TRN002.unmeasured"
 
 
-def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried():
+def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
     seen = empty(world(2, S.DP))
     assert plan(seen) == ()
     (found,) = findings(seen)
     assert (found.code, found.severity) == ("TRN002.unmeasured", Severity.WARNING)
-    assert "over gloo" in found.message
+    golden(found)
 
 
 def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
@@ -349,13 +341,9 @@ def test_curves_have_efficiencies():
     assert all(row.ended is Ended.WORKS for row in told.scaling)
 
 
-def test_the_sentence_says_what_pays():
-    faster = {(S.DDP, rank): {"seconds": 0.25} for rank in range(2)}
-    assert "ddp is the fastest, 768 samples/s: 2.00 x" in report(ran(world(2, S.DDP), changed=faster)).sentence
-    assert "none is faster than one process" in report(ran(world(2, S.DDP))).sentence
+@pytest.mark.parametrize("seconds", [0.5, 0.25, 0.1], ids=["no-faster", "faster", "faster-than-the-devices-can"])
+def test_the_sentence_says_what_pays(golden, seconds):
+    own = report(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
+    assert own.rows[1].speedup == pytest.approx(0.5 / seconds)
     assert CHECK.effect is Verdict.UNFIT
-
-
-def test_more_than_the_devices_can_give_is_doubted():
-    faster = {(S.DDP, rank): {"seconds": 0.1} for rank in range(2)}
-    assert "run it again on a quiet host" in report(ran(world(2, S.DDP), changed=faster)).sentence
+    golden(own.sentence)

@@ -75,12 +75,12 @@ def test_who_computes_wrongly_altogether_is_named_once():
     assert (found.code, found.ranks) == ("TRN003.gradient", (1,))
 
 
-def test_of_two_ranks_none_is_named():
+def test_of_two_ranks_none_is_named(golden):
     rows = proofs(2)
     rows[1] = structs.replace(rows[1], handed=off(rows[1].handed))
     (found,) = judged(rows)
     assert (found.code, found.ranks) == ("TRN003.gradient", ())
-    assert "no majority" in found.message
+    golden(found)
 
 
 def test_whose_all_reduce_gives_another_mean_is_named():
@@ -111,12 +111,12 @@ def test_other_first_weights_explain_the_rest():
     assert (found.code, found.ranks) == ("TRN003.weights", (2,))
 
 
-def test_ranks_with_the_same_images_are_told():
+def test_ranks_with_the_same_images_are_told(golden):
     rows = proofs(4)
     rows[3] = structs.replace(rows[3], shards=rows[1].shards)
     (found,) = judged({rank: structs.replace(proof, covered=750) for rank, proof in rows.items()})
     assert found.code == "TRN003.shards"
-    assert "ranks 1,3 have the same images" in found.message
+    golden(found)
 
 
 def test_a_sum_of_metrics_that_is_wrong_is_told():
@@ -235,14 +235,13 @@ def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ran
     slow_ways(rows, [(rank,) for rank in range(ranks)])
 
 
-def test_the_finding_names_the_class_the_numbers_and_what_to_do():
+def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: {"data": 4e-3}}).items()}
     seen: Seen[Data] = seen_of(trn003.CHECK, rows)
     (found,) = trn003.judge(seen)
     assert (found.code, found.ranks, found.severity) == ("TRN003.straggler", (2,), Severity.WARNING)
     assert found.evidence["class"] == "data"
-    assert found.title == "all wait for rank 2: it waits for its images"
-    assert "DataLoader" in found.remedy
+    golden(found)
     assert set(trn003.columns(seen)[2]) == {"work_seconds", "wait_seconds"}
     assert trn003.figures(seen)["step.overlap_share"] == 0.5
 
@@ -284,9 +283,9 @@ def test_shares_of_one_image_may_be_the_same_by_chance():
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
-def test_a_witness_that_computes_wrongly_is_outvoted_by_the_rank_and_its_other_witness(ranks):
+def test_a_witness_that_computes_wrongly_is_outvoted_by_the_rank_and_its_other_witness(golden, ranks):
     rows = witnessed(ranks)
     rows[1] = structs.replace(rows[1], witnessed={other: off(told) for other, told in rows[1].witnessed.items()})
     (found,) = [finding for finding in judged(rows) if finding.code == "TRN003.gradient"]
     assert found.ranks == (1,)
-    assert "than two others that agree" in found.message
+    golden(found)

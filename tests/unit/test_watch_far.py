@@ -15,16 +15,16 @@ def refusal(*command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "launcher"),
+    "command",
     [
-        ("srun -n 2 python train.py", "srun"),
-        ("/opt/mpi/bin/mpirun.openmpi -np 2 python train.py", "mpirun.openmpi"),
-        ("env A=1 timeout 1h mpiexec.hydra -n 2 ./train", "mpiexec.hydra"),
-        ("flux run -n 2 python train.py", "flux"),
+        "srun -n 2 python train.py",
+        "/opt/mpi/bin/mpirun.openmpi -np 2 python train.py",
+        "env A=1 timeout 1h mpiexec.hydra -n 2 ./train",
+        "flux run -n 2 python train.py",
     ],
 )
-def test_a_far_launcher_on_the_command_line_is_refused(command, launcher):
-    assert f"--flight-recorder: {launcher} starts ranks on other hosts" in refusal(*command.split())
+def test_a_far_launcher_on_the_command_line_is_refused(golden, command):
+    golden(refusal(*command.split()))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,11 @@ def test_a_line_that_only_names_it_is_not(line):
     assert in_script(f"{line}\n") is None
 
 
-def test_a_script_that_calls_one_is_refused(tmp_path):
+def test_a_script_that_calls_one_is_refused(golden, tmp_path):
     script = tmp_path / "run.sh"
     script.write_text("#!/bin/bash\nmodule load x\nsrun python train.py\n")
-    assert f"{script}:3: srun starts ranks" in refusal("bash", "-e", str(script), "8")
-    assert f"{script}:3: srun starts ranks" in refusal(str(script))
-    assert "--flight-recorder: mpirun starts ranks" in refusal("bash", "-lc", "cd x; mpirun train")
+    for command in (["bash", "-e", str(script), "8"], [str(script)], ["bash", "-lc", "cd x; mpirun train"]):
+        golden(refusal(*command).replace(str(tmp_path), "TMP"))
     refuse_far([str(script)], flight_recorder=False)
     script.write_text("#!/bin/bash\npython train.py\n")
     refuse_far([str(script), "srun"], flight_recorder=True)
