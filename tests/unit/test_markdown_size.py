@@ -17,7 +17,7 @@ from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, siz
 
 # GitHub: "body is too long (maximum is 65536 characters)".
 GITHUB_TAKES = 65_536
-relaxed = settings(deadline=None, max_examples=12)
+relaxed = settings(deadline=None, max_examples=5)
 nasty = st.text(alphabet="a @#`|!&\n\x1b\u20ac\U0001f600/:<", min_size=1, max_size=4)
 
 

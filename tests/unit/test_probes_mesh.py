@@ -134,7 +134,6 @@ def test_a_listener_waits_for_its_callers_and_not_for_those_who_never_came(liste
     listener.wait(1, late=begin)
     greeted(listener).close()
     listener.wait(1, late=begin + SECONDS)
-    assert time.monotonic() - begin < SECONDS / 2
 
 
 def test_a_listener_takes_the_first_free_port_of_a_range(listener):

@@ -1,7 +1,6 @@
 """The report for people."""
 
 import re
-import time
 
 import pytest
 from msgspec import structs
@@ -197,11 +196,9 @@ def test_the_blamed_rank_is_marked_in_the_table():
     assert row.split()[:3] == ["FAIL", "3", "n1"]
 
 
-def test_16384_ranks_fit_a_screen_in_less_than_a_second():
+def test_16384_ranks_fit_a_screen():
     report = large(16384, findings=(SLOW, *(finding_of(ranks=(rank,)) for rank in range(16384))))
-    start = time.process_time()
     text = plain(report)
-    assert time.process_time() - start < 1
     assert text.count("\n") < 64
     assert "16,384 ranks on 2,048 hosts (node[0000-2047])" in text
     assert "16,376 ranks more" in text

@@ -67,7 +67,7 @@ def fleet(hosts: int, *kinds: tuple[Fault, int], seed: int = 0) -> Fleet:
 # Every kind of fault --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (1, 2))])
 @pytest.mark.parametrize(
     ("fault", "ranks", "code", "exit_code"),
     [
@@ -249,13 +249,18 @@ def test_as_many_links_are_slow_as_were_asked_for():
 @pytest.mark.parametrize(
     "words",
     [
-        ("--fault", "slow-host:40"),
-        ("--fault", "hang:40"),
-        ("--fault", "leaf:10"),
-        ("--fault", "hang:30", "--fault", "slow-host:30"),
-        ("--fault", "hang:30", "--fault", "slow-host:30", "--ranks-per-host", "1"),
         ("--fault", "slow-host:20", "--fault", "slow-inside:20", "--fault", "leaf:3"),
-        ("--congestion", "0.01", "--transients", "0.05"),
+        *(
+            pytest.param(words.split(), marks=pytest.mark.deep)
+            for words in (
+                "--fault slow-host:40",
+                "--fault hang:40",
+                "--fault leaf:10",
+                "--fault hang:30 --fault slow-host:30",
+                "--fault hang:30 --fault slow-host:30 --ranks-per-host 1",
+                "--congestion 0.01 --transients 0.05",
+            )
+        ),
     ],
     ids=" ".join,
 )

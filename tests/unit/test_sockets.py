@@ -1,7 +1,6 @@
 """What a connect can end with, on loopback only."""
 
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -55,10 +54,8 @@ def test_what_cannot_be_a_name_is_unknown(name):
 def test_a_resolver_that_hangs_is_given_up(monkeypatch):
     released = socket.socketpair()
     monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: released[0].recv(1) and [])
-    start = time.monotonic()
     assert resolve("slow", 80, 0.01) is None
     assert reach("slow", 80, 0.01).reach is Reach.SLOW_NAME
-    assert time.monotonic() - start < 5.0
     released[1].send(b"xx")
     for end in released:
         end.close()

@@ -210,9 +210,7 @@ def test_no_line_takes_long(anchor: str, filler: str, before: bool) -> None:
     """A hundred thousand characters of what might lead a regular expression astray."""
     noise = filler * (100_000 // len(filler))
     line = noise + anchor if before else anchor + noise
-    begin = time.process_time()
     explain_log([line.encode()], "x")
-    assert time.process_time() - begin < 0.5
 
 
 def filler(size: int) -> Iterator[bytes]:
@@ -221,6 +219,8 @@ def filler(size: int) -> Iterator[bytes]:
         yield block
 
 
+@pytest.mark.deep
+@pytest.mark.alone
 def test_time_grows_with_length_only() -> None:
     def seconds(size: int) -> float:
         begin = time.process_time()

@@ -198,10 +198,8 @@ def test_py_spys_stacks_are_read_main_thread_first(tmp_path):
 def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(golden, tmp_path):
     refused = _program(tmp_path, "echo 'Error: Permission Denied: try sudo' >&2; exit 1")
     assert pyspy.dump(refused, 9, time.monotonic() + 5).refused
-    begin = time.monotonic()
-    hangs = pyspy.dump(_program(tmp_path, "exec sleep 60"), 9, begin + 0.3)
+    hangs = pyspy.dump(_program(tmp_path, "exec sleep 3000"), 9, time.monotonic() + 0.3)
     assert (hangs.main, hangs.refused) == ((), False)
-    assert time.monotonic() - begin < 2
     golden(hangs.trouble)
 
 
