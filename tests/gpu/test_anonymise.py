@@ -32,10 +32,8 @@ def test_what_names_a_machine_is_changed(text, expected):
     assert changed(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["127.0.0.1", "::1", "0.0.0.0", "0000:1b:00.0", "96.00.89.00.01", "580.95.05", "12:30:45", "torch 2.13.0"]
-)
-def test_what_names_none_stays(text):
+def test_what_names_none_stays():
+    text = "127.0.0.1, ::1, 0.0.0.0, 0000:1b:00.0, 96.00.89.00.01, 580.95.05, 12:30:45, torch 2.13.0"
     assert changed(text) == text
 
 

@@ -7,6 +7,7 @@ What is started may be `-m ddpdiag check` or any training script: a `Launched` k
 and who started them, never by what they run.
 """
 
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence, Set
@@ -149,6 +150,17 @@ def launch(network: Network, bed: Bed, command: Sequence[str], folder: Path) -> 
         run.destroy()
         raise
     return run
+
+
+def report_of(run: Launched, *, clean: bool = False) -> dict:
+    """The JSON report of a run, once it is over; whatever happens, nothing of it goes on. `clean`: by itself, too."""
+    try:
+        assert run.is_over(180.0), run.told()
+        for job in run.jobs.values() if clean else ():
+            job.check_left_nothing()
+        return json.loads(run.json.read_text())
+    finally:
+        run.destroy()
 
 
 def _torchrun(network: Network, bed: Bed, command: Sequence[str], run: Launched) -> None:

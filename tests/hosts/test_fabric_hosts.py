@@ -3,12 +3,11 @@
 Their cables carry 160 Mbit/s, so that these decide and not how eight processes share the cores of this machine.
 """
 
-import json
-
 import pytest
-from launch import Bed, Launched, Launcher, launch
+from launch import Bed, Launcher, launch, report_of
 
-pytestmark = pytest.mark.hosts
+# What is planned and judged is of test_fab001.py, test_fabric.py and test_simulate.py.
+pytestmark = [pytest.mark.hosts, pytest.mark.deep]
 
 CHECK = (
     *("-m", "ddpdiag", "check", "--stage", "fabric", "--budget", "150", "--json", "{json}"),
@@ -32,17 +31,11 @@ def eight(hosts):
     return make
 
 
-def judged(running: Launched, seconds: float = 160.0) -> dict:
-    """The report of a run that is over."""
-    try:
-        assert running.is_over(seconds), running.told()
-        return json.loads(running.json.read_text())
-    finally:
-        running.destroy()
-
-
-def words(report: dict) -> list[str]:
-    return [finding["code"] for finding in report["findings"] if finding["code"].startswith("FAB")]
+def found(report: dict) -> dict[str, dict]:
+    """Findings of the search, but for what passed by itself on a busy machine."""
+    own = {finding["code"]: finding for finding in report["findings"] if finding["code"].startswith("FAB")}
+    own.pop("FAB001.transient", None)
+    return own
 
 
 def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(eight, tmp_path):
@@ -50,19 +43,19 @@ def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(e
     network[2].heal()
     network[2].slow("160mbit", incoming=True)
     network[2].slow("20mbit", towards=network[5])
-    report = judged(launch(network, EIGHT, CHECK, tmp_path / "run"))
-    found = {finding["code"]: finding for finding in report["findings"] if finding["code"].startswith("FAB")}
-    assert set(found) - {"FAB001.transient"} == {"FAB001.node", "FAB001.path", "FAB001.clear"}, report["findings"]
-    assert found["FAB001.node"]["nodes"] == ["h3"]
-    assert found["FAB001.path"]["links"] == ["h2 -> h5", "h5 -> h2"]
-    assert found["FAB001.path"]["nodes"] == []
+    report = report_of(launch(network, EIGHT, CHECK, tmp_path / "run"))
+    own = found(report)
+    assert set(own) == {"FAB001.node", "FAB001.path", "FAB001.clear"}, report["findings"]
+    assert own["FAB001.node"]["nodes"] == ["h3"]
+    assert own["FAB001.path"]["links"] == ["h2 -> h5", "h5 -> h2"]
+    assert own["FAB001.path"]["nodes"] == []
     assert report["hosts"]["bad"] == ["h3"]
     assert report["measurements"]["fabric.rounds"] >= 7
 
 
 def test_where_most_hosts_are_slow_nobody_is_blamed(eight, tmp_path):
-    report = judged(launch(eight(slow=range(6)), EIGHT, CHECK, tmp_path / "run"))
-    assert [word for word in words(report) if word != "FAB001.transient"] == ["FAB001.systemic"], report["findings"]
+    report = report_of(launch(eight(slow=range(6)), EIGHT, CHECK, tmp_path / "run"))
+    assert list(found(report)) == ["FAB001.systemic"], report["findings"]
     assert report["hosts"]["bad"] == []
 
 
@@ -70,9 +63,8 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named_and_the_others_get_their_
     network = eight()
     network[6].variables["DDPDIAG_TEST_FAULT"] = "pause 6"
     running = launch(network, EIGHT, (*CHECK, "--need-nodes", "7"), tmp_path / "run")
-    assert running.wait_until_reached(60.0), running.told()
+    reached = running.wait_until_reached(60)
     network[6].cut()
-    report = judged(running)
-    assert report["hosts"]["bad"] == ["h6"]
-    assert report["sentence"].startswith("7 of 8 hosts are good, 7 needed, without h6"), report["sentence"]
-    assert report["exit_code"] == 0
+    report = report_of(running)
+    assert reached, running.told()
+    assert (report["exit_code"], report["hosts"]["bad"], len(report["hosts"]["good"])) == (0, ["h6"], 7), report

@@ -20,7 +20,8 @@ In training:
     gradient                  what this rank hands to DDP's all-reduce is off by one in the first element
     weights                   the first weights are drawn from another seed
     skip                      the fifth large all-reduce is left out
-    slow-data, slow-compute   the images come 30 ms later, or the loss takes 30 ms more of a core
+    slow-data, slow-compute   the images come DDPDIAG_TEST_SLOW_SECONDS (0.03) later, or the loss takes so much more of
+                              a core
     stall, break, crash       the optimizer's fifth step, where it belongs to a process group, never ends, raises, or
                               ends the process
 In the import of torch:
@@ -330,12 +331,16 @@ def _skip(module):
     module.all_reduce = all_reduce
 
 
+def _slow_seconds():
+    return float(os.environ.get("DDPDIAG_TEST_SLOW_SECONDS", "0.03"))
+
+
 def _slow_data(module):
     real = module.batch
 
     def batch(*arguments, **options):
         _announce()
-        time.sleep(0.03)
+        time.sleep(_slow_seconds())
         return real(*arguments, **options)
 
     module.batch = batch
@@ -346,7 +351,7 @@ def _slow_compute(module):
 
     def cross_entropy(*arguments, **options):
         _announce()
-        end = time.perf_counter() + 0.03
+        end = time.perf_counter() + _slow_seconds()
         while time.perf_counter() < end:
             pass
         return real(*arguments, **options)

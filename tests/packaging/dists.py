@@ -73,7 +73,8 @@ def tree(*tops: str) -> frozenset[str]:
     """Files below these folders of this tree, as git would list them."""
     paths = [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
     names = {path.relative_to(ROOT).as_posix() for path in paths} - {_SCOREBOARD}
-    return frozenset(name for name in names if "__pycache__" not in name and not name.endswith(".pyc"))
+    # Of hidden folders, all are what tools leave behind.
+    return frozenset(name for name in names if "__pycache__" not in name and "/." not in name)
 
 
 def wheel_contents(wheel: Path) -> dict[str, bytes]:

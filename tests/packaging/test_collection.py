@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
 from dists import ROOT
 
 
+# Of the tests that it runs, xdist compares what its own two workers collected.
+@pytest.mark.deep
 def test_two_processes_collect_the_same_tests():
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
     collected = []

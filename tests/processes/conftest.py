@@ -41,3 +41,10 @@ def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """The same, for jobs that several tests look at."""
     with _starting(tmp_path_factory.mktemp("jobs")) as start:
         yield start
+
+
+@pytest.fixture(scope="module")
+def selected(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The values of the parameter `name` in tests of the module that will run; what no test looks at is not started."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    return frozenset(call.params["name"] for call in calls if call is not None and "name" in call.params)

@@ -177,7 +177,7 @@ class Job:
         assert self.end - self.begin <= seconds, f"it took {self.end - self.begin:.1f} s\n{self.told()}"
         return self.process.returncode
 
-    def wait_until(self, true: Callable[[], object], seconds: float = 30.0) -> None:
+    def wait_until(self, true: Callable[[], object], seconds: float = 60.0) -> None:
         """Poll until something is true of a run that goes on."""
         end = time.monotonic() + seconds
         while not true():
@@ -198,7 +198,7 @@ class Job:
         """Everything it wrote, for a failed assertion."""
         return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
-    def left_processes(self, seconds: float = 5.0) -> list[Process]:
+    def left_processes(self, seconds: float = 30.0) -> list[Process]:
         """Its processes that are still alive after `seconds`."""
         end = time.monotonic() + seconds
         while (alive := processes(self.mark)) and time.monotonic() < end:

@@ -2,23 +2,23 @@
 
 from pathlib import Path
 
+import pytest
 from jobs import CHECK, Start
 
 
-def test_a_gpu_without_a_driver_is_not_fit(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sysfs", "code", "verdict", "errors"), [("sys", 1, "unfit", ["GPU001.fewer"]), ("nowhere", 3, "unknown", [])]
+)
+def test_a_gpu_without_a_driver_is_not_fit_and_a_bus_that_cannot_be_read_is_unknown(
+    start: Start, tmp_path: Path, sysfs: str, code: int, verdict: str, errors: list[str]
+) -> None:
     device = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x030200\n")
-    job = start(*CHECK, "--stage", "gpu", "--json", "{json}", DDPDIAG_SYSFS=str(tmp_path / "sys"))
-    assert job.wait() == 1
-    assert job.report["verdict"] == "unfit"
-    assert [finding["code"] for finding in job.errors] == ["GPU001.fewer"]
-    assert "0000:1b:00.0" in job.stdout
+    job = start(*CHECK, "--select", "GPU001", "--json", "{json}", DDPDIAG_SYSFS=str(tmp_path / sysfs))
+    assert job.wait() == code, job.told()
+    assert job.report["verdict"] == verdict
+    assert [finding["code"] for finding in job.errors] == errors
+    assert ("0000:1b:00.0" in job.stdout) is (sysfs == "sys")
     job.check_left_nothing()
-
-
-def test_a_pci_bus_that_cannot_be_read_is_unknown(start: Start, tmp_path: Path) -> None:
-    job = start(*CHECK, "--select", "GPU001", "--json", "{json}", DDPDIAG_SYSFS=str(tmp_path / "nowhere"))
-    assert job.wait() == 3
-    assert job.report["verdict"] == "unknown"

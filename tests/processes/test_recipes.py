@@ -2,40 +2,45 @@
 
 import os
 import re
-import sys
-from pathlib import Path
 
-from jobs import REPORT_HEAD, Start, torchrun
+import pytest
+from jobs import REPORT_HEAD, Job, Start, torchrun
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-BASH = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
+from recipes import BASH, RECIPES, SCRIPTS
+
+TRAIN = str(RECIPES / "train_ddp.py")
 
 
-def test_torchrun_trains_after_a_check_that_found_the_host_fit(start: Start, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import os; os.write(1, b'trained as rank %s\\n' % os.environb[b'RANK'])\n")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    job = start("-c", BASH, str(RECIPES / "torchrun.sh"), str(script), PATH=path)
-    assert job.wait() == 0, job.told()
+def gated(start: Start, *training: str, **variables: str) -> Job:
+    path = os.pathsep.join([str(SCRIPTS), os.environ["PATH"]])
+    return start("-c", BASH, str(RECIPES / "torchrun.sh"), *training, PATH=path, **variables)
+
+
+def recognised(job: Job) -> float:
+    """The share of the test images that both ranks together know after one epoch, in per cent."""
+    (share,) = re.findall(r"^epoch 1: loss [\d.]+, ([\d.]+)% ", job.stdout, re.MULTILINE)
+    return float(share)
+
+
+def test_torchrun_checks_everything_and_then_trains_on_a_fit_host(start: Start) -> None:
+    # In few large steps, which learn little.
+    job = gated(start, TRAIN, "--global-batch", "1000", "--save", "weights.pt")
+    assert job.wait(150) == 0, job.told()
     assert len(REPORT_HEAD.findall(job.stdout)) == 1
-    assert "trained as rank 0" in job.stdout
-    assert "trained as rank 1" in job.stdout
+    assert recognised(job) > 0
+    assert (job.folder / "weights.pt").stat().st_size > 100_000
 
 
-def test_torchrun_does_not_train_on_an_unfit_host(start: Start, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("print('trained')\n")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    job = start("-c", BASH, str(RECIPES / "torchrun.sh"), str(script), PATH=path, TORCH_DISTRIBUTED_DEBUG="LOUD")
-    assert job.wait() != 0
-    assert "trained" not in job.stdout
+def test_torchrun_does_not_train_on_an_unfit_host(start: Start) -> None:
+    job = gated(start, TRAIN, DDPDIAG_TEST_FAULT="broken-import 1")
+    assert job.wait(90) != 0
+    assert len(REPORT_HEAD.findall(job.stdout)) == 1, job.told()
+    assert "\nUNFIT: " in job.stdout
+    assert "epoch" not in job.stdout
 
 
-def test_the_training_script_learns_the_digits(start: Start, tmp_path: Path) -> None:
-    weights = tmp_path / "weights.pt"
-    job = start(*torchrun(2), str(RECIPES / "train_ddp.py"), "--save", str(weights))
-    assert job.wait(90) == 0, job.told()
-    share = re.search(r"epoch 1: loss [\d.]+, ([\d.]+)% of the test images recognised", job.stdout)
-    assert share is not None, job.told()
-    assert float(share[1]) > 90
-    assert weights.stat().st_size > 100_000
+@pytest.mark.deep
+def test_the_training_script_learns_the_digits(start: Start) -> None:
+    job = start(*torchrun(2), TRAIN)
+    assert job.wait(150) == 0, job.told()
+    assert recognised(job) > 90

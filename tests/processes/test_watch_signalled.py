@@ -21,7 +21,7 @@ wanted = signal.SIGTERM, signal.SIGHUP
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 print("up", flush=True)
 count = 0
-while signal.sigtimedwait(wanted, 1.0 if count else 20.0):
+while signal.sigtimedwait(wanted, 0.5 if count else 60.0):
     count += 1
 print(count, flush=True)
 """
@@ -47,12 +47,14 @@ def started() -> Iterator[Callable[..., subprocess.Popen]]:
 def test_a_signal_to_the_group_reaches_the_command_once(started):
     own = started(*WATCH, *PYTHON)
     os.killpg(own.pid, signal.SIGTERM)
-    assert own.communicate(timeout=30) == ("1\n", "")
+    assert own.communicate(timeout=60) == ("1\n", "")
 
 
 def test_so_does_one_of_timeout_which_sends_to_us_and_to_the_group(started):
-    own = started("timeout", "3", *WATCH, *PYTHON)
-    assert own.communicate(timeout=30)[0] == "1\n"
+    # It does so, too, with a signal of its own.
+    own = started("timeout", "60", *WATCH, *PYTHON)
+    own.terminate()
+    assert own.communicate(timeout=60)[0] == "1\n"
 
 
 def test_one_of_slurmstepd_to_us_alone_is_passed_on(started, tmp_path):
@@ -60,13 +62,13 @@ def test_one_of_slurmstepd_to_us_alone_is_passed_on(started, tmp_path):
     own, stepd = started(*WATCH, *PYTHON), tmp_path / "slurmstepd"
     stepd.symlink_to(shutil.which("sh"))
     with subprocess.Popen([stepd, "-c", f"kill {own.pid}; sleep 1"]):
-        assert own.communicate(timeout=30) == ("1\n", "")
+        assert own.communicate(timeout=60) == ("1\n", "")
 
 
 def test_a_command_of_another_group_is_passed_what_the_group_gets(started):
     own = started(*WATCH, "setsid", *PYTHON)
     os.killpg(own.pid, signal.SIGTERM)
-    assert own.communicate(timeout=30) == ("1\n", "")
+    assert own.communicate(timeout=60) == ("1\n", "")
 
 
 def test_a_terminal_that_hangs_up_tells_the_first_of_its_session_only(started):
@@ -75,7 +77,7 @@ def test_a_terminal_that_hangs_up_tells_the_first_of_its_session_only(started):
     own = started(*WATCH, *PYTHON, stdin=inner, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
     os.close(inner)
     os.close(outer)
-    assert own.communicate(timeout=30) == ("1\n", "")
+    assert own.communicate(timeout=60) == ("1\n", "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a capability from itself")
@@ -85,10 +87,10 @@ def test_that_a_signal_is_refused_is_said_once(started):
     own = started(*without, *WATCH, *stranger, stdin=subprocess.PIPE)
     own.terminate()
     told = own.stderr.readline()
-    assert "SIGTERM is not passed on: pid " in told
-    assert "(sh) may not be signalled by user 0." in told
+    assert told.startswith("ddpdiag")
+    assert {"SIGTERM", "(sh)", "0."} <= {*told.split()}
     own.terminate()
     own.send_signal(signal.SIGHUP)
-    assert "SIGHUP is not passed on" in own.stderr.readline()
-    assert own.communicate("\n", timeout=30) == ("", "")
+    assert "SIGHUP" in own.stderr.readline()
+    assert own.communicate("\n", timeout=60) == ("", "")
     assert own.returncode == 0

@@ -29,7 +29,7 @@ from network import Host, Network
 
 INJECT = Path(__file__).parents[1] / "inject"
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # What a launcher around the tests would tell the jobs.
 _FOREIGN = re.compile(r"(RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC_.*|S?LURM_.*|OMPI_.*|DDPDIAG_.*|PYTHON.*)")
@@ -56,7 +56,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf
 ReturnToService=2
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
-SlurmdTimeout={slurmd_timeout}
+SlurmdTimeout=30
 MessageTimeout=5
 TCPTimeout=2
 KillWait=2
@@ -80,7 +80,7 @@ class Ended:
 class Cluster:
     """`nodes` are the hosts by name; commands run on the host `login`, which runs no jobs."""
 
-    def __init__(self, count: int, folder: Path, *, slurmd_timeout: int = 30) -> None:
+    def __init__(self, count: int, folder: Path) -> None:
         self.folder = folder
         self.shared = folder / "shared"
         self.conf = folder / "slurm.conf"
@@ -88,7 +88,7 @@ class Cluster:
         try:
             self.nodes: dict[str, Host] = {host.name: host for host in self._network.hosts[:-1]}
             self.login = self._network[count]
-            self._write_files(slurmd_timeout)
+            self._write_files()
             self._start_daemons()
             self.wait_until_idle()
         except BaseException:
@@ -112,18 +112,13 @@ class Cluster:
 
     # Daemons ---------------------------------------------------------------------------------------------------------
 
-    def _write_files(self, slurmd_timeout: int) -> None:
+    def _write_files(self) -> None:
         for name in ("state", "shared"):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        text = _CONF.format(
-            login=self.login.name,
-            login_address=self.login.address,
-            folder=self.folder,
-            slurmd_timeout=slurmd_timeout,
-        )
+        text = _CONF.format(login=self.login.name, login_address=self.login.address, folder=self.folder)
         # More CPUs than there are, so that jobs share the hosts.
         nodes = [f"NodeName={name} NodeAddr={host.address} CPUs=8 RealMemory=4000" for name, host in self.nodes.items()]
         partition = "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES:4"
@@ -148,9 +143,9 @@ class Cluster:
         """Start a node's slurmd (again)."""
         self.nodes[node].background("slurmd", "-D", "-N", node, "-f", self.conf)
 
-    def wait_until_idle(self, seconds: float = _START_SECONDS) -> None:
+    def wait_until_idle(self) -> None:
         """Until all nodes are up and nothing runs on them."""
-        _until(lambda: self._states() == {"idle"}, f"not all nodes are idle; see {self.folder}", seconds)
+        _until(lambda: self._states() == {"idle"}, f"not all nodes are idle; see {self.folder}")
 
     def _states(self) -> set[str]:
         try:
@@ -161,7 +156,7 @@ class Cluster:
     # Commands --------------------------------------------------------------------------------------------------------
 
     def run(
-        self, *command: object, seconds: float = 60.0, host: Host | None = None, **variables: str
+        self, *command: object, seconds: float = 120.0, host: Host | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the login host (or another one), in the shared directory; it may fail."""
         words = [*(host or self.login).enter(self.shared), *map(str, command)]
@@ -181,7 +176,7 @@ class Cluster:
             raise SlurmError(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
         return done.stdout
 
-    def srun(self, *arguments: object, seconds: float = 60.0, **variables: str) -> subprocess.CompletedProcess[str]:
+    def srun(self, *arguments: object, seconds: float = 120.0, **variables: str) -> subprocess.CompletedProcess[str]:
         """A job of its own from the login host."""
         return self.run("srun", *arguments, seconds=seconds, **variables)
 
@@ -207,7 +202,7 @@ class Cluster:
         text = self.call("scontrol", "show", "job", "--oneliner", job)
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
-    def wait(self, job: int, seconds: float = 90.0) -> Ended:
+    def wait(self, job: int, seconds: float = 180.0) -> Ended:
         """A batch job's end; one that is requeued goes on."""
         _until(lambda: self._is_over(job), lambda: f"job {job} goes on: {self.told(job)}", seconds)
         now = self.state(job)
@@ -217,7 +212,7 @@ class Cluster:
         now = self.state(job)
         return now["JobState"] in _OVER and now["EndTime"] != "Unknown"
 
-    def wait_for_output(self, job: int, text: str, seconds: float = 60.0) -> None:
+    def wait_for_output(self, job: int, text: str, seconds: float = 120.0) -> None:
         """Until a batch job has written this."""
         _until(lambda: text in self.output(job), lambda: f"no {text!r} in job {job}: {self.told(job)}", seconds)
 
@@ -241,10 +236,6 @@ class Cluster:
     def kill_slurmd(self, node: str) -> None:
         """Its slurmd dies, as for want of memory; what runs there goes on, until Slurm misses the node."""
         self.nodes[node].call("pkill", "-KILL", "-x", "slurmd")  # sees the processes of this host only
-
-    def kill_all(self, node: str, pattern: str) -> None:
-        """Kill what runs on a node with such a command line."""
-        self.nodes[node].call("pkill", "-KILL", "-f", pattern)
 
     def slow(self, node: str, rate: str = "100mbit") -> None:
         """A bad cable: so much comes in and goes out."""
@@ -279,7 +270,7 @@ class Cluster:
             if state.startswith(("drain", "drng")):
                 self.call("scontrol", "update", f"nodename={name}", "state=resume")
             self._restart_if_gone(name, state)
-        self.wait_until_idle(60.0)
+        self.wait_until_idle()
 
     def _restart_if_gone(self, node: str, state: str) -> None:
         """A slurmd that starts tells slurmctld at once; one that lives would be asked after most of a minute."""

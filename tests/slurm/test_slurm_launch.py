@@ -21,11 +21,6 @@ def codes(report, *severities):
     return {f["code"] for f in report["findings"] if f["severity"] in (severities or ("error", "warning"))}
 
 
-def message(report, code):
-    (finding,) = (finding for finding in report["findings"] if finding["code"] == code)
-    return finding["message"]
-
-
 def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     four = cluster(4)
     check = "ddpdiag check --select LCH001,LCH004,RDZ002 --json report.json"
@@ -34,12 +29,11 @@ def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     assert (ended.exit_code, codes(report)) == (0, set()), ended.output
     assert [(row["rank"], row["node"]) for row in report["ranks"]] == [(0, "h2"), (1, "h2"), (2, "h3"), (3, "h3")]
     assert "coordinator.h2" in report["measurements"]
-    said = message(report, "LCH004.step")
-    assert "4 tasks on 2 of the job's 4 hosts (h[2-3]), numbered host by host, " in said
-    assert " a task, no GPU, the job ends in " in said
-    assert report["measurements"]["slurm.job_hosts"] == 4
+    assert "LCH004.step" in codes(report, "info")
+    step = {name: report["measurements"][f"slurm.{name}"] for name in ("tasks", "hosts", "job_hosts", "distribution")}
+    assert step == {"tasks": 4, "hosts": 2, "job_hosts": 4, "distribution": "block"}
     # 22.05 has no SLURM_JOB_END_TIME: slurmctld was asked.
-    assert 200 < report["measurements"]["slurm.left_seconds"] <= 300
+    assert 100 < report["measurements"]["slurm.left_seconds"] <= 300
 
 
 def test_hosts_that_call_themselves_otherwise_have_the_names_that_slurm_takes(cluster):
@@ -51,9 +45,11 @@ def test_hosts_that_call_themselves_otherwise_have_the_names_that_slurm_takes(cl
     assert "srun --exclude='h[2-3]'" in ended.output
     assert (four.shared / "bad").read_text() == "h2\nh3\n"
     assert sorted(four.srun("-N2", "-x", "./bad", "hostname").stdout.split()) == ["h0", "h1"]
-    assert "Invalid node name" in four.srun("-x", "h2.cluster.example", "hostname").stderr
+    assert four.srun("-x", "h2.cluster.example", "hostname").returncode != 0
 
 
+# The gate of test_slurm_recipes.py trains with a torchrun on each host of a step; how it is judged: test_lch004.py.
+@pytest.mark.deep
 def test_torchrun_inside_srun_is_one_world_of_the_step(cluster):
     four = cluster(4)
     rendezvous = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=h2:29555"
@@ -64,9 +60,10 @@ def test_torchrun_inside_srun_is_one_world_of_the_step(cluster):
     assert (ended.exit_code, codes(report)) == (0, set()), ended.output
     assert report["world"]["size"] == 4
     assert sorted(report["world"]["nodes"]) == ["h2", "h3"]
-    assert "2 tasks on 2 of the job's 4 hosts" in message(report, "LCH004.step")
+    assert (report["measurements"]["slurm.tasks"], report["measurements"]["slurm.hosts"]) == (2, 2)
 
 
+@pytest.mark.deep
 def test_a_torchrun_in_every_task_is_named(cluster):
     four = cluster(4)
     check = "-m ddpdiag check --select LCH001,LCH004 --json report-$SLURM_PROCID.json"
@@ -75,8 +72,9 @@ def test_a_torchrun_in_every_task_is_named(cluster):
     assert ended.exit_code == 1, ended.output
     for rank in range(2):
         report = report_of(four, f"report-{rank}.json")
-        assert codes(report) == {"LCH004.torchruns"}, ended.output
-        assert "2 tasks on 1 host, but this torchrun met 1 of them" in message(report, "LCH004.torchruns")
+        (finding,) = (own for own in report["findings"] if own["severity"] in ("error", "warning"))
+        assert finding["code"] == "LCH004.torchruns", ended.output
+        assert finding["evidence"] == {"tasks": 2, "hosts": 1, "torchruns_that_met": 1}
 
 
 def test_the_jobs_first_node_is_no_master_of_a_step_elsewhere(cluster):
@@ -84,23 +82,28 @@ def test_the_jobs_first_node_is_no_master_of_a_step_elsewhere(cluster):
     usual = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
     ended = four.wait(four.sbatch(f"{usual}\nsrun -N2 -n2 -r2 ddpdiag check", *FOUR))
     assert ended.exit_code == 2, ended.output
-    assert "MASTER_ADDR=h0 is a node of job" in ended.output
-    assert "expected h2" in ended.output
+    told = [line for line in ended.output.splitlines() if line.startswith("ddpdiag: ")]
+    assert len(told) == 2, ended.output
+    assert all("MASTER_ADDR=h0 " in line and " h2," in line for line in told)
 
 
-def test_the_line_that_a_batch_script_is_told_tests_the_whole_job(cluster):
+def test_the_line_that_a_batch_script_is_told_tests_the_whole_job_in_the_time_that_is_left(cluster):
     four = cluster(4)
     told = four.wait(four.sbatch("ddpdiag check --select LCH004", *FOUR, "--cpus-per-task=2"))
     line = re.search(r"srun .* ddpdiag check$", told.output, re.MULTILINE)
     assert line, told.output
-    check = f"{line[0]} --select LCH001,LCH004 --json report.json"
-    ended = four.wait(four.sbatch(check, *FOUR, "--cpus-per-task=2"))
+    check = f"{line[0]} --select LCH001,LCH004 --budget 300 --json report.json"
+    ended = four.wait(four.sbatch(check, *FOUR, "--cpus-per-task=2", "-t", "2"))
     report = report_of(four)
-    assert (ended.exit_code, codes(report)) == (0, set()), ended.output
+    assert (ended.exit_code, codes(report)) == (0, {"LCH004.time-left"}), ended.output
+    assert 30 < report["budget_seconds"] <= 115
+    assert report["seconds"] < report["budget_seconds"]
     assert (report["world"]["size"], report["world"]["nodes"]) == (8, ["h0", "h1", "h2", "h3"])
     assert report["measurements"]["slurm.cpus_per_task"] == 2
 
 
+# So do two jobs at once in test_slurm_recipes.py, one of them with a bad host.
+@pytest.mark.deep
 def test_two_jobs_on_the_same_hosts_do_not_meet(cluster):
     four = cluster(4)
     check = "srun ddpdiag check --select LCH001,LCH004,RDZ003 --json report-$SLURM_JOB_ID.json"
@@ -110,16 +113,6 @@ def test_two_jobs_on_the_same_hosts_do_not_meet(cluster):
         report = report_of(four, f"report-{job}.json")
         assert (ended.exit_code, codes(report)) == (0, set()), ended.output
         assert len(report["ranks"]) == 4
-
-
-def test_a_job_that_ends_before_the_budget_shortens_it(cluster):
-    four = cluster(4)
-    check = "srun -N1 -n2 ddpdiag check --select LCH001,LCH004 --budget 300 --json report.json"
-    ended = four.wait(four.sbatch(check, "-N1", "-n2", "-t", "1"))
-    report = report_of(four)
-    assert (ended.exit_code, codes(report)) == (0, {"LCH004.time-left"}), ended.output
-    assert 30 < report["budget_seconds"] <= 55
-    assert report["seconds"] < report["budget_seconds"]
 
 
 def test_a_cancelled_step_leaves_its_report_and_its_files(cluster, tmp_path):
@@ -146,6 +139,8 @@ def test_a_cancelled_step_leaves_its_report_and_its_files(cluster, tmp_path):
     assert not list(Path(tmp_path).glob("ddpdiag-*")), "no scratch folder stays"
 
 
+# Whom the layout of a step names is judged in test_run_checks.py.
+@pytest.mark.deep
 def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     four = cluster(4)
     check = "ddpdiag check --select LCH001,LCH004 --board-wait 3 --json report.json"
@@ -155,6 +150,6 @@ def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     four.wait_for_output(job, "ready")
     four.kill_slurmd("h3")
     (four.shared / "go").touch()
-    four.wait_for_output(job, "rank 3 never came")  # the job itself ends once Slurm misses the node
+    four.wait_for_output(job, "RUN001.absent")  # the job itself ends once Slurm misses the node
     (finding,) = (f for f in report_of(four)["findings"] if f["code"] == "RUN001.absent")
     assert (finding["ranks"], finding["nodes"]) == ([3], ["h3"])

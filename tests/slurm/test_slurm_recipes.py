@@ -62,9 +62,25 @@ def lines(cluster: Cluster, job: int, name: str) -> list[str]:
 # The gate ------------------------------------------------------------------------------------------------------------
 
 
+def test_two_jobs_at_once_on_the_same_hosts_do_not_disturb_each_others_verdict(four, training, tmp_path):
+    faulty = Pause(1, tmp_path).variables | {"DDPDIAG_TEST_FAULT": "corrupt 1"}
+    gate, check = RECIPES / "slurm-gate.sbatch", {"CHECK": "--select LCH001,RDZ002,COL001"}
+    jobs = [
+        four.sbatch(gate, f"-N{hosts}", f"--nodelist=h[0-{hosts - 1}]", arguments=[training], **check, **variables)
+        for hosts, variables in ((3, faulty), (2, {}))
+    ]
+    bad, good = (four.wait(job) for job in jobs)
+    assert (bad.state, bad.exit_code, trained(bad.output)) == ("FAILED", 1, []), bad.output
+    assert lines(four, jobs[0], "bad") == ["h1"]
+    assert (good.state, trained(good.output)) == ("COMPLETED", ["h0", "h1"]), good.output
+    assert lines(four, jobs[1], "bad") == []
+
+
+# The recipe is that of the test above, and train_ddp.py learns the digits in tests/processes/test_recipes.py.
+@pytest.mark.deep
 def test_a_healthy_allocation_passes_the_gate_and_trains(four):
     job = four.sbatch(RECIPES / "slurm-gate.sbatch", "-N4", arguments=[RECIPES / "train_ddp.py"])
-    ended = four.wait(job, 120)
+    ended = four.wait(job)
     assert (ended.state, ended.exit_code) == ("COMPLETED", 0), ended.output
     share = re.search(r"epoch 1: loss [\d.]+, ([\d.]+)% of the test images recognised", ended.output)
     assert share is not None, ended.output
@@ -72,23 +88,11 @@ def test_a_healthy_allocation_passes_the_gate_and_trains(four):
     assert lines(four, job, "bad") == []
 
 
-def test_two_jobs_at_once_on_the_same_hosts_do_not_disturb_each_others_verdict(four, training, tmp_path):
-    faulty = Pause(1, tmp_path).variables | {"DDPDIAG_TEST_FAULT": "corrupt 1"}
-    options = (RECIPES / "slurm-gate.sbatch", "-N3", "--nodelist=h0,h1,h2")
-    jobs = [
-        four.sbatch(*options, arguments=[training], CHECK="--stage launch,rendezvous,collective", **variables)
-        for variables in (faulty, {})
-    ]
-    bad, good = (four.wait(job) for job in jobs)
-    assert (bad.state, bad.exit_code, trained(bad.output)) == ("FAILED", 1, []), bad.output
-    assert lines(four, jobs[0], "bad") == ["h1"]
-    assert (good.state, trained(good.output)) == ("COMPLETED", ["h0", "h1", "h2"]), good.output
-    assert lines(four, jobs[1], "bad") == []
-
-
 # Bad hosts -----------------------------------------------------------------------------------------------------------
 
 
+# The way back into the queue, after a check that found h1 bad, is that of the next test.
+@pytest.mark.deep
 def test_bad_hosts_send_the_job_back_into_the_queue_without_them_until_the_limit(four, training):
     four.slow("h1")
     options = (RECIPES / "slurm-requeue.sbatch", "-N3")
@@ -96,11 +100,10 @@ def test_bad_hosts_send_the_job_back_into_the_queue_without_them_until_the_limit
     jobs = [four.sbatch(*options, arguments=[training], LIMIT=limit, **check) for limit in ("1", "0")]
     ended, at_once = (four.wait(job) for job in jobs)
     assert (ended.state, trained(ended.output)) == ("COMPLETED", ["h0", "h2", "h3"]), ended.output
-    assert "back into the queue, without h1\n" in ended.output
     now = four.state(jobs[0])
     assert (now["Restarts"], now["ExcNodeList"]) == ("1", "h1")
     assert (at_once.state, at_once.exit_code, trained(at_once.output)) == ("FAILED", 1, []), at_once.output
-    assert "hosts are bad after 0 turns in the queue: h1\n" in at_once.output
+    assert [lines(four, job, "bad-hosts") for job in jobs] == [["h1"], ["h1"]]
 
 
 def test_whom_the_user_left_out_stays_out_of_a_job_that_is_put_back(four, training, tmp_path):
@@ -110,17 +113,18 @@ def test_whom_the_user_left_out_stays_out_of_a_job_that_is_put_back(four, traini
     script.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}:/usr/sbin:/sbin"
     job = four.sbatch(RECIPES / "slurm-requeue.sbatch", "-N2", "--exclude=h3", arguments=[training], PATH=path)
-    four.wait_for_output(job, "back into the queue, without h1\n")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while four.state(job)["ExcNodeList"] != "h1,h3":
         assert time.monotonic() < end, four.told(job)
         time.sleep(0.1)
 
 
+# Which hosts are good enough to go on is judged in test_need_nodes.py.
 SPARES = RECIPES / "slurm-gate-with-spares.sbatch"
 CHECK = "--depth standard --skip-stage training --skip-stage host"
 
 
+@pytest.mark.deep
 def test_with_spares_a_slow_host_and_one_that_is_cut_off_are_left_out(four, training, tmp_path):
     four.slow("h1")
     pause = Pause(3, tmp_path)
@@ -135,23 +139,25 @@ def test_with_spares_a_slow_host_and_one_that_is_cut_off_are_left_out(four, trai
     assert four.state(job)["NodeList"] == "h[0,2]"
 
 
+@pytest.mark.deep
 def test_with_spares_the_loss_of_rank_0s_host_and_of_a_slurmd_is_survived(four, training, tmp_path):
     pause = Pause(1, tmp_path)
     words = ("salloc", "-N4", "--exclusive", "--no-kill", "bash", SPARES, training)
     variables = {"NEED": "2", "CHECK": "--stage launch,collective", **pause.variables}
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(lambda: four.run(*words, seconds=120.0, **variables))
+        running = thread.submit(lambda: four.run(*words, seconds=180.0, **variables))
         pause.wait()
         four.power_off("h0")
         four.kill_slurmd("h2")
         done = running.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert trained(done.stdout) == ["h1", "h3"], done.stdout + done.stderr
-    assert "note: rank 0 was lost: rank 1 on h1 made this report in its place" in done.stdout
+    assert re.search(r"^note: rank 0 .*rank 1 on h1 ", done.stdout, re.MULTILINE), done.stdout
     job = int(re.search(r"job allocation (\d+)", done.stderr)[1])
     assert lines(four, job, "bad-hosts") == ["h0"]
 
 
+@pytest.mark.deep
 def test_with_spares_slurm_starts_the_job_again_when_the_host_of_its_script_is_lost(four, training, tmp_path):
     pause = Pause(1, tmp_path)
     check = {"CHECK": "--stage launch,collective", "NEED": "3"}
@@ -159,7 +165,7 @@ def test_with_spares_slurm_starts_the_job_again_when_the_host_of_its_script_is_l
     pause.wait()
     four.crash("h0")
     four.miss("h0")
-    ended = four.wait(job, 120)
+    ended = four.wait(job)
     assert (ended.state, trained(ended.output)) == ("COMPLETED", ["h1", "h2", "h3"]), ended.output
     assert four.state(job)["Restarts"] == "1"
 
@@ -167,6 +173,7 @@ def test_with_spares_slurm_starts_the_job_again_when_the_host_of_its_script_is_l
 # Replicas ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_replicas_of_a_network_that_is_cut_train_in_both_forms_and_exit_codes_come_back(four):
     recipe = RECIPES / "slurm-model-replicas.sbatch"
     forms = {"step": "slurm", "loop": "torchrun"}

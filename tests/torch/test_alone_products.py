@@ -25,6 +25,4 @@ def test_one_spoilt_factor_is_seen_in_a_row_of_the_product():
 
 def test_what_torch_raises_is_an_answer():
     left, right = factors()
-    product = multiplied(CPU, left, right[:3], torch.zeros(1))
-    assert product.error is not None
-    assert "shapes" in product.error
+    assert multiplied(CPU, left, right[:3], torch.zeros(1)).error

@@ -188,34 +188,32 @@ def test_healthy_gpus_are_silent():
     assert seen.trials[0].may_fail
 
 
-def test_a_pair_with_wrong_data_is_named_and_no_other():
+def test_a_pair_with_wrong_data_is_named_and_no_other(golden):
     (finding,) = judged(CpuDevices(4, wrong={(1, 3): 12}))
     assert (finding.code, finding.severity) == ("P2P002.wrong", Severity.ERROR)
     assert (finding.gpus, finding.ranks) == (("GPU-0-1", "GPU-0-3"), (1, 3))
-    assert "12 of" in finding.message
-    assert "GPU 1 (GPU-0-1, PCI 0000:1b:00.0) -> GPU 3 (GPU-0-3, PCI 0000:3b:00.0)" in finding.message
     assert finding.env == {}
+    golden(finding)
 
 
-def test_a_pair_that_hangs_is_named_and_the_others_are_known():
+def test_a_pair_that_hangs_is_named_and_the_others_are_known(golden):
     seen = tried(CpuDevices(4, hang={(2, 1)}))
     (finding,) = CHECK.judge(seen)
     assert (finding.code, finding.severity, finding.nodes) == ("P2P002.hung", Severity.ERROR, ("n0",))
     assert finding.gpus == ("GPU-0-2", "GPU-0-1")
-    assert "'copy GPU 2 -> GPU 1' does not end on n0" in finding.message
-    assert "pid 4711" in finding.message
+    golden(finding)
     copy, *_ = CHECK.matrices(seen)
     empty = [(row, column) for row in range(4) for column in range(4) if copy.cells[row][column] is None]
     assert empty == [(0, 0), (1, 1), (2, 1), (2, 2), (3, 3)]
     assert [dict(trial.params) for trial in seen.trials] == [{}, {"begin.0": 4 + 3 * 2 + 2}]
 
 
-def test_after_three_retries_it_is_enough():
+def test_after_three_retries_it_is_enough(golden):
     seen = tried(CpuDevices(4, hang={(0, 1), (0, 2), (0, 3), (1, 0), (1, 2)}))
     found = list(CHECK.judge(seen))
     assert [finding.code for finding in found] == ["P2P002.hung"] * 4
     assert len(seen.trials) == 4
-    assert "9 of 16 steps were not done" in found[-1].message
+    golden(found[-1])
 
 
 def test_a_way_to_the_host_that_hangs_names_the_gpu():
@@ -234,11 +232,11 @@ def test_a_pair_that_is_slow_one_way_is_asymmetric():
     assert (finding.code, finding.gpus) == ("P2P002.asymmetric", ("GPU-0-0", "GPU-0-1"))
 
 
-def test_peer_access_that_is_slower_than_the_host_is_to_be_tried_without():
+def test_peer_access_that_is_slower_than_the_host_is_to_be_tried_without(golden):
     (finding,) = judged(CpuDevices(3, rate=20 * MB))
     assert finding.code == "P2P002.p2p-slower"
-    assert "Try the job with NCCL_P2P_DISABLE=1" in finding.remedy
     assert finding.env == {}
+    golden(finding)
 
 
 def test_numbers_are_finite():

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import re
 import struct
 import sys
 from pathlib import Path
@@ -122,42 +121,40 @@ def test_damage_is_explained(golden, tmp_path: Path, name: str):
     assert isinstance(caught.value, Explained)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("train-labels-idx1-ubyte", idx(2), "holds 2 labels; 3 were expected"),
-        ("train-images-idx3-ubyte", idx(3, 32, 32), "3 x 32 x 32; n x 28 x 28 was expected"),
-        ("t10k-images-idx3-ubyte", idx(3), "holds an array of 3; n x 28 x 28"),
-        ("t10k-labels-idx1-ubyte", idx(3, 1), "one label per image was expected"),
-        ("t10k-labels-idx1-ubyte", idx(3, values=b"\x01\x0a\x02"), "holds the label 10; 0 to 9 were expected"),
-    ],
-)
-def test_files_that_do_not_fit_are_explained(tmp_path: Path, name: str, content: bytes, told: str):
+MISFITS = {
+    "two labels of three": ("train-labels-idx1-ubyte", idx(2)),
+    "larger images": ("train-images-idx3-ubyte", idx(3, 32, 32)),
+    "images of one dimension": ("t10k-images-idx3-ubyte", idx(3)),
+    "labels of two dimensions": ("t10k-labels-idx1-ubyte", idx(3, 1)),
+    "a label of ten": ("t10k-labels-idx1-ubyte", idx(3, values=b"\x01\x0a\x02")),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_files_that_do_not_fit_are_explained(golden, tmp_path: Path, case: str):
+    name, content = MISFITS[case]
     write(tmp_path, good_files() | {name: content})
-    with pytest.raises(DataError, match=re.escape(told)) as caught:
+    with pytest.raises(DataError, match=name) as caught:
         load(str(tmp_path))
-    assert name in str(caught.value)
+    golden(str(caught.value).replace(str(tmp_path), "FOLDER"))
 
 
 @pytest.mark.parametrize("missing", NAMES)
 def test_a_missing_file_is_named(tmp_path: Path, missing: str):
     write(tmp_path, good_files())
     (tmp_path / missing).unlink()
-    with pytest.raises(DataError, match=f"has no {missing}"):
+    with pytest.raises(DataError, match=missing):
         load(str(tmp_path))
 
 
-def test_a_missing_folder_is_explained(tmp_path: Path):
-    with pytest.raises(DataError, match="has no train-images-idx3-ubyte"):
-        load(str(tmp_path / "nowhere"))
-
-
-def test_a_folder_in_place_of_a_file_is_explained(tmp_path: Path):
+def test_a_missing_folder_and_a_folder_in_place_of_a_file_are_explained(golden, tmp_path: Path):
     write(tmp_path, good_files())
     (tmp_path / NAMES[0]).unlink()
     (tmp_path / NAMES[0]).mkdir()
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        load(str(tmp_path))
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(DataError) as caught:
+            load(str(folder))
+        golden(str(caught.value).replace(str(tmp_path), "FOLDER"))
 
 
 def test_reading_needs_no_numpy(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -46,15 +45,6 @@ class Alone:
     def timed(self, name: str, seconds: float) -> None: ...
 
     def report(self, data: Struct, text: str) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are small, and threads that wait for a busy machine's cores only spin."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +142,7 @@ def test_what_torch_lacks_is_told(monkeypatch):
     monkeypatch.delitem(sys.modules, "ddpdiag.workloads.strategies.fsdp")
     monkeypatch.delattr("ddpdiag.workloads.strategies.fsdp")
     data = trn002.measure(Asked())
-    assert data.not_possible.startswith(f"torch {torch.__version__} has no torch.distributed.fsdp.fully_shard")
+    assert "torch.distributed.fsdp.fully_shard" in data.not_possible
     assert data.losses == ()
 
 
