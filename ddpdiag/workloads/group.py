@@ -65,7 +65,22 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     yield device
     # Not after a failure: closing may wait for peers, and an error would become a hang. That worker is replaced anyway.
     ctx.step("destroy_process_group")
+    close_group()
+
+
+def close_group() -> None:
+    """Destroy the default group, its backend last and without the GIL.
+
+    A thread of gloo that drops the last reference to a tensor needs the GIL. In torch 2.6 and 2.7 the destructor of the
+    group waits for that thread and keeps the GIL: a deadlock (2.9 has none). The destructor of the backend's own Python
+    object releases the GIL (IntrusivePtrNoGilDestructor in torch's init.cpp), so that object must be the last one.
+    """
+    group = dist.group.WORLD
+    # A backend that is written in Python is itself the group, and has no other object.
+    backends = [] if group is None else [group._get_backend(device) for device in group._device_types]
+    del group
     dist.destroy_process_group()
+    backends.clear()
 
 
 def open_store(ctx: Context) -> dist.Store:
