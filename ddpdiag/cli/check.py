@@ -195,7 +195,7 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
 _NCCL_BUDGET = FIRST_USE_SECONDS
 # What 8 GPUs are expected to take (46 to 60 s) beyond one, for each: NCCL's ranks, and copies between pairs of GPUs.
 _GPU_BUDGET = 5.0
-# gloo connects each rank with every other: 2 ms of a core for each (17 s for 128 ranks on 2 cores; measured, torch 2.13),
+# gloo connects each rank with every other: 2 ms of a core for each (128 ranks on 2 cores: 17 s, measured, torch 2.13),
 # in the groups of COL001 (two), FAB001 and TRN001; four times that on busy hosts. 120 s are enough for 16 ranks.
 _RANK_BUDGET, _USUAL_RANKS = 0.035, 16
 # 16 and 32 ranks on 2 cores (nothing wrong, training included) took 6 to 7 s for each rank on a core; imports alone are
