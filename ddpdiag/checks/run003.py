@@ -179,11 +179,10 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
     for step, what in ((CONTEXT_STEP, "a CUDA context"), (COMMUNICATOR_STEP, "a communicator")):
-        slow = {o.rank: o for o in sorted(done, key=lambda own: own.timings.get(step, 0.0))}
-        slow = {rank: o for rank, o in slow.items() if o.timings.get(step, 0.0) > seen.number("slow_start_seconds")}
+        slow = [o for o in done if o.timings.get(step, 0.0) > seen.number("slow_start_seconds")]
         if slow:
-            ranks = tuple(sorted(slow)) if step == CONTEXT_STEP else ()
-            yield _slow_start(seen, step, what, list(slow.values())[-1], ranks)
+            ranks = tuple(sorted({o.rank for o in slow})) if step == CONTEXT_STEP else ()
+            yield _slow_start(seen, step, what, max(slow, key=lambda own: own.timings[step]), ranks)
 
 
 def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ranks: tuple[int, ...]) -> Finding:

@@ -76,9 +76,9 @@ def test_a_usual_start_is_silent() -> None:
     assert judged(outcome(0, context=2.0, communicator=3.0), outcome(1, context=9.0, communicator=3.1)) == []
 
 
-def test_a_slow_context_is_that_of_its_rank() -> None:
-    (found,) = judged(outcome(0, context=1.0), outcome(1, context=21.44))
-    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, (1,))
+def test_slow_contexts_are_those_of_their_ranks_and_the_slowest_is_told() -> None:
+    (found,) = judged(outcome(0, context=12.0), outcome(0, context=1.0), outcome(1, context=21.44), outcome(2))
+    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, (0, 1))
     assert found.evidence == {"step": "context", "seconds": 21.4, "trial": 0}
     assert "21.4 s" in found.title
 
