@@ -279,6 +279,10 @@ def crowded_seconds(ranks_per_core: float) -> float:
     return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
 
 
+# NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646).
+FIRST_USE_SECONDS = 60.0
+
+
 def new_trial(
     seen: Seen[D],
     *,
@@ -296,6 +300,7 @@ def new_trial(
     gives it.
     """
     check = seen.check
+    backend = dict(params or {}).get("backend", seen.world.backend)
     chosen = scope_groups(check.scope, seen.world) if groups is None else groups
     largest = max(map(len, chosen), default=1)
     grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
@@ -311,6 +316,8 @@ def new_trial(
         fresh=check.fresh if fresh is None else fresh,
         may_fail=may_fail,
         late_after=late_after,
+        # gloo starts nothing: it connects within a trial's own deadline.
+        first_use_seconds=FIRST_USE_SECONDS if check.kind is Kind.TORCH and backend != "gloo" else 0.0,
     )
 
 

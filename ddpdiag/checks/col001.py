@@ -82,10 +82,9 @@ def measure(ctx: Context) -> Data:
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
-    end = time.monotonic() + ctx.trial.deadline_seconds
 
     def calls(warmup: int, timed: int, seconds: float) -> Calls:
-        return Calls(*affordable(warmup, timed, seconds, end - time.monotonic()))
+        return Calls(*affordable(warmup, timed, seconds, ctx.end - time.monotonic()))
 
     senders, wrong_from = 0, tuple[int, ...]()
     with process_group(ctx, backend) as device:

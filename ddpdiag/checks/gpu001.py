@@ -51,7 +51,7 @@ def measure(ctx: Context) -> Data:
     # Cheap facts first: NVML may hang, and its step then says so.
     proc = proc_root(os.environ)
     listed = nvidia_gpus(proc)
-    # What a container was given of the host's GPUs is a promise, too.
+    # What a container or a cgroup was given of the host's GPUs is a promise, too.
     given = len(listed) if listed and withheld_gpus(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
     ctx.step("NVML")

@@ -32,6 +32,7 @@ from ddpdiag.check import Check, Context, Scope, Seen, Stage
 from ddpdiag.checks import gpu001
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Kind, Scalar, Severity
+from ddpdiag.model.trial import CONTEXT_STEP
 from ddpdiag.probes.gpus import device_index
 from ddpdiag.world import World
 
@@ -67,7 +68,7 @@ def measure(ctx: Context) -> Data:
     version, cuda = str(torch.__version__), torch.version.cuda or torch.version.hip
     if cuda is None:
         return Data(torch=version)
-    ctx.step("CUDA start")
+    ctx.step(CONTEXT_STEP)
     begin = time.perf_counter()
     try:
         # is_available() swallows why CUDA does not start; this raises it.

@@ -46,6 +46,7 @@ from ddpdiag.checks.copies_view import View, host_ways, views_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.copies import Copies, PairCopies
+from ddpdiag.model.trial import CONTEXT_STEP
 from ddpdiag.world import World
 
 # How often what lies behind a copy that did not end is tried in a new process.
@@ -53,7 +54,7 @@ MOST_RETRIES = 3
 
 
 def measure(ctx: Context) -> Copies:
-    ctx.step("CUDA start")
+    ctx.step(CONTEXT_STEP)
     from ddpdiag.workloads.copies import Told, copies
     from ddpdiag.workloads.cuda_devices import CudaDevices
 
@@ -63,7 +64,7 @@ def measure(ctx: Context) -> Copies:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
     told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
-    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, end=ctx.end)
+    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, end=lambda: ctx.end)
 
 
 def _begin(rank: int) -> str:

@@ -56,6 +56,7 @@ from ddpdiag.checks.ladder_ground import Thresholds, before, ground_of, rungs_he
 from ddpdiag.checks.ladder_text import Climbed
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 from ddpdiag.stats import Samples, samples
 from ddpdiag.world import World, without_gpu
 
@@ -63,7 +64,7 @@ _SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
 _LARGE_BYTES = {"cpu": 4 << 20}
 _LARGE_ON_GPU_BYTES = 64 << 20
-# Pairs get so many times what a set that works took, and at least so much.
+# Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
 _PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
 # What must be left after the last pair: time to end it; and where the job will have the exports, to train with them.
 _END_SECONDS, _LATER_SECONDS = 2.0, 15.0
@@ -140,7 +141,15 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
         Part.PAIRS: pairs_of(hosts, step.round),
     }[step.part]
     params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
-    return new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
+    trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
+    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, _first_use_seconds(seen)))
+
+
+def _first_use_seconds(seen: Seen[Data]) -> float:
+    """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
+    done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
+    slowest = max((own.get(CONTEXT_STEP, 0.0) + own.get(COMMUNICATOR_STEP, 0.0) for own in done), default=0.0)
+    return max(_LEAST_DEADLINE, _PATIENCE * slowest)
 
 
 def climbed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:

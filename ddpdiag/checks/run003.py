@@ -15,6 +15,10 @@ Findings and their causes:
 - hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
   left of the budget. A rank that was still going on then has not hung: RUN004 tells of it. Nor has `ddpdiag host`
   where the budget left it less than the check's own time, unless it is stuck in the kernel: some drivers start slowly.
+  A rank that creates its CUDA context or its communicator has up to 60 s more for that.
+- slow-start: creating a context or a communicator took more than `slow_start_seconds` (10). Training waits as long at
+  each start. A driver without persistence mode, libraries on a slow file system and kernels that are compiled at load
+  time are the usual causes.
 - mismatch: ranks posted different collectives under the same number (see below).
 
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
@@ -29,7 +33,8 @@ Confirm by hand: While it hangs, `py-spy dump --pid PID` on each host, and `cat 
 root; TORCH_FR_BUFFER_SIZE=2000 and `torchfrtrace DIR` for the collectives.
 
 Sources: torch's flight recorder (docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html); gloo's
-transport/tcp/pair.cc; NCCL user guide, RAS; proc_pid_stat(5), process states.
+transport/tcp/pair.cc; NCCL user guide, RAS; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(5), process
+states.
 """
 
 from collections import defaultdict
@@ -46,6 +51,7 @@ from ddpdiag.checks.run001 import Nothing
 from ddpdiag.checks.trial_findings import blaming, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 
 D = TypeVar("D")
 
@@ -82,6 +88,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             else:
                 found = undecided(seen, trial, blame, outcomes)
             yield _excused(seen, trial, found)
+    yield from _slow_starts(seen)
 
 
 def told_in(seen: Seen[Nothing]) -> Iterator[tuple[Trial, int]]:
@@ -167,6 +174,32 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
     return bool(silent) and (not blame.ranks or all(map(is_echo, failed)))
 
 
+def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """The slowest context, with the ranks whose own it was, and the slowest communicator, in which all wait for all."""
+    experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
+    done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
+    for step, what in ((CONTEXT_STEP, "a CUDA context"), (COMMUNICATOR_STEP, "a communicator")):
+        slow = [o for o in done if o.timings.get(step, 0.0) > seen.number("slow_start_seconds")]
+        if slow:
+            ranks = tuple(sorted({o.rank for o in slow})) if step == CONTEXT_STEP else ()
+            yield _slow_start(seen, step, what, max(slow, key=lambda own: own.timings[step]), ranks)
+
+
+def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ranks: tuple[int, ...]) -> Finding:
+    seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
+    return seen.finding(
+        "slow-start",
+        Severity.WARNING,
+        f"creating {what} takes {seconds:.1f} s",
+        f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
+        f"{seen.number('slow_start_seconds'):g} s is expected. Training waits as long at each start.",
+        ranks=ranks,
+        evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
+        remedy="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local disk, and "
+        "use a torch that was built for this GPU.",
+    )
+
+
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
     """A warning where the job goes another way, and that way works."""
     if not seen.is_excused(trial):
@@ -184,4 +217,6 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     plan=nothing_planned,
+    # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
+    settings={"slow_start_seconds": 10.0},
 )

@@ -8,6 +8,7 @@ from ddpdiag.checks.bundle import bundle, last_words, standings, state_text, wai
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
+from ddpdiag.model.trial import is_first_use
 
 _VERBS = {
     Status.UNHEARD: "sent no result",
@@ -134,9 +135,10 @@ def _own_words(outcome: Outcome) -> str:
 
 
 def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]]:
+    first_use = is_first_use(outcome.at)
     return {
         "last_step": outcome.at,
-        "deadline_seconds": round(trial.deadline_seconds, 1),
+        "deadline_seconds": round(trial.limit_seconds if first_use else trial.deadline_seconds, 1),
         "trial": trial.number,
     }
 

@@ -167,6 +167,5 @@ CHECK = Check(
     needs=("P2P003",),
     ground=ground,
     settings={"ratio": 1.10, "windows": 0.8},
-    fresh=True,
     deadline=30,
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ddpdiag.check import USUAL_RANKS_PER_CORE
+from ddpdiag.check import FIRST_USE_SECONDS, USUAL_RANKS_PER_CORE
 from ddpdiag.checks import all_checks
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish, terminal
@@ -162,7 +162,8 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
     depths = [depth.value for depth in Depth]
     if wishes.depth not in depths:
         raise UsageError(f"--depth {wishes.depth}: expected one of {', '.join(depths)}")
-    budget = wishes.budget if wishes.budget is not None else _default_budget(launch)
+    gpus = visible_gpus(os.environ, proc_root(os.environ)) if wishes.backend.strip().lower() != "gloo" else 0
+    budget = wishes.budget if wishes.budget is not None else _default_budget(launch, gpus=gpus)
     # Rank 0 has the say over the budget, and thousands of ranks need not ask.
     left = job_left_seconds(os.environ) if launch.place.rank == 0 else None
     return Options(
@@ -190,21 +191,33 @@ def _options(wishes: Wishes, launch: Launch) -> Options:
     )
 
 
+# A first use of NCCL may take all of its own deadline.
+_NCCL_BUDGET = FIRST_USE_SECONDS
+# What 8 GPUs are expected to take (46 to 60 s) beyond one, for each: NCCL's ranks, and copies between pairs of GPUs.
+_GPU_BUDGET = 5.0
+# gloo connects each rank with every other: 2 ms of a core for each (128 ranks on 2 cores: 17 s, measured, torch 2.13),
+# in the groups of COL001 (two), FAB001 and TRN001; four times that on busy hosts. 120 s are enough for 16 ranks.
+_RANK_BUDGET, _USUAL_RANKS = 0.035, 16
 # 16 and 32 ranks on 2 cores (nothing wrong, training included) took 6 to 7 s for each rank on a core; imports alone are
 # 3 s of it.
 _CROWDED_BUDGET = 8.0
 
 
-def _default_budget(launch: Launch) -> float:
+def _default_budget(launch: Launch, *, gpus: int) -> float:
     """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several.
 
-    More where many ranks share a core. Who starts all ranks here knows that they share its own cores; elsewhere each
-    may be bound to some of the host's.
+    More for many ranks on several hosts, for NCCL (`gpus` are those of it that this host shows), and where many ranks
+    share a core. Who starts all ranks here knows that they share its own cores; elsewhere each may be bound to some of
+    the host's.
     """
     place = launch.place
     here = place.local_world_size or 0
     cores = len(os.sched_getaffinity(0)) if launch.ranks else os.cpu_count() or 1
     usual = 60.0 if here >= place.world_size else 120.0
+    if here < place.world_size:
+        usual += math.ceil(_RANK_BUDGET * max(0, place.world_size - _USUAL_RANKS))
+    if gpus:
+        usual += _NCCL_BUDGET + _GPU_BUDGET * (here or gpus)
     return usual + _CROWDED_BUDGET * max(0.0, here / cores - USUAL_RANKS_PER_CORE)
 
 

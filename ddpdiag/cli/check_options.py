@@ -65,7 +65,7 @@ def check(
         typer.Option(
             min=5.0,  # 3 s are kept for judgement and farewell; below this nothing could be measured
             metavar="SECONDS",
-            help="The run ends within this time (default: 60 on one host, 120 on several).",
+            help="The run ends within this time (default: 60 on one host, 120 on several, more with GPUs).",
             rich_help_panel=options.WHAT,
         ),
     ] = None,

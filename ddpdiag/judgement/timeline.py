@@ -70,7 +70,7 @@ def _bar(trial: Trial, outcomes: Iterable[Outcome], stage: str, begin: float, se
         stage=stage,
         begin_seconds=begin,
         seconds=seconds,
-        deadline_seconds=known(trial.deadline_seconds),
+        deadline_seconds=known(trial.limit_seconds),
         statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
     )
 

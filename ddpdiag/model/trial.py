@@ -10,6 +10,16 @@ NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
 # Where a rank stands as long as there is no worker with torch.
 IMPORT_STEP = "import torch"
+# A rank's first use of its device, and of the backend that connects it: slow on some healthy machines.
+CONTEXT_STEP, COMMUNICATOR_STEP = "context", "communicator"
+GATE_STEP = "wait at the gate"
+# A rank waits at the gate while its peers are still in their first use.
+_FIRST_USE_STEPS = (CONTEXT_STEP, COMMUNICATOR_STEP, GATE_STEP)
+
+
+def is_first_use(step: str) -> bool:
+    """Is a rank at this step in its first use, or waiting for those that are?"""
+    return step.startswith(_FIRST_USE_STEPS)
 
 
 class Kind(Enum):
@@ -33,13 +43,13 @@ class Status(Enum):
 class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     """One experiment of a check.
 
-    `groups` lists the ranks that take part together; a rank is in one group at most. `env` overrides the
-    worker's environment (`None` unsets). `number` is unique in the run, `attempt` within the check.
-    `deadline_seconds` counts from the moment at which a rank receives the trial; `hurried` says that the budget left
-    less than the check would have given. A trial that `may_fail` is an experiment whose failure is an answer: the check
-    itself judges it, and nobody is blamed for it elsewhere. Once half of its groups are through, rank 0 ends a group
-    that takes more than `late_after` times as long as they did. `begin_seconds` is when rank 0 handed it out, since the
-    start of the run there.
+    `groups` lists the ranks that take part together; a rank is in one group at most. `env` overrides the worker's
+    environment (`None` unsets). `number` is unique in the run, `attempt` within the check. `deadline_seconds` counts
+    from the moment at which a rank receives the trial; `hurried` says that the budget left less than the check would
+    have given. While a rank is in its first use, its deadline moves on, by `first_use_seconds` at most. A trial that
+    `may_fail` is an experiment whose failure is an answer: the check itself judges it, and nobody is blamed for it
+    elsewhere. Once half of its groups are through, rank 0 ends a group that takes more than `late_after` times as long
+    as they did. `begin_seconds` is when rank 0 handed it out, since the start of the run there.
     """
 
     code: str
@@ -55,6 +65,12 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     may_fail: bool = False
     late_after: float | None = None
     begin_seconds: float | None = None
+    first_use_seconds: float = 0.0
+
+    @property
+    def limit_seconds(self) -> float:
+        """The longest that the trial can take on a rank."""
+        return self.deadline_seconds + self.first_use_seconds
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The group in which `rank` takes part, or an empty one."""
@@ -105,12 +121,12 @@ class Collective(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     """What one trial gave on one rank.
 
-    `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that
-    the worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's
-    part because of somebody else: it is a bystander. `timings` holds seconds by kind:
-    `total` in the worker, of which `context` (the device), `group` (opening it, and its first connection) and `gate`
-    (waiting for the group); and from the order on `import`, until torch was there, and `arrive`, until it stood at the
-    gate.
+    `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that the
+    worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
+    somebody else: it is a bystander. `timings` holds seconds by kind: `total` in the worker, of which `context` (the
+    device), `group` (opening it, and its first connection) and `gate` (waiting for the group); of `group`, what
+    creating a `communicator` took (any backend but gloo); and from the order on `import`, until torch was there, and
+    `arrive`, until it stood at the gate.
     `flight` holds the last collectives that it posted in this trial, if it did not end well: empty for none, `None` if
     it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.

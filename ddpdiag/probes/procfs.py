@@ -75,18 +75,29 @@ def core_seconds(pid: int, root: Path = PROC) -> float | None:
 def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself.
 
-    A container may list all GPUs of the host (CDI does not hide them) and hold the device files of its own only: the
-    others are left out. Without any such file nothing was opened yet, and all count.
+    A container may list all GPUs of the host (CDI does not hide them) and hold the device files of its own only; in a
+    device cgroup (Slurm's ConstrainDevices) all files are there, and some cannot be opened. Both kinds are left out.
+    Without any such file nothing was opened yet, and all count.
     """
     listed = _listed(root)
     if listed is None:
         return None
-    given = tuple(gpu for gpu, number in listed if number is None or (dev / f"nvidia{number}").exists())
-    return given or tuple(gpu for gpu, _ in listed)
+    files = [(gpu, None if number is None else dev / f"nvidia{number}") for gpu, number in listed]
+    if not any(file is None or file.exists() for _, file in files):
+        return tuple(gpu for gpu, _ in files)
+    return tuple(gpu for gpu, file in files if file is None or _can_open(file))
+
+
+def _can_open(file: Path) -> bool:
+    """access(2) asks the device cgroup, too (inode_permission in Linux' fs/namei.c).
+
+    open(2) would start a GPU that no process uses, for a second or for ever.
+    """
+    return os.access(file, os.R_OK | os.W_OK)
 
 
 def withheld_gpus(root: Path, dev: Path = DEV) -> int:
-    """How many GPUs the driver lists that this container was not given."""
+    """How many GPUs the driver lists that this container or cgroup was not given."""
     return len(_listed(root) or ()) - len(nvidia_gpus(root, dev) or ())
 
 

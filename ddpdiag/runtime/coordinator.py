@@ -233,8 +233,8 @@ class Coordinator:
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
         trial = with_number(planned, number, wanted, left, self._muster.now())
         self._lines.append(trial)
-        slack = min(SLACK_SECONDS, left - trial.deadline_seconds + CUT_SECONDS)
-        flight = Flight(trial, trial.deadline_seconds + slack, self._muster.clock)
+        slack = min(SLACK_SECONDS, left - trial.limit_seconds + CUT_SECONDS)
+        flight = Flight(trial, trial.limit_seconds + slack, self._muster.clock)
         for rank in trial.ranks:
             self._muster.send(rank, flight.order(rank))
         self._telling.trial_began(trial, importing=importing)

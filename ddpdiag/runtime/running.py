@@ -5,7 +5,7 @@ import signal
 from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Outcome, ProcessState, Status, Trial
-from ddpdiag.model.trial import NOTHING
+from ddpdiag.model.trial import NOTHING, is_first_use
 from ddpdiag.runtime.children import Worker
 from ddpdiag.runtime.messages import Answer, Ready
 
@@ -18,6 +18,8 @@ class Running:
         self.worker = worker
         self.begin = now
         self.deadline = now + trial.deadline_seconds
+        self._seen_at = now
+        self._first_use_left = trial.first_use_seconds
         self.log_start = worker.log.size()
         self.opened = False
         self.ready: Ready | None = None
@@ -25,6 +27,14 @@ class Running:
         worker.page.write(0, "")  # the worker is idle: what stands there is the trial before
         self._rank = rank
         self._times: dict[str, float] = {}
+
+    def allow_first_use(self, now: float) -> None:
+        """Move the deadline on by what passed while the worker was in its first use, as far as the trial allows."""
+        passed, self._seen_at = now - self._seen_at, now
+        if self._first_use_left > 0 and is_first_use(self.worker.page.read()[1]):
+            more = min(passed, self._first_use_left)
+            self._first_use_left -= more
+            self.deadline += more
 
     def reached_gate(self, now: float) -> None:
         """The worker waits for its group."""

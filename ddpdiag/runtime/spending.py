@@ -15,6 +15,8 @@ CUT_SECONDS = 1.5
 # For each check that runs last this many times what it says that it takes is kept; for all no more than this share.
 _KEPT_TIMES = 1.5
 _KEPT_SHARE = 1 / 3
+# A first use that never ends must leave time to look for variables that help.
+_FIRST_USE_SHARE = 1 / 3
 
 
 class BudgetSpent(Exception):
@@ -42,5 +44,10 @@ def with_number(
     hurried = left_seconds < wanted_seconds
     deadline = min(wanted_seconds, left_seconds)
     return structs.replace(
-        trial, number=number, deadline_seconds=deadline, hurried=hurried, begin_seconds=begin_seconds
+        trial,
+        number=number,
+        deadline_seconds=deadline,
+        hurried=hurried,
+        begin_seconds=begin_seconds,
+        first_use_seconds=min(trial.first_use_seconds, left_seconds - deadline, _FIRST_USE_SHARE * left_seconds),
     )

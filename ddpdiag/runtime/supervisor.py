@@ -255,6 +255,7 @@ class Supervisor:
         running = self._running
         if running is None:
             return
+        running.allow_first_use(time.monotonic())
         if running.worker.forked and running.worker.pid is None and self._nursery.closed:
             self._finish(running, self._nursery_dead(running))
         elif time.monotonic() >= running.deadline:

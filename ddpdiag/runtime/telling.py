@@ -119,7 +119,7 @@ class Telling:
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
         self._seldom.restart()  # who answers within a second is not worth a word
-        self._tell(TrialBegan(deadline_seconds=trial.deadline_seconds, importing=importing))
+        self._tell(TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
     def pending(self, flight: Flight, arrivals: Mapping[int, Arrival]) -> None:
         """Ranks have not answered yet."""

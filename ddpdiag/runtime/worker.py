@@ -16,6 +16,7 @@ import msgspec
 from ddpdiag import codec
 from ddpdiag.check import Opening
 from ddpdiag.model import Kind, Options, Place, Status, Trial
+from ddpdiag.model.trial import GATE_STEP, is_first_use
 from ddpdiag.runtime import parcel
 from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Answer, AtGate, Open, SoFar, Task, decode_worker_order
 from ddpdiag.runtime.page import StepPage
@@ -39,6 +40,8 @@ class WorkerContext:
         self._link = link
         self._page = page
         self._steps = 0
+        self._at, self._since = "", time.monotonic()
+        self._first_use_left = task.trial.first_use_seconds
         self.step("start")
 
     @property
@@ -47,7 +50,13 @@ class WorkerContext:
         return self.group.index(self.place.rank)
 
     def step(self, label: str) -> None:
-        """Announce the next step."""
+        """Announce the next step. What a first use took moves the end on, as it does for the supervisor."""
+        now = time.monotonic()
+        if is_first_use(self._at):
+            more = min(now - self._since, self._first_use_left)
+            self._first_use_left -= more
+            self.end += more
+        self._at, self._since = label, now
         self._steps += 1
         self._page.write(self._steps, label)
 
@@ -69,7 +78,7 @@ class WorkerContext:
         return tuple(Opening(host, own) for host, own in self._pass(AtGate(offer, shares=True)).peers)
 
     def _pass(self, word: AtGate) -> Open:
-        self.step("wait at the gate")
+        self.step(GATE_STEP)
         begin = time.monotonic()
         parcel.send(self._link, msgspec.json.encode(word))
         opening = _receive(self._link)

@@ -10,7 +10,7 @@ from ddpdiag.check import Context
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model.alone import Group, Product
 from ddpdiag.workloads.devices import choose_device, describe
-from ddpdiag.workloads.group import group_timeout, unknown_backend
+from ddpdiag.workloads.group import close_group, group_timeout, unknown_backend
 
 SIZE = 512
 # Products of such integers stay below 2^24, so float32 holds every partial sum exactly, in whatever order they are
@@ -66,7 +66,7 @@ def group_of_one(ctx: Context, backend: str) -> Group:
         mine = torch.arange(_SUMMED, dtype=torch.float32, device=device)
         dist.all_reduce(mine)
         right = torch.equal(mine.cpu(), torch.arange(_SUMMED, dtype=torch.float32))
-        dist.destroy_process_group()
+        close_group()
     except (RuntimeError, ValueError, AbsentBackend) as error:
         return Group(backend=backend, error=_first_line(error))
     return Group(backend=backend, right=right, seconds=time.perf_counter() - begin)

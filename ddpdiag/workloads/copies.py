@@ -17,6 +17,7 @@ import torch
 from msgspec import structs
 
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.trial import CONTEXT_STEP
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
 PAIR_BYTES = 64 << 20
@@ -105,20 +106,22 @@ def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
     return (*alone, *pairs, *both, *([Job(())] if deep and count > 2 else []))
 
 
-def copies(devices: Devices, told: Told, *, deep: bool = False, begin: int = 0, end: float = math.inf) -> Copies:
-    """Try all jobs from number `begin` on, until `end` on the clock of `time.monotonic`."""
+def copies(
+    devices: Devices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
+) -> Copies:
+    """Try all jobs from number `begin` on, until `end` on the clock of `time.monotonic`, which may still move on."""
     known = Copies(gpus=tuple(_about(devices, told, gpu) for gpu in range(devices.count)), done=begin)
     todo = jobs(devices.count, deep=deep)
     known = structs.replace(known, jobs=len(todo))
     told.report(known)
     before = time.monotonic()
     for gpu in range(devices.count):
-        told.step(f"start GPU {gpu}")
+        told.step(f"{CONTEXT_STEP} of GPU {gpu}")
         devices.start(gpu)
     told.timed("context", time.monotonic() - before)
     bench = _Bench(devices, told)
     for number, job in enumerate(todo[begin:], begin):
-        left = end - time.monotonic() - _RESERVE_SECONDS
+        left = end() - time.monotonic() - _RESERVE_SECONDS
         if left <= 0:
             break
         # Half is measured, half is spent on filling, comparing and memory.

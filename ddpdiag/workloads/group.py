@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ddpdiag.check import Context
 from ddpdiag.errors import AbsentBackend, UnknownBackend
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 from ddpdiag.probes.sockets import allowed_ports
 from ddpdiag.workloads.devices import choose_device
 
@@ -24,7 +25,7 @@ _BEYOND_DEADLINE_SECONDS = 60.0
 
 def group_timeout(ctx: Context) -> timedelta:
     """The time-out to give to torch for this trial."""
-    return timedelta(seconds=ctx.trial.deadline_seconds + _BEYOND_DEADLINE_SECONDS)
+    return timedelta(seconds=ctx.trial.limit_seconds + _BEYOND_DEADLINE_SECONDS)
 
 
 def unknown_backend(backend: str) -> AbsentBackend | None:
@@ -47,25 +48,47 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     """
     if (unknown := unknown_backend(backend)) is not None:
         raise unknown
-    ctx.step(f"choose a device for {backend}")
+    ctx.step(f"choose a device for {backend}" if backend == "gloo" else CONTEXT_STEP)
     begin = time.perf_counter()
     device = choose_device(backend, ctx.place.local_rank)
+    if device.type != "cpu":
+        torch.zeros(1, device=device).cpu()  # the first kernel: CUDA creates its context, and loads, when it must
     ctx.timed("context", time.perf_counter() - begin)
     store = open_store(ctx)
     begin = time.perf_counter()
-    ctx.step(f"init_process_group {backend}")
+    ctx.step(f"init_process_group {backend}" if backend == "gloo" else COMMUNICATOR_STEP)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store),
         rank=ctx.group_rank,
         world_size=len(ctx.group),
         timeout=group_timeout(ctx),
+        # NCCL then creates its communicator here and not in the first collective.
+        device_id=device if backend == "nccl" else None,
     )
-    ctx.timed("group", time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    ctx.timed("group", seconds)
+    if backend != "gloo":
+        ctx.timed("communicator", seconds)
     yield device
     # Not after a failure: closing may wait for peers, and an error would become a hang. That worker is replaced anyway.
     ctx.step("destroy_process_group")
+    close_group()
+
+
+def close_group() -> None:
+    """Destroy the default group, its backend last and without the GIL.
+
+    A thread of gloo that drops the last reference to a tensor needs the GIL. In torch 2.6 and 2.7 the destructor of the
+    group waits for that thread and keeps the GIL: a deadlock (2.9 has none). The destructor of the backend's own Python
+    object releases the GIL (IntrusivePtrNoGilDestructor in torch's init.cpp), so that object must be the last one.
+    """
+    group = dist.group.WORLD
+    # A backend that is written in Python is itself the group, and has no other object.
+    backends = [] if group is None else [group._get_backend(device) for device in group._device_types]
+    del group
     dist.destroy_process_group()
+    backends.clear()
 
 
 def open_store(ctx: Context) -> dist.Store:

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from ddpdiag.codec import encode  # noqa: E402
 from ddpdiag.model.launching import RankError, RankTimes  # noqa: E402
 from ddpdiag.workloads.devices import choose_device  # noqa: E402
+from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402
 from ddpdiag.workloads.strategies.lesson import Lesson  # noqa: E402
 
@@ -137,7 +138,7 @@ def train(asked: Asked, who: Who) -> RankTimes:
         seconds.append(time.perf_counter() - begin)
         if len(seconds) == UNTIMED_STEPS:
             affordable = UNTIMED_STEPS + agreed_steps(seconds[-1], asked.seconds * STEPS_SHARE, device)
-    dist.destroy_process_group()
+    close_group()
     return RankTimes(
         rank=who.rank,
         local_rank=who.local_rank,

@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 from ddpdiag.check import Context
 from ddpdiag.probes.sockets import allowed_ports, free_port
 from ddpdiag.workloads.devices import choose_device
-from ddpdiag.workloads.group import group_timeout
+from ddpdiag.workloads.group import close_group, group_timeout
 
 # What mpirun of one kind or another tells its processes by (see runtime/launchers.py).
 _OF_MPI = ("openmpi", "pmix", "pmi")
@@ -40,7 +40,7 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     if work is not None:
         work.wait()
     ctx.step("destroy_process_group")
-    dist.destroy_process_group()
+    close_group()
     return seconds
 
 

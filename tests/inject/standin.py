@@ -6,7 +6,7 @@ have been loaded. What runs in ddpdiag knows nothing of it: `--backend standin` 
 DDPDIAG_TEST_STANDIN is a JSON list of faults, each with
 
     kind      hang, crash, raise, wrong (the first element of every sum is off by one) or slow (each large call takes
-              150 ms more)
+              150 ms more); hang-init (creating the group never ends) or slow-init (it takes `seconds` more)
     unless    a list of sets of variables; the fault is not there when all of one set have these values
     where     variables with values (null: unset) that must all be so for the fault to be there
     pair      two ranks: only a group in which both are has the fault
@@ -78,11 +78,9 @@ def _make(dist):
             number = _count(store, rank)
             self.own = members[rank][0]
             faults = json.loads(os.environ.get("DDPDIAG_TEST_STANDIN", "[]"))
-            self.faults = [
-                (fault["kind"], sorted(fault.get("pair", [member for member, _ in members])))
-                for fault in faults
-                if _is_there(fault, members, number)
-            ]
+            here = [fault for fault in faults if _is_there(fault, members, number)]
+            self.faults = [(fault["kind"], sorted(fault.get("pair", [rank for rank, _ in members]))) for fault in here]
+            time.sleep(sum(fault.get("seconds", 10_000) for fault in here if fault["kind"].endswith("-init")))
 
         def getBackendName(self):
             return "standin"

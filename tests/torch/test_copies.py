@@ -95,7 +95,7 @@ def test_two_gpus_have_no_ring():
 
 
 def test_nothing_is_tried_when_the_time_is_over():
-    found = run(CpuDevices(2), end=time.monotonic())
+    found = run(CpuDevices(2), end=time.monotonic)
     assert (found.done, found.jobs, found.pairs) == (0, 4, ())
 
 

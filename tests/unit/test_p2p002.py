@@ -314,7 +314,7 @@ def test_what_a_failure_said_is_shown(golden):
 
 
 def test_a_hang_before_any_copy_names_the_host():
-    seen = ended(Status.HUNG, "CUDA start", so_far=None, process=stuck())
+    seen = ended(Status.HUNG, "context", so_far=None, process=stuck())
     (finding,) = CHECK.judge(seen)
     assert (finding.gpus, finding.nodes, finding.ranks) == ((), ("n0",), (0,))
     assert CHECK.plan(seen) == ()
@@ -341,7 +341,7 @@ def test_a_rank_that_was_still_taking_steps_is_not_condemned():
 
 def test_a_gpu_that_allows_one_process_only_is_no_fault():
     error = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
-    refused = ended(Status.RAISED, "start GPU 1", so_far=structs.replace(KNOWN, done=0), error=error)
+    refused = ended(Status.RAISED, "context of GPU 1", so_far=structs.replace(KNOWN, done=0), error=error)
     shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
 
     def judged_in(mode):

@@ -53,6 +53,22 @@ def test_gpus_whose_device_files_a_container_lacks_are_none_of_its_own(tmp_path)
     assert withheld_gpus(tmp_path, tmp_path / "dev") == 7
 
 
+def test_gpus_whose_device_files_cannot_be_opened_are_not_counted(tmp_path, monkeypatch):
+    (tmp_path / "dev").mkdir()
+    for minor in range(8):
+        add_gpu(tmp_path, f"0000:{minor}b:00.0", f"GPU-{minor}", minor)
+        (tmp_path / "dev" / f"nvidia{minor}").touch()
+    assert len(nvidia_gpus(tmp_path, tmp_path / "dev")) == 8
+    # A device cgroup refuses root as well; the kernel asks it in access(2).
+    opened = {str(tmp_path / "dev" / "nvidia6")}
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) in opened and mode == os.R_OK | os.W_OK)
+    assert [gpu.uuid for gpu in nvidia_gpus(tmp_path, tmp_path / "dev")] == ["GPU-6"]
+    assert withheld_gpus(tmp_path, tmp_path / "dev") == 7
+    opened.clear()
+    assert nvidia_gpus(tmp_path, tmp_path / "dev") == ()
+    assert withheld_gpus(tmp_path, tmp_path / "dev") == 8
+
+
 def test_a_driver_that_tells_no_device_file_is_believed(tmp_path):
     (tmp_path / "driver" / "nvidia" / "gpus" / "0000:1b:00.0").mkdir(parents=True)
     (tmp_path / "dev").mkdir()

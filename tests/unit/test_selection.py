@@ -75,7 +75,7 @@ def test_what_a_check_declares_can_be_set() -> None:
         (Options(select=("",)), "--select : no such thing"),
         (Options(settings={"COL9.x": "1"}), "--set COL9"),
         (Options(settings={"RDZ001.repeats": "1"}), "names of RDZ001 are RDZ001.repeat, RDZ001.deadline_seconds"),
-        (Options(settings={"RUN003.deadline_seconds": "1"}), "the names of RUN003 are none"),
+        (Options(settings={"RUN002.deadline_seconds": "1"}), "the names of RUN002 are none"),
         (Options(settings={"COL001.deadline_seconds": "0"}), "more than 0 seconds"),
     ],
 )

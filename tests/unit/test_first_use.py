@@ -1,0 +1,122 @@
+"""The first use of a device and of a communicator: how long it may take, and what is said where it is slow."""
+
+from types import SimpleNamespace
+
+import pytest
+from msgspec import Raw, structs
+from seen import seen_of
+
+from ddpdiag.check import FIRST_USE_SECONDS, Seen, new_trial
+from ddpdiag.checks import col001, p2p003, run003, trn003
+from ddpdiag.checks.run001 import Nothing
+from ddpdiag.cli.check import _default_budget
+from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
+from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.page import StepPage
+from ddpdiag.runtime.running import Running
+from ddpdiag.runtime.spending import with_number
+
+TRIAL = Trial(code="COL001", groups=((0, 1),), kind=Kind.TORCH, deadline_seconds=15, first_use_seconds=60)
+
+
+def planned(backend: str) -> Trial:
+    return new_trial(seen_of(col001.CHECK, {}, size=2, gpus=2), params={"backend": backend})
+
+
+def test_what_starts_a_device_has_time_for_it_and_gloo_needs_none() -> None:
+    assert planned("nccl").first_use_seconds == FIRST_USE_SECONDS
+    assert planned("gloo").first_use_seconds == 0
+    assert planned("nccl").deadline_seconds == planned("gloo").deadline_seconds
+
+
+@pytest.mark.parametrize(("left", "first_use"), [(300, 60), (90, 30), (20, 5), (10, 0)])
+def test_the_budget_keeps_time_for_what_comes_after_a_first_use(left: float, first_use: float) -> None:
+    trial = with_number(TRIAL, 1, TRIAL.deadline_seconds, left)
+    assert trial.first_use_seconds == first_use
+    assert trial.limit_seconds <= left
+
+
+def running(trial: Trial) -> Running:
+    page = StepPage.create()
+    worker = SimpleNamespace(page=page, log=SimpleNamespace(size=lambda: 0))
+    return Running(trial, 0, worker, now=100.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", ["context", "context of GPU 3", "communicator", "wait at the gate"])
+def test_the_deadline_moves_on_during_a_first_use(step: str) -> None:
+    own = running(TRIAL)
+    own.worker.page.write(1, step)
+    own.allow_first_use(120.0)
+    assert own.deadline == 100 + 15 + 20
+    own.worker.page.write(2, "connect all ranks: wait")
+    own.allow_first_use(130.0)
+    assert own.deadline == 100 + 15 + 20
+
+
+def test_a_first_use_that_never_ends_has_a_deadline() -> None:
+    own = running(TRIAL)
+    own.worker.page.write(1, "communicator")
+    for now in range(101, 400):
+        own.allow_first_use(now)
+    assert own.deadline == 100 + TRIAL.limit_seconds
+
+
+def outcome(rank: int, **timings: float) -> Outcome:
+    return Outcome(trial=0, code="COL001", rank=rank, status=Status.DONE, data=Raw(b"{}"), timings=timings)
+
+
+def judged(*outcomes: Outcome, may_fail: bool = False, options: Options | None = None) -> list[Finding]:
+    seen = seen_of(run003.CHECK, dict.fromkeys(range(2), Nothing()), options=options)
+    trial = structs.replace(TRIAL, may_fail=may_fail)
+    recording = structs.replace(seen.recording, trials=(trial,), outcomes=outcomes)
+    return list(run003.CHECK.judge(Seen(seen.world, run003.CHECK, recording)))
+
+
+def test_a_usual_start_is_silent() -> None:
+    assert judged(outcome(0, context=2.0, communicator=3.0), outcome(1, context=9.0, communicator=3.1)) == []
+
+
+def test_slow_contexts_are_those_of_their_ranks_and_the_slowest_is_told() -> None:
+    (found,) = judged(outcome(0, context=12.0), outcome(0, context=1.0), outcome(1, context=21.44), outcome(2))
+    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, (0, 1))
+    assert found.evidence == {"step": "context", "seconds": 21.4, "trial": 0}
+    assert "21.4 s" in found.title
+
+
+def test_for_a_slow_communicator_no_rank_is_blamed(golden) -> None:
+    (found,) = judged(outcome(0, communicator=20.1), outcome(1, communicator=20.2))
+    assert (found.ranks, found.evidence["seconds"]) == ((), 20.2)
+    golden(found)
+
+
+def test_what_is_slow_can_be_set_and_an_experiment_is_not_judged() -> None:
+    slow = (outcome(0, communicator=20.1), outcome(1, communicator=20.2))
+    assert judged(*slow, options=Options(settings={"RUN003.slow_start_seconds": "30"})) == []
+    assert judged(*slow, may_fail=True) == []
+
+
+@pytest.mark.parametrize(("took", "first_use"), [(0.5, 5.0), (8.0, 24.0), (40.0, 60.0)])
+def test_each_set_of_variables_has_three_times_what_starts_took_before(took: float, first_use: float) -> None:
+    seen = seen_of(p2p003.CHECK, {}, size=2, gpus=2)
+    recording = structs.replace(seen.recording, trials=(), outcomes=(outcome(0, context=took), outcome(1)))
+    seen = Seen(seen.world, p2p003.CHECK, recording)
+    (trial,) = (p2p003._trial(seen, p2p003.Step(p2p003.Part.WHOLE)),)
+    assert trial.first_use_seconds == first_use
+
+
+def test_a_ddp_step_shares_the_processes_of_the_training() -> None:
+    assert not trn003.CHECK.fresh
+
+
+def budget(ranks: int, local: int | None, gpus: int) -> float:
+    place = Place(rank=0, world_size=ranks, node="n0", launcher="slurm", local_world_size=local)
+    return _default_budget(Launch(place=place, coordinator="n0", port=1, run_id="r"), gpus=gpus)
+
+
+def test_the_default_budget_grows_with_gpus_and_with_ranks_of_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 256)
+    assert budget(2, 2, 0) == 60
+    assert budget(8, 8, 8) == 60 + 60 + 8 * 5
+    assert budget(16, 8, 0) == 120
+    assert budget(16, 8, 8) == 120 + 60 + 8 * 5
+    assert budget(1024, 8, 8) == 120 + 36 + 60 + 8 * 5
