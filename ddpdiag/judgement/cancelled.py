@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.blame import is_echo
-from ddpdiag.model import EventKind, Outcome, Recording, Status, Trial
+from ddpdiag.errors import ExitCode
+from ddpdiag.model import EventKind, Outcome, Recording, Report, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import NOTHING
 
@@ -61,6 +62,11 @@ def first_signal_seconds(recording: Recording) -> float | None:
 def ended_by_a_signal(recording: Recording) -> bool:
     """Was a signal the cause of the end? Launchers also send one to all other ranks after a rank was lost."""
     return first_signal_seconds(recording) is not None and not any(e.kind is EventKind.LOST for e in recording.events)
+
+
+def with_signal(report: Report, signum: int | None) -> Report:
+    """The report of a whole run during whose judgement or output a signal came, if one did: the verdict stands."""
+    return report if signum is None else structs.replace(report, exit_code=ExitCode.of_signal(signum))
 
 
 def _parts(recording: Recording) -> Parts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import zmq
 from msgspec import structs
 
-from ddpdiag.errors import RunLost
+from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
 from ddpdiag.probes.knock import knock
 from ddpdiag.probes.sockets import Reach, Reached, resolve
@@ -102,7 +102,8 @@ def join(
     while True:
         left = begin + desk.wait_seconds - time.monotonic()
         if signum := stopped():
-            raise RunLost(f"rank {arrival.place.rank} was told to leave before it reached rank 0", 128 + signum)
+            sentence = f"rank {arrival.place.rank} was told to leave before it reached rank 0"
+            raise RunLost(sentence, ExitCode.of_signal(signum))
         seeking(max(left, 0.0))
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
         addresses = resolve(desk.host, desk.ports[0], max(left, 0.1))
