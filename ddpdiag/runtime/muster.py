@@ -224,8 +224,11 @@ class Muster:
             self._note(event)
             self._hub.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
-            late = f"rank {rank} came {self.now():.1f} s after the start, when the run had begun without it"
-            self._hub.send(identity, Refused(late, ExitCode.UNKNOWN))
+            late = f"rank {rank} came {self.now():.1f} s after the start, when the run "
+            told = self.signal
+            late += "had begun without it" if told is None else "had been told to end"
+            code = ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)
+            self._hub.send(identity, Refused(late, code))
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
                 self._note(other)
