@@ -19,6 +19,8 @@ def cancelled(running: Launched, told: tuple[int, ...], moment: int) -> dict:
         first = running.jobs["rank0"]
         first.wait_until(lambda: first.recorded() >= moment)
         for rank in told:
+            own = running.jobs[f"rank{rank}"]
+            own.wait_until(lambda own=own, rank=rank: own.recorded(rank))  # it has handlers for signals
             running.launched(rank).kill(signal.SIGTERM)
         assert running.is_over(30), running.told()
         codes = {name: job.process.returncode for name, job in running.jobs.items()}
