@@ -7,6 +7,7 @@
 Everything else that reaches the CLI edge is our own bug and ends with 4.
 """
 
+import signal
 from enum import IntEnum
 
 
@@ -20,6 +21,11 @@ class ExitCode(IntEnum):
     BUG = 4
     INTERRUPTED = 130
     TERMINATED = 143
+
+    @classmethod
+    def of_signal(cls, signum: int) -> "ExitCode":
+        """Of a process that a signal told to end: SIGHUP and SIGTERM are one to whoever reads it."""
+        return cls.INTERRUPTED if signum == signal.SIGINT else cls.TERMINATED
 
 
 class Explained(Exception):

@@ -5,10 +5,9 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.check import Seen
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import EventKind
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 
 D = TypeVar("D")
-
-_TOLD = (EventKind.SIGNAL, EventKind.LEAVING)
 
 
 class Cut(NamedTuple):
@@ -21,7 +20,7 @@ class Cut(NamedTuple):
 def cut_short(seen: Seen[D]) -> Cut:
     """By a signal, for want of time, or because ranks left; in this order, since the first explains the others."""
     kinds = {event.kind for event in seen.recording.events}
-    if kinds.intersection(_TOLD):
+    if kinds.intersection(TOLD_TO_LEAVE):
         return Cut("when the run was told to end (RUN004)", "Run it again, and let it end.")
     if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
         budget = seen.options.budget_seconds

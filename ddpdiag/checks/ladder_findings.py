@@ -25,6 +25,7 @@ from ddpdiag.checks.ladder_text import (
     verb,
 )
 from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 
 D = TypeVar("D")
 
@@ -218,7 +219,7 @@ def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
     lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
     if lost:
         return f"{ranks_text(lost)} was lost", "See RUN002; check again once that is mended."
-    if any(e.kind in (EventKind.SIGNAL, EventKind.LEAVING) for e in events):
+    if any(e.kind in TOLD_TO_LEAVE for e in events):
         return "the run was told to end", "Let it run to its end."
     if seen.recording.end is None:
         return "the recording ends", "Judge the whole recording, or check again."

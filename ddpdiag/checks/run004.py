@@ -26,6 +26,7 @@ from ddpdiag.check import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.run001 import Nothing
 from ddpdiag.checks.run003 import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status, Verdict
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 
 _CTRL_C = str(int(signal.SIGINT))
 _NAMES = {str(int(known)): known.name for known in signal.Signals}
@@ -49,8 +50,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
     if leaving or signals:
-        first = next(e for e in events if e.kind in (EventKind.LEAVING, EventKind.SIGNAL))
-        if any(e.detail == _CTRL_C for e in events if e.kind in (EventKind.LEAVING, EventKind.SIGNAL)):
+        first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
+        if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
             yield _interrupted(seen, first.seconds)
             return
         name = _NAMES.get(first.detail, "a signal")

@@ -22,6 +22,7 @@ from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
+from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options, Place
@@ -35,7 +36,7 @@ from ddpdiag.render.progress import Listener, Silent, listener
 from ddpdiag.render.streams import Display, display_of
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.estate import Published
-from ddpdiag.runtime.launch import Run, prepare, run_rank
+from ddpdiag.runtime.launch import Run, Signalled, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
 from ddpdiag.runtime.local import start_ranks
 from ddpdiag.runtime.slurm_clock import job_left_seconds, within
@@ -126,17 +127,18 @@ class _Reporter:
             return False
         return not place.local_rank if display_of(sys.stderr, os.environ) is Display.LIVE else place.rank == 1
 
-    def publish(self, lines: Sequence[Line]) -> Published:
-        """Judge, write, print."""
+    def publish(self, lines: Sequence[Line], late_signal: Signalled) -> Published:
+        """Judge, write, print; a signal meanwhile changes the exit code and nothing else."""
         self._progress.close()
         begin = time.monotonic()
         recording = assemble(lines)
         report = judge(recording, all_checks())
         recording = with_judge_seconds(recording, time.monotonic() - begin)
-        report = structs.replace(report, timings=timings_of(recording, all_checks()))
+        report = with_signal(structs.replace(report, timings=timings_of(recording, all_checks())), late_signal())
         lines = [recording.end if isinstance(line, End) and recording.end is not None else line for line in lines]
         try:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
+            report = with_signal(report, late_signal())
         except (UsageError, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
             # But who waits for the file shall not go on.

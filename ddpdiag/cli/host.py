@@ -18,6 +18,7 @@ from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
+from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
@@ -93,9 +94,13 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
     arrival = own_arrival(place)
     stand("ask the host")
     chosen = tuple(check for check in checks if selected(check, options))
-    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), Signals())
+    signals = Signals()
+    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), signals)
+    told_before = signals.told is not None
     stand("judge")
     report = judge(assemble(lines), checks)
+    if not told_before:
+        report = with_signal(report, signals.told)
     stand("write the report")
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)

@@ -32,7 +32,7 @@ def sort_hosts(
     why = _undecided(recording, errors, verdict)
     unseen = (node for finding in findings if finding.code.endswith(CANNOT_LOOK) for node in _hosts_of(world, finding))
     doubtful = {*bad, *_ends(errors), *unseen}
-    good = () if why else tuple(name for name in _faithful(world) if name not in doubtful)
+    good = () if why else tuple(name for name in _faithful(world, recording) if name not in doubtful)
     sorted_out = {*bad, *good}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
     # Who pressed Ctrl-C asks for no list of hosts.
@@ -94,9 +94,10 @@ def _untested(recording: Recording) -> str:
     return f"hosts are called good as far as they were tested: {', '.join(codes)} could not run" if codes else ""
 
 
-def _faithful(world: World) -> tuple[str, ...]:
+def _faithful(world: World, recording: Recording) -> tuple[str, ...]:
     """Hosts all of whose ranks took part to the end; of two with one name, both did."""
-    faithless = {name for (name, _), ranks in world.hosts.items() if world.out.intersection(ranks)}
+    out = world.out.union(e.rank for e in recording.events if e.kind is EventKind.LEAVING and e.rank is not None)
+    faithless = {name for (name, _), ranks in world.hosts.items() if out.intersection(ranks)}
     return tuple(dict.fromkeys(name for name, _ in world.hosts if name not in faithless and _HOST_NAME.fullmatch(name)))
 
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.stages import by_code, stages_of
-from ddpdiag.model import EventKind, Outcome, Recording, Severity, Status
+from ddpdiag.model import Outcome, Recording, Severity, Status
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.world import World
-
-_TOLD = (EventKind.SIGNAL, EventKind.LEAVING)
 
 
 def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -> str:
@@ -34,7 +33,7 @@ def _at_the_door(world: World) -> str:
 
 def ended_by_ctrl_c(recording: Recording) -> float | None:
     """When, in seconds since the start, or None."""
-    told = (e.seconds for e in recording.events if e.kind in _TOLD and e.detail == str(int(signal.SIGINT)))
+    told = (e.seconds for e in recording.events if e.kind in TOLD_TO_LEAVE and e.detail == str(int(signal.SIGINT)))
     return min(told, default=None)
 
 

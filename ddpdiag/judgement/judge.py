@@ -8,6 +8,7 @@ from ddpdiag.check import Check, Seen, Stage
 from ddpdiag.checks import col002, lch003, trn002
 from ddpdiag.checks.bench_report import bench_of
 from ddpdiag.checks.snapshots import snapshot_of
+from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
@@ -40,12 +41,12 @@ AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 # Kinds of Outcome.timings that are no measurement.
 _SPENT = ("context", "group", "gate")
-_GONE = (EventKind.LOST, EventKind.LEAVING)
 
 
 def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     """The report of a run. It depends on nothing but the recording and this version's checks."""
-    world = world_of(recording)
+    world, recording = world_of(recording), not_tried(recording)
+    shown = established(recording)
     known = recording.header.checks or [check.code for check in checks]
     chosen = [
         check
@@ -57,13 +58,13 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
-    judged = with_exports(world, recording, [_judge_check(Seen(world, check, recording), notes) for check in chosen])
-    bench, train = _bench(world, recording, judged), _train(world, recording, judged)
-    needed = needed_of(world, recording, judged)
+    judged = with_exports(world, shown, [_judge_check(Seen(world, check, shown), notes) for check in chosen])
+    bench, train = _bench(world, shown, judged), _train(world, shown, judged)
+    needed = needed_of(world, shown, judged)
     conclusion = conclude(world, recording, judged, _own(world, bench, train), needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
-    conclusion = enough(world, recording, judged, conclusion, hosts, needed)
+    conclusion = enough(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
     return Report(
@@ -79,19 +80,19 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
         measurements={name: value for j in judged for name, value in j.figures.items()}
-        | _seconds_spent(world, recording, judged),
+        | _seconds_spent(world, shown, judged),
         notes=(*notes, *remarks),
         hosts=fastest_first(hosts, rows),
         bench=bench,
         train=train,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
-        exports=exports_of(world, recording, judged),
+        exports=exports_of(world, shown, judged),
         timings=timings_of(recording, checks),
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
-        settings=_settings(world, recording, judged),
+        settings=_settings(world, shown, judged),
         created=recording.header.created,
         version=recording.header.version,
-        snapshot=_snapshot(world, recording, bench, train),
+        snapshot=_snapshot(world, shown, bench, train),
     )
 
 
@@ -160,13 +161,13 @@ def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> 
 
 
 def world_of(recording: Recording) -> World:
-    """The world as it was at the end."""
+    """The world as it was at the end. A rank that was told to leave took part in all that is judged."""
     return World(
         size=recording.header.world_size,
         launcher=recording.header.launcher,
         options=recording.header.options,
         arrivals=recording.arrivals,
-        out=frozenset(e.rank for e in recording.events if e.kind in _GONE and e.rank is not None),
+        out=frozenset(e.rank for e in recording.events if e.kind is EventKind.LOST and e.rank is not None),
     )
 
 

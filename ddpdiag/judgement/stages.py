@@ -11,13 +11,13 @@ from ddpdiag.check import Seen, Stage
 from ddpdiag.checks import run001, run002, run003
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import EventKind, Finding, Outcome, Recording, Severity, StageLine, Status
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.world import World
 
 ByCode = Mapping[str, Sequence[Outcome]]
 _FAILED = (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED)
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-_TOLD = (EventKind.SIGNAL, EventKind.LEAVING)
 
 
 def by_code(recording: Recording) -> ByCode:
@@ -82,7 +82,7 @@ def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) ->
     for status in _FAILED:
         if status in statuses:
             return str(status.value)
-    if _is_cut(own) and any(event.kind in _TOLD for event in recording.events):
+    if _is_cut(own) and any(event.kind in TOLD_TO_LEAVE for event in recording.events):
         return "interrupted"
     if Severity.WARNING in severities:
         return "warning"

@@ -10,11 +10,13 @@ from ddpdiag.check import Stage
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.ladder_text import exports_text
 from ddpdiag.errors import ExitCode
+from ddpdiag.judgement.cancelled import ended_by_a_signal
 from ddpdiag.judgement.interrupted import interruption
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.judgement.slow import slow_hosts
-from ddpdiag.model import EventKind, Finding, Recording, Scalar, Severity, Status, Verdict
+from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.world import World
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
@@ -90,11 +92,11 @@ def _failed(fatal: Sequence[Finding], own: Own) -> str:
 
 
 def exit_code(recording: Recording, code: ExitCode) -> int:
-    """A run that a signal ended says so, unless it found an error; Ctrl-C always does."""
-    told = [e.detail for e in recording.events if e.kind in (EventKind.SIGNAL, EventKind.LEAVING)]
+    """A run that a signal ended says so, whatever it found before; Ctrl-C also where a rank was lost."""
+    told = [e.detail for e in recording.events if e.kind in TOLD_TO_LEAVE]
     if str(int(signal.SIGINT)) in told:
         return ExitCode.INTERRUPTED
-    return ExitCode.TERMINATED if told and code is ExitCode.UNKNOWN else code
+    return ExitCode.TERMINATED if ended_by_a_signal(recording) or (told and code is ExitCode.UNKNOWN) else code
 
 
 def _unknown(world: World, recording: Recording, judged: Sequence[Judged], errors: Sequence[Finding]) -> str:

@@ -43,6 +43,9 @@ class EventKind(Enum):
     BUDGET = "budget"  # the budget was spent before all was done
 
 
+TOLD_TO_LEAVE = (EventKind.SIGNAL, EventKind.LEAVING)
+
+
 class Event(Struct, frozen=True, kw_only=True, tag="event"):
     """Something that happened at `seconds` after the start; `rank` is `None` when it concerns the run.
 

@@ -9,18 +9,10 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.codec import extend
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
-from ddpdiag.model.recording import Line
+from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
-from ddpdiag.runtime.messages import (
-    Farewell,
-    Noted,
-    Partial,
-    Ready,
-    Result,
-    Stop,
-    Upward,
-)
+from ddpdiag.runtime.messages import Farewell, Noted, Partial, Ready, Result, Stop, Upward
 from ddpdiag.runtime.muster import PATIENCE, Channel, Muster, Patience, RunEnded
 from ddpdiag.runtime.spending import (
     CUT_SECONDS,
@@ -114,6 +106,10 @@ class Coordinator:
     def idle(self) -> None:
         """Keep in touch for a moment, while somebody else judges and writes."""
         self._muster.idle(0.05)
+
+    def late_signal(self) -> int | None:
+        """The signal by which a rank was told to leave when all trials were over, or None."""
+        return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._muster.signal
 
     def farewell(self, exit_code: int, sentence: str) -> Farewell:
         """Tell every rank the exit code, and leave last; what they were told."""

@@ -46,12 +46,15 @@ _STRAGGLER_SECONDS = 3.0
 # A large world is judged and written within a few seconds.
 _PUBLISH_SECONDS = 30.0
 
+Signalled = Callable[[], int | None]
+
 
 @dataclass(frozen=True)
 class Run:
     """What one run needs to know, the same in every process of it.
 
-    `publish` judges the lines, writes and prints, in rank 0 or in the rank that takes its place; `listener` makes the
+    `publish` judges the lines, writes and prints, in rank 0 or in the rank that takes its place, and is given what
+    tells whether a signal came since the last line; `listener` makes the
     one who is told how the run goes on, in the rank's own process: in rank 0 of the whole run, in another one of its
     search for rank 0.
     """
@@ -61,7 +64,7 @@ class Run:
     checks: Sequence[Check[Any]]
     desk: Desk
     port: int
-    publish: Callable[[Sequence[Line]], Published]
+    publish: Callable[[Sequence[Line], Signalled], Published]
     listener: Callable[[Place], Listener]
 
     @property
@@ -97,7 +100,7 @@ def prepare(
     *,
     board_wait: float,
     board_port: int | None,
-    publish: Callable[[Sequence[Line]], Published],
+    publish: Callable[[Sequence[Line], Signalled], Published],
     listener: Callable[[Place], Listener],
 ) -> Run:
     """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
@@ -164,7 +167,7 @@ def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLo
     if signs is None:
         raise lost
     record.sign("ready")
-    told = Heir(signs, header, begin, run.rank_0, run.publish).inherit()
+    told = Heir(signs, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).inherit()
     if told is None:
         raise lost
     farewell, sentence = told
@@ -264,7 +267,8 @@ def _estate(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Estate
 
 def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, estate: Estate) -> Report:
     """The report, judged and written while rank 0 keeps in touch: a large world must not look like a lost rank 0."""
-    published = threads.submit(lambda: run.publish(estate.explain(coordinator.lines(), run.rank_0)))
+    lines = coordinator.lines()
+    published = threads.submit(lambda: run.publish(estate.explain(lines, run.rank_0), coordinator.late_signal))
     end = time.monotonic() + _PUBLISH_SECONDS
     while not published.done():
         coordinator.idle()

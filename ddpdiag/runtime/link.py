@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import zmq
 from msgspec import structs
 
-from ddpdiag.errors import RunLost
+from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
 from ddpdiag.probes.knock import knock
 from ddpdiag.probes.sockets import Reach, Reached, resolve
@@ -80,6 +80,8 @@ _SENTENCES = {
 # A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, 2.0
 _PAUSE_SECONDS = (0.02, 0.25)
+# Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
+_LAST_TRY_SECONDS = 0.5
 
 
 def join(
@@ -93,16 +95,17 @@ def join(
     """Find the Board and say hello; RunLost after `desk.wait_seconds`, with what a plain TCP connect said.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
+    After a signal it goes on for a moment: a rank 0 that is not told of it waits for this rank, and blames it.
     `seeking` is told before each try how many seconds are left; `troubled` once, when half of them have passed, what
     was met so far.
     """
-    begin = time.monotonic()
+    end, told = time.monotonic() + desk.wait_seconds, None
     patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
     quiet = True
     while True:
-        left = begin + desk.wait_seconds - time.monotonic()
-        if signum := stopped():
-            raise RunLost(f"rank {arrival.place.rank} was told to leave before it reached rank 0", 128 + signum)
+        if told is None and (told := stopped()) is not None:
+            end = min(end, time.monotonic() + _LAST_TRY_SECONDS)
+        left = end - time.monotonic()
         seeking(max(left, 0.0))
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
         addresses = resolve(desk.host, desk.ports[0], max(left, 0.1))
@@ -111,11 +114,14 @@ def join(
             link = _try_ports(desk, address, seal, arrival, min(patience, max(left, 0.1)), met)
             if link is not None:
                 return link
-        left = begin + desk.wait_seconds - time.monotonic()
+        left = end - time.monotonic()
+        if left <= 0 and told is not None:
+            sentence = f"rank {arrival.place.rank} was told to leave before it reached rank 0"
+            raise RunLost(sentence, ExitCode.of_signal(told))
         sentence = _sentence(desk, arrival, addresses, met)
         if left <= 0:
             raise RunLost(sentence)
-        if quiet and left < desk.wait_seconds / 2:
+        if quiet and told is None and left < desk.wait_seconds / 2:
             quiet = False
             troubled(sentence)
         time.sleep(min(pause, left))

@@ -85,6 +85,7 @@ class Muster:
         self.arrivals: dict[int, Arrival] = {}
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
+        self._first_signal: int | None = None
         self._hub = hub
         self._header = header
         self._told_to_leave = told_to_leave
@@ -104,6 +105,11 @@ class Muster:
     def gone(self) -> set[int]:
         """Ranks that came and can do nothing more."""
         return self.lost | self.leaving
+
+    @property
+    def signal(self) -> int | None:
+        """The signal by which a rank was told to leave, or None."""
+        return self._told_to_leave() if self._first_signal is None else self._first_signal
 
     def now(self) -> float:
         """Seconds since the start of the run."""
@@ -218,8 +224,11 @@ class Muster:
             self._note(event)
             self._hub.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
-            late = f"rank {rank} came {self.now():.1f} s after the start, when the run had begun without it"
-            self._hub.send(identity, Refused(late, ExitCode.UNKNOWN))
+            late = f"rank {rank} came {self.now():.1f} s after the start, when the run "
+            told = self.signal
+            late += "had begun without it" if told is None else "had been told to end"
+            code = ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)
+            self._hub.send(identity, Refused(late, code))
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
                 self._note(other)
@@ -231,6 +240,7 @@ class Muster:
     def _note_leaving(self, rank: int, signum: int) -> None:
         if rank not in self.leaving:
             self.leaving.add(rank)
+            self._first_signal = signum if self._first_signal is None else self._first_signal
             self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(signum)))
 
     def _lose(self, rank: int, why: str) -> None:

@@ -313,7 +313,7 @@ class Supervisor:
         if self._told_to_leave is not None:
             signum, since = self._told_to_leave
             if now - since > _LEAVE_SECONDS + 1.0:
-                code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.TERMINATED
+                code = ExitCode.of_signal(signum)
                 sentence = f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}"
                 if silent > _LEAVE_SECONDS + 0.5:
                     # Launchers that end a job because of rank 0 kill the witnesses next.

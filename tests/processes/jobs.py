@@ -80,6 +80,17 @@ def torchrun(count: int, *options: str) -> tuple[str, ...]:
     return ("-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", str(free_port()), *options)
 
 
+def accused(report: Mapping) -> set[str]:
+    """Errors of a cancelled run, but for the one that says so, and warnings that name a rank, host, GPU or link."""
+    named = ("ranks", "nodes", "gpus", "links")
+    return {
+        finding["code"]
+        for finding in report["findings"]
+        if (finding["severity"] == "error" and finding["code"] != "RUN004.told")
+        or (finding["severity"] != "info" and any(finding[name] for name in named))
+    }
+
+
 class Job:
     """One started command: Python with these arguments, behind `prefix` (such as nsenter, to start it elsewhere).
 
@@ -165,6 +176,13 @@ class Job:
     def blamed(self) -> set[int]:
         """Ranks that any error finding names."""
         return {rank for finding in self.errors for rank in finding["ranks"]}
+
+    def recorded(self, rank: int = 0, word: str = "") -> int:
+        """How many lines with a word there are in a rank's record, while the run goes on."""
+        records = self.temporary.glob(f"ddpdiag-*/rank-{rank}.jsonl")
+        with contextlib.suppress(FileNotFoundError):
+            return sum(word in line for record in records for line in record.read_text().splitlines())
+        return 0
 
     # How it ends -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jobs import accused
 
 pytestmark = pytest.mark.slurm
 
@@ -137,6 +138,21 @@ def test_a_cancelled_step_leaves_its_report_and_its_files(cluster, tmp_path):
     assert 'type="UNKNOWN"' in (four.shared / "run.xml").read_text()
     assert "UNKNOWN:" in ended.output
     assert not list(Path(tmp_path).glob("ddpdiag-*")), "no scratch folder stays"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lines", range(1, 20, 2))
+def test_a_step_that_is_cancelled_at_any_moment_blames_no_rank(cluster, tmp_path, lines):
+    four = cluster(4)
+    record = f"{tmp_path}/ddpdiag-*/rank-0.jsonl"
+    tell = f"(until test $(cat {record} 2>/dev/null | wc -l) -ge {lines}; do sleep 0.02; done; echo under way) &"
+    check = "exec srun -N3 -n3 ddpdiag check --stage rendezvous,fabric --json report.json"
+    job = four.sbatch(f"{tell}\n{check}", "-N3", "-n3", TMPDIR=str(tmp_path))
+    four.wait_for_output(job, "under way")
+    four.call("scancel", job)
+    assert four.wait(job).state == "CANCELLED"
+    report = report_of(four)
+    assert (report["exit_code"], accused(report)) == (143, set()), four.told(job)
 
 
 # Whom the layout of a step names is judged in test_run_checks.py.

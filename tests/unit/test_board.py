@@ -67,14 +67,20 @@ def test_a_supervisor_finds_the_board_behind_a_stranger(hub: Hub) -> None:
     link.close()
 
 
-def _join(hub: Hub, ports: tuple[int, ...], answer: object = None, job_port: int | None = None) -> Link | Exception:
+def _join(
+    hub: Hub,
+    ports: tuple[int, ...],
+    answer: object = None,
+    job_port: int | None = None,
+    signum: int | None = None,
+) -> Link | Exception:
     """Join while a stand-in for the coordinator answers every hello."""
     result: list[Link | Exception] = []
     desk = Desk("127.0.0.1", ports, 10.0, greet_seconds=0.2, job_port=job_port)
 
     def run() -> None:
         try:
-            result.append(join(desk, SEAL, arrival_of(1, 2), lambda: None))
+            result.append(join(desk, SEAL, arrival_of(1, 2), lambda: signum))
         except RunLost as lost:
             result.append(lost)
 
@@ -107,6 +113,12 @@ def test_a_signal_ends_the_search() -> None:
     with pytest.raises(RunLost) as lost:
         join(Desk("127.0.0.1", (1,), 60.0), SEAL, ME, lambda: 15)
     assert lost.value.exit_code == 143
+
+
+def test_a_rank_that_is_told_to_leave_while_it_joins_still_tells_rank_0(hub: Hub) -> None:
+    link = _join(hub, (hub.port,), signum=15)
+    assert isinstance(link, Link)
+    link.close()
 
 
 def test_taken_ports_are_named_with_their_holder(golden) -> None:

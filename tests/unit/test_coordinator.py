@@ -320,6 +320,38 @@ def test_a_signal_ends_the_run_with_what_was_seen() -> None:
     assert recording.end is not None
 
 
+def coordinator_of(board: StandIn, told: Callable[[], int | None]) -> Coordinator:
+    header = Header(run_id="r", world_size=board.size, launcher="hand", options=Options(), created="", version="0")
+    return Coordinator(board, header, (check(),), Quiet(), told, HURRY)  # type: ignore[arg-type]
+
+
+def test_a_signal_after_the_last_trial_is_told_apart() -> None:
+    board = StandIn(2)
+    coordinator = coordinator_of(board, lambda: None)
+    assert coordinator.conduct(0.05).events == ()
+    assert coordinator.late_signal() is None
+    board.waiting.append((b"1", Leaving(15)))
+    coordinator.idle()
+    assert coordinator.late_signal() == 15
+
+
+def test_a_signal_in_the_middle_of_a_run_is_in_its_recording_and_no_late_one() -> None:
+    coordinator = coordinator_of(StandIn(2), lambda: 2)
+    assert [event.kind for event in coordinator.conduct(0.05).events] == [EventKind.SIGNAL]
+    assert coordinator.late_signal() is None
+
+
+def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_code() -> None:
+    board = StandIn(2, missing=frozenset({1}))
+    codes = []
+    coordinator = coordinator_of(board, lambda: 15)
+    coordinator.conduct(0.05)
+    board.send = lambda _identity, message: codes.append(message.exit_code)  # type: ignore[method-assign]
+    board.waiting.append((b"1", Hello(arrival_of(1, 2))))
+    coordinator.idle()
+    assert codes == [143]
+
+
 def test_a_spent_budget_ends_the_run() -> None:
     recording = conduct(StandIn(2), check(), options=Options(budget_seconds=3.5))
     assert [event.kind for event in recording.events] == [EventKind.BUDGET]

@@ -1,0 +1,45 @@
+"""Runs on three hosts that are cancelled, in the search for failing hosts as well: no rank is blamed."""
+
+import json
+import signal
+
+import pytest
+from jobs import accused
+from launch import Bed, Launched, Launcher, launch
+
+pytestmark = pytest.mark.hosts
+
+CHECK = ("-m", "ddpdiag", "check", "--stage", "rendezvous,fabric", "--budget", "90", "--json", "{json}")
+THREE = Bed(ranks=(1, 1, 1), launcher=Launcher.ENV)
+
+
+def cancelled(running: Launched, told: tuple[int, ...], moment: int) -> dict:
+    """The report of a run in which these ranks get SIGTERM as soon as rank 0's record has so many lines."""
+    try:
+        first = running.jobs["rank0"]
+        first.wait_until(lambda: first.recorded() >= moment)
+        for rank in told:
+            own = running.jobs[f"rank{rank}"]
+            own.wait_until(lambda own=own, rank=rank: own.recorded(rank))  # it has handlers for signals
+            running.launched(rank).kill(signal.SIGTERM)
+        assert running.is_over(30), running.told()
+        codes = {name: job.process.returncode for name, job in running.jobs.items()}
+        assert set(codes.values()) == {143}, running.told()
+        return json.loads(running.json.read_text())
+    finally:
+        running.destroy()
+
+
+@pytest.mark.parametrize("told", [(0, 1, 2), (2,), (0,)], ids=["all", "rank-2", "rank-0"])
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=pytest.mark.long) for m in range(1, 20)])
+def test_a_cancelled_run_on_three_hosts_blames_no_rank_at_any_moment(hosts, tmp_path, moment, told):
+    report = cancelled(launch(hosts(3), THREE, CHECK, tmp_path / "run"), told, moment)
+    assert (report["exit_code"], accused(report)) == (143, set()), report["findings"]
+
+
+def test_a_run_on_three_hosts_that_is_cancelled_in_the_search_for_failing_hosts_blames_no_rank(hosts, tmp_path):
+    running = launch(hosts(3), THREE, CHECK, tmp_path / "run")
+    running.jobs["rank0"].wait_until(lambda: running.jobs["rank0"].recorded(word='"code":"FAB001"'), 60)
+    report = cancelled(running, (0, 1, 2), 1)
+    assert (report["exit_code"], accused(report)) == (143, set()), report["findings"]
+    assert report["hosts"]["good"] == []
