@@ -7,11 +7,16 @@ from collections.abc import Sequence
 _SECRET = r"TOKEN|SECRET|PASS|PWD|PSK|KEY|CREDENTIAL|AUTH|COOKIE"
 _NAME = re.compile(_SECRET, re.IGNORECASE)
 _HIDDEN = "***"
-# "--api-key VALUE", "PGPASSWORD=VALUE", "password: VALUE". A path such as /opt/keys/run.py names no secret.
+_VALUE = r"(?!\s)(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)"
+# "--api-key VALUE", "PGPASSWORD=VALUE"; a path such as /opt/keys/run.py names no secret.
 _ASSIGNED = re.compile(
-    rf"((?<![\w/.-])--?[\w-]{{0,64}}(?:{_SECRET})[\w-]{{0,64}}(?:=|\s+)|(?<![\w/-])[\w.-]{{0,64}}(?:{_SECRET})[\w.-]{{0,64}}"
-    rf"[\"']?(?:=|:\s?))(?!\s)(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)",
+    rf"((?<![\w/.-])--?[\w-]{{0,64}}(?:{_SECRET})[\w-]{{0,64}}\s+|"
+    rf"(?<![\w/])[\w.-]{{0,64}}(?:{_SECRET})[\w.-]{{0,64}}=){_VALUE}",
     re.IGNORECASE,
+)
+# "password: VALUE"; but "KeyError: 'RANK'" is the reason of a failure.
+_TOLD = re.compile(
+    rf"((?:PASSWORD|PASSWD|PASSPHRASE|PWD|PSK|SECRET|TOKEN|API[_-]?KEY|AUTHORIZATION)[\"']?:\s?){_VALUE}", re.IGNORECASE
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE)
 # http://user:password@host, also with an "@" or "/" in the password; and http://token@host.
@@ -25,8 +30,8 @@ def is_secret(name: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """`text` with "***" in place of values that have the names of secrets, and of credentials in addresses."""
-    text = _URL.sub(f"{_HIDDEN}@", text)
-    return _BEARER.sub(rf"\1 {_HIDDEN}", _ASSIGNED.sub(rf"\1{_HIDDEN}", text))
+    text = _TOLD.sub(rf"\1{_HIDDEN}", _ASSIGNED.sub(rf"\1{_HIDDEN}", _URL.sub(f"{_HIDDEN}@", text)))
+    return _BEARER.sub(rf"\1 {_HIDDEN}", text)
 
 
 def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:

@@ -43,9 +43,8 @@ def read_remarks(source: bytes, path: str) -> Read:
             quiet = dict(_ignored(text))
             found = [(rule, hit) for rule in all_rules() for hit in rule.look(reading)]
     except TimeoutError as error:
-        raise UsageError(
-            f"{path}: not judged within {_MOST_SECONDS:g} s of processor time, the most for a file"
-        ) from error
+        limit = f"{_MOST_SECONDS:g} s of processor time"
+        raise UsageError(f"{path}: not judged within {limit}, the most for a file") from error
     except RecursionError as error:
         raise UsageError(f"{path}: this Python is nested too deep to be read") from error
     except tokenize.TokenError as error:

@@ -66,8 +66,7 @@ class Log:
         """Its last `size` bytes written after offset `since`, as text without secrets."""
         end = self.size()
         start = max(since, end - size)
-        text = os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")
-        return without_secrets(text).strip()
+        return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
 
     def size(self) -> int:
         """Bytes written so far."""
