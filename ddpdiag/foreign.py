@@ -11,7 +11,7 @@ _VALUE = r"(?!\s)(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)"
 # "--api-key VALUE", "PGPASSWORD=VALUE"; a path such as /opt/keys/run.py names no secret.
 _ASSIGNED = re.compile(
     rf"((?<![\w/.-])--?[\w-]{{0,64}}(?:{_SECRET})[\w-]{{0,64}}\s+|"
-    rf"(?<![\w/])[\w.-]{{0,64}}(?:{_SECRET})[\w.-]{{0,64}}=){_VALUE}",
+    rf"(?<![\w.-])[\w.-]{{0,64}}(?:{_SECRET})[\w.-]{{0,64}}=){_VALUE}",
     re.IGNORECASE,
 )
 # "password: VALUE"; but "KeyError: 'RANK'" is the reason of a failure.
