@@ -6,7 +6,6 @@ written as the string "nan", "inf" or "-inf" and read back as the float that it 
 
 import contextlib
 import errno
-import io
 import math
 import re
 from collections import defaultdict
@@ -27,7 +26,9 @@ K = TypeVar("K", int, tuple[int, int])
 
 # A line above this is not one of ours; the largest honest record (a rank's hang bundle) is some 100 kB.
 MAX_LINE_BYTES = 4 << 20
-# A run of 10,000 ranks with 20 records of 600 bytes each is 120 MB; decoded, it takes some times as much memory.
+# The recording of 8,192 simulated ranks has 20 MB, and `ddpdiag simulate` takes up to a million.
+MAX_RECORDING_BYTES = 4 << 30
+# All else is read at once.
 MAX_FILE_BYTES = 512 << 20
 # No figure of a machine is beyond these (a loss that diverges is within), and their squares and quotients are finite.
 LARGEST_NUMBER, SMALLEST_NUMBER = 1e100, 1e-100
@@ -134,13 +135,8 @@ def read_lines(paths: Iterable[Path]) -> list[Line]:
 
 def _read_file(path: Path, notes: list[str]) -> list[Line]:
     where = readable(str(path))
-    try:
-        data = read_bytes(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"cannot read recording {where}: {reason}") from error
     lines: list[Line] = []
-    for number, row in enumerate(io.BytesIO(data), 1):
+    for number, row in enumerate(_rows(path), 1):
         if row == b"\n":
             continue
         try:
@@ -148,7 +144,7 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if not lines:
                 raise UsageError(f"{where} is no ddpdiag recording: line {number}: {error}") from error
-            cut = not row.endswith(b"\n")
+            cut = len(row) <= MAX_LINE_BYTES and not row.endswith(b"\n")
             notes.append(
                 f"{path.name} is cut off in line {number}; what comes before it was judged"
                 if cut
@@ -162,9 +158,26 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
     return lines
 
 
+def _rows(path: Path) -> Iterator[bytes]:
+    """The lines of a file, of which one that is too long is cut; UsageError where they cannot be read."""
+    left = MAX_RECORDING_BYTES
+    try:
+        with open(path, "rb") as file:
+            while row := file.readline(MAX_LINE_BYTES + 1):
+                left -= len(row)
+                if left < 0:
+                    raise OSError(
+                        errno.EFBIG, f"it has more than {MAX_RECORDING_BYTES >> 30} GiB, the most that is read"
+                    )
+                yield row
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"cannot read recording {readable(str(path))}: {reason}") from error
+
+
 def _read_line(row: bytes) -> Line:
     if len(row) > MAX_LINE_BYTES:
-        raise msgspec.DecodeError(f"line of {len(row)} bytes, at most {MAX_LINE_BYTES} expected")
+        raise msgspec.DecodeError(f"line of more than {MAX_LINE_BYTES} bytes")
     try:
         line = _line_decoder.decode(row)
         _check_numbers(row, line)

@@ -17,6 +17,7 @@ from ddpdiag.codec import read_recording
 from ddpdiag.comparison.noise import Standing, moved
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge as judged
+from ddpdiag.lint import judge as lint_judge
 from ddpdiag.model import Verdict
 from ddpdiag.workloads import mnist
 
@@ -121,7 +122,17 @@ def test_a_packed_file_that_fills_the_memory_is_refused(
     golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 
-def test_a_script_that_takes_too_long_is_refused(golden, tmp_path: Path) -> None:
+def test_a_script_that_takes_too_long_is_refused(golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint_judge, "_MOST_SECONDS", 0.001)  # of processor time, whatever else runs
+    path = tmp_path / "entangled.py"
+    exits = "".join(f"    if rank == {at}: return\n    dist.barrier()\n" for at in range(2000))
+    path.write_text(f"import torch.distributed as dist\ndist.init_process_group()\ndef f(rank):\n{exits}")
+    report = lint_command.judged([str(path)])
+    assert report.exit_code == ExitCode.USAGE
+    golden(*(error.replace(str(tmp_path), "TMP") for error in report.errors))
+
+
+def test_a_script_that_is_too_large_is_refused(golden, tmp_path: Path) -> None:
     path = tmp_path / "large.py"
     path.write_text("import torch.distributed as dist\ndist.init_process_group()\n" + "x = 1\n" * 500_000)
     report = lint_command.judged([str(path)])
