@@ -1,11 +1,13 @@
-"""Bytes in, bytes out: JSON without pickle, without silent loss, and with a limit on size.
+"""Bytes in, bytes out: JSON without pickle, without silent loss, and with limits on size, depth and numbers.
 
 JSON has no NaN and msgspec writes it as null, which would read as "the device does not say". So a non-finite float is
 written as the string "nan", "inf" or "-inf" and read back as the float that it was.
 """
 
 import contextlib
+import errno
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
@@ -24,6 +26,14 @@ K = TypeVar("K", int, tuple[int, int])
 
 # A line above this is not one of ours; the largest honest record (a rank's hang bundle) is some 100 kB.
 MAX_LINE_BYTES = 4 << 20
+# The recording of 8,192 simulated ranks has 20 MB, and `ddpdiag simulate` takes up to a million.
+MAX_RECORDING_BYTES = 4 << 30
+# All else is read at once.
+MAX_FILE_BYTES = 512 << 20
+# No figure of a machine is beyond these (a loss that diverges is within), and their squares and quotients are finite.
+LARGEST_NUMBER, SMALLEST_NUMBER = 1e100, 1e-100
+# Such a number, or a part of a name: only then is each number looked at.
+_SUSPECT = re.compile(rb"[eE][+-]?[0-9]{3}")
 
 
 def readable(text: str) -> str:
@@ -52,9 +62,45 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else."""
-    # strict=False is what reads "nan" back into a float.
-    return msgspec.json.decode(data, type=kind, strict=False)
+    """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else, or beyond our limits."""
+    try:
+        # strict=False is what reads "nan" back into a float.
+        value = msgspec.json.decode(data, type=kind, strict=False)
+        _check_numbers(data, value)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deep") from error
+    return value
+
+
+def _nothing(_raw: object) -> None:
+    """What stands for `Raw`, whose numbers are looked at when they are decoded."""
+
+
+def _check_numbers(data: bytes | msgspec.Raw, value: object) -> None:
+    """msgspec.ValidationError where `value`, which `data` gave, has a number that no machine has."""
+    if _SUSPECT.search(data) is None:
+        return
+    waiting: list[object] = [msgspec.to_builtins(value, enc_hook=_nothing)]
+    while waiting:
+        match waiting.pop():
+            case dict() as item:
+                waiting += item.values()
+            case list() | tuple() as item:
+                waiting += item
+            case float() as number if math.isfinite(number) and number:
+                if not SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER:
+                    limits = f"0, or {SMALLEST_NUMBER:g} to {LARGEST_NUMBER:g}"
+                    raise msgspec.ValidationError(f"{number:.3g} is no measurement; expected {limits}")
+
+
+def read_bytes(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a file; OSError, with the limit as its reason, for one of more than `most` bytes."""
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
+        raise OSError(errno.EFBIG, f"it has more than {size}, the most that is read")
+    return data
 
 
 def encode_line(line: Line) -> bytes:
@@ -88,23 +134,17 @@ def read_lines(paths: Iterable[Path]) -> list[Line]:
 
 
 def _read_file(path: Path, notes: list[str]) -> list[Line]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read recording {path}: {error.strerror or error}") from error
+    where = readable(str(path))
     lines: list[Line] = []
-    rows = data.split(b"\n")
-    for number, row in enumerate(rows, 1):
-        if not row:
+    for number, row in enumerate(_rows(path), 1):
+        if row == b"\n":
             continue
         try:
-            if len(row) > MAX_LINE_BYTES:
-                raise msgspec.DecodeError(f"line of {len(row)} bytes, at most {MAX_LINE_BYTES} expected")
-            lines.append(_line_decoder.decode(row))
+            lines.append(_read_line(row))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if not lines:
-                raise UsageError(f"{path} is no ddpdiag recording: line {number}: {error}") from error
-            cut = number == len(rows)
+                raise UsageError(f"{where} is no ddpdiag recording: line {number}: {error}") from error
+            cut = len(row) <= MAX_LINE_BYTES and not row.endswith(b"\n")
             notes.append(
                 f"{path.name} is cut off in line {number}; what comes before it was judged"
                 if cut
@@ -112,10 +152,38 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
             )
             break
     if not lines or not isinstance(lines[0], Header):
-        raise UsageError(f"{path} is no ddpdiag recording: its first line is not a header")
+        raise UsageError(f"{where} is no ddpdiag recording: its first line is not a header")
     if lines[0].schema != SCHEMA:
-        raise UsageError(f"{path} has schema {lines[0].schema!r}; this ddpdiag reads {SCHEMA!r}")
+        raise UsageError(f"{where} has schema {lines[0].schema!r}; this ddpdiag reads {SCHEMA!r}")
     return lines
+
+
+def _rows(path: Path) -> Iterator[bytes]:
+    """The lines of a file, of which one that is too long is cut; UsageError where they cannot be read."""
+    left = MAX_RECORDING_BYTES
+    try:
+        with open(path, "rb") as file:
+            while row := file.readline(MAX_LINE_BYTES + 1):
+                left -= len(row)
+                if left < 0:
+                    raise OSError(
+                        errno.EFBIG, f"it has more than {MAX_RECORDING_BYTES >> 30} GiB, the most that is read"
+                    )
+                yield row
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"cannot read recording {readable(str(path))}: {reason}") from error
+
+
+def _read_line(row: bytes) -> Line:
+    if len(row) > MAX_LINE_BYTES:
+        raise msgspec.DecodeError(f"line of more than {MAX_LINE_BYTES} bytes")
+    try:
+        line = _line_decoder.decode(row)
+        _check_numbers(row, line)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deep") from error
+    return line
 
 
 def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:

@@ -2,6 +2,7 @@
 
     Explained            base: one sentence for the user, no traceback
     +-- UsageError       2: wrong option, variable or file; nothing was run
+    +-- Unwritten        the verdict's, 3 for FIT: the run was judged, and an output could not be written
     +-- RunLost          3: this rank could not take part, or lost rank 0, so nothing is known
 
 Everything else that reaches the CLI edge is our own bug and ends with 4.
@@ -36,6 +37,14 @@ class Explained(Exception):
 
 class UsageError(Explained):
     """Bad input: the sentence names what, where, and what was expected."""
+
+
+class Unwritten(Explained):
+    """An output could not be written after a run: the verdict's code stays, and FIT, which waits for it, is UNKNOWN."""
+
+    def __init__(self, sentence: str, verdict_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = verdict_code or ExitCode.UNKNOWN
 
 
 class AbsentBackend(Exception):

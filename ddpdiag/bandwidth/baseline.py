@@ -121,7 +121,7 @@ def loads(text: str, where: str) -> tuple[BaselineSeries, ...]:
         if (schema := decode(data, _Head).schema) != SCHEMA:
             raise UsageError(f"{where} has schema {schema!r}; this ddpdiag reads {SCHEMA!r}")
         return decode(data, _File).series
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise UsageError(f"{where} is no ddpdiag baseline: {error}") from error
 
 

@@ -37,6 +37,8 @@ from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
 
+_SHOWN = 8  # of the processes that came as one rank
+
 
 class Data(Struct, frozen=True):
     """Nothing is measured: ranks are judged by how they arrived."""
@@ -53,22 +55,28 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
+    """One finding for each rank, however often it came."""
+    again: dict[int, dict[str, str]] = defaultdict(dict)  # of each rank, the first process by each later one
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
             # The event tells the processes apart, as "host (pid 17)".
-            first, second = event.detail or seen.world.node_of(event.rank), event.node or "?"
-            nodes = (seen.world.node_of(event.rank), second.partition(" (")[0])
-            yield seen.finding(
-                "duplicate",
-                Severity.ERROR,
-                "a rank came twice",
-                f"rank {event.rank} came from {first} and again from {second}; each rank must be there once.",
-                ranks=(event.rank,),
-                nodes=tuple(dict.fromkeys(nodes)),
-                evidence={"first": first, "second": second},
-                remedy="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
-                "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
-            )
+            again[event.rank][event.node or "?"] = event.detail or seen.world.node_of(event.rank)
+    for rank, processes in again.items():
+        first, others = next(iter(processes.values())), list(processes)
+        more = f" and {len(others) - _SHOWN} more processes" if len(others) > _SHOWN else ""
+        nodes = (seen.world.node_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
+        yield seen.finding(
+            "duplicate",
+            Severity.ERROR,
+            "a rank came twice",
+            f"rank {rank} came from {first} and again from {', '.join(others[:_SHOWN])}{more}; "
+            "each rank must be there once.",
+            ranks=(rank,),
+            nodes=tuple(dict.fromkeys(nodes)),
+            evidence={"first": first, "second": others[0]},
+            remedy="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
+            "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
+        )
 
 
 def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:

@@ -13,8 +13,9 @@ from ddpdiag.bandwidth import baseline
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.repeated import split
-from ddpdiag.codec import readable
+from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import UsageError
+from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model import Report, Severity
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, BenchReport, Blocking
 from ddpdiag.model.recording import Line
@@ -179,7 +180,7 @@ def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
             per_iteration=bool(flags.per_iter_timing),
             min_busbw_bytes_per_s=_positive("--min-busbw", flags.min_busbw),
             baseline=_baseline(flags, launch),
-            args=tuple(map(readable, sys.argv)),
+            args=words_without_secrets([readable(word) for word in sys.argv]),
         )
 
     _check_count(bench_sizes(low, high, step, factor), flags)
@@ -280,7 +281,7 @@ def _baseline(flags: Flags, launch: Launch) -> tuple[BaselineSeries, ...] | None
 def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...] | None) -> tuple[BaselineSeries, ...]:
     """The runs in a baseline file; `missing` if there is no such file, or UsageError where that is None."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
     except FileNotFoundError as error:
         if missing is not None:
             return missing

@@ -20,7 +20,7 @@ from ddpdiag.cli.plugin import guarded, unknown
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
-from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import validate
@@ -139,10 +139,10 @@ class _Reporter:
         try:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
             report = with_signal(report, late_signal())
-        except (UsageError, OSError, ValueError) as error:
+        except (Unwritten, OSError, ValueError) as error:
             complain(str(error))  # the verdict stands, and every rank still learns it
             # But who waits for the file shall not go on.
-            code = unknown(str(error)) if self._outputs.nagios else report.exit_code or int(ExitCode.USAGE)
+            code = unknown(str(error)) if self._outputs.nagios else report.exit_code or int(ExitCode.UNKNOWN)
             return Published(structs.replace(report, exit_code=code), complete=False)
         return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 

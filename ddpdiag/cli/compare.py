@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpdiag.cli.outputs import is_one_file, show, terminal
-from ddpdiag.codec import decode, read_recording, readable
+from ddpdiag.codec import decode, read_bytes, read_recording, readable
 from ddpdiag.comparison.reports import compare
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report
@@ -58,12 +58,12 @@ def read_report(path: str) -> Report:
     """The report in a JSON file, or that of a recording; UsageError for anything else."""
     where = readable(path)
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
     try:
         schema = decode(data, _Head).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _of_recording(path)  # many lines, and so no JSON by itself
     if schema == SCHEMA:
         return _of_json(data, where)
@@ -78,7 +78,7 @@ def read_report(path: str) -> Report:
 def _of_json(data: bytes, where: str) -> Report:
     try:
         return decode(data, Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{where} is no report that this ddpdiag reads: {error}") from error
 
 

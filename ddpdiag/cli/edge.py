@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ddpdiag.errors import ExitCode, Explained
+from ddpdiag.foreign import printable
 from ddpdiag.render.streams import columns
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,7 +46,7 @@ def complain(sentence: str) -> None:
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
-        text = f"ddpdiag: {sentence}"
+        text = printable(f"ddpdiag: {sentence}")
         print(_broken(text, columns(sys.stderr)) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)  # noqa: T201
 
 

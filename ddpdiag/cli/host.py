@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.check import Stage
 from ddpdiag.checks import by_code
-from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.codec import assemble, readable
-from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import selected, validate
@@ -102,14 +101,7 @@ def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> i
     if not told_before:
         report = with_signal(report, signals.told)
     stand("write the report")
-    try:
-        publish(report, lines, outputs, sys.stdout, sys.stderr)
-    except UsageError as error:
-        if outputs.nagios:
-            raise
-        complain(str(error))
-        # A node that is unfit is drained, whatever file could not be written.
-        return report.exit_code or ExitCode.USAGE
+    publish(report, lines, outputs, sys.stdout, sys.stderr)
     return outputs.exit_code(report)
 
 

@@ -3,11 +3,10 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import is_one_file, show, terminal
-from ddpdiag.codec import readable
+from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import read_remarks
 from ddpdiag.model import Severity
@@ -16,7 +15,8 @@ from ddpdiag.render import files, lint
 
 # What nobody wrote by hand, or wrote for this job.
 _SKIPPED = ("__pycache__", "site-packages", "node_modules")
-_LARGEST_BYTES = 4 << 20
+# The longest scripts that people train with have half of it.
+_LARGEST_BYTES = 512 << 10
 
 
 def run(paths: Sequence[str], json: str | None, *, details: bool) -> int:
@@ -71,12 +71,8 @@ def _walked(path: str, errors: list[str]) -> Iterator[str]:
 
 
 def _bytes_of(path: str) -> bytes:
-    where = readable(path)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{where}: cannot be read: {error.strerror or error}") from error
-    if len(data) > _LARGEST_BYTES:
-        raise UsageError(f"{where}: more than {_LARGEST_BYTES >> 20} MiB; expected a training script in Python")
-    return data
+        return read_bytes(path, _LARGEST_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{readable(path)}: cannot be read: {reason}") from error

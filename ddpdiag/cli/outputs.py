@@ -12,7 +12,7 @@ from msgspec import structs
 
 from ddpdiag.cli.options import Color
 from ddpdiag.codec import encode_line
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import Unwritten, UsageError
 from ddpdiag.model import Report
 from ddpdiag.model.recording import Line
 
@@ -194,14 +194,14 @@ def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]
 def publish(
     report: Report, lines: Iterable[Line], outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
 ) -> None:
-    """Write the files first, then show the report; UsageError, after all was tried, for what could not be written.
+    """Write the files first, then show the report; Unwritten, after all was tried, for what could not be written.
 
     A stream is None where it was closed before the start. With --nagios nothing is shown of a report whose files could
     not be written: the one line is the error's, as the exit code is.
     """
     failed = _write_files(report, lines, outputs)
     if failed and outputs.nagios:
-        raise UsageError("; ".join((*failed, report.sentence)))
+        raise Unwritten("; ".join((*failed, report.sentence)), report.exit_code)
     stream = stderr if outputs.takes_stdout else stdout
     width, color = terminal(stream, outputs.color)
     try:
@@ -209,7 +209,7 @@ def publish(
     except UsageError as error:
         failed.append(str(error))
     if failed:
-        raise UsageError("; ".join(failed))
+        raise Unwritten("; ".join(failed), report.exit_code)
 
 
 def show(text: str, stream: TextIO | None) -> None:

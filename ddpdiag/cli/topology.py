@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from ddpdiag.codec import readable
+from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.slurm import expanded
 
+# A line of 100 bytes for each of 65,536 hosts.
+_MOST_BYTES = 8 << 20
 _HOST_NAME = re.compile(r"[\w.:-]+")
 # Slurm's topology.conf; parameter names are case insensitive there. What names no hosts is an upper level.
 _SWITCHES = ("switchname", "blockname")
@@ -37,7 +38,7 @@ def read_topology(path: str) -> dict[str, str]:
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Lines that say something, without comments; one that ends in a backslash goes on in the next."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bytes(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise UsageError(f"--topology {path}: {reason}") from error

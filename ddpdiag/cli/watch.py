@@ -1,5 +1,6 @@
 """`ddpdiag watch`: options into data, looks onto standard error and into a bundle."""
 
+import io
 import math
 import os
 import re
@@ -17,7 +18,7 @@ import msgspec
 
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
-from ddpdiag.codec import decode, encode, readable
+from ddpdiag.codec import decode, encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement.watch import judged
 from ddpdiag.judgement.watch_merge import merged
@@ -101,17 +102,21 @@ def _kept(path: str) -> list[Stall]:
     """The looks in a file, the last of which may be cut off."""
     where = readable(path)
     try:
-        rows = [row for row in Path(path).read_bytes().split(b"\n") if row]
+        data = read_bytes(path)
     except OSError as error:
         raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
     looks: list[Stall] = []
-    for row in rows:
+    reason = "it is empty"
+    for number, row in enumerate(io.BytesIO(data), 1):
+        if row == b"\n":
+            continue
         try:
             looks.append(decode(row, Stall))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            reason = f"line {number}: {error}"
             break
     if not looks:
-        raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept")
+        raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept: {reason}")
     return looks
 
 

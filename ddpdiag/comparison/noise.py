@@ -121,4 +121,6 @@ def quicker_half(values: Sequence[float]) -> float:
 def moved(old: Standing, new: Standing) -> Shift:
     """How a rank's standing among the others changed: beyond noise, if beyond 10 % and two standard errors."""
     ratio, noise = new.ratio / old.ratio, _ERRORS * math.hypot(old.error, new.error)
-    return Shift(old.ratio, new.ratio, ratio, noise, max(ratio, 1 / ratio) - 1 >= max(WITHIN_RATIO - 1, noise))
+    # Not 1 / ratio, which may be 0: a file can hold any numbers.
+    most = max(ratio, old.ratio / new.ratio)
+    return Shift(old.ratio, new.ratio, ratio, noise, most - 1 >= max(WITHIN_RATIO - 1, noise))

@@ -2,12 +2,13 @@
 
 import signal
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.check import Stage
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.ladder_text import exports_text
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal
@@ -28,6 +29,8 @@ _NO_SUCH_THING = ".unsupported"
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
 _FEW = 4
+# A recording may claim millions of ranks.
+_MOST_NAMED = 1024
 
 
 class Own(Struct, frozen=True, kw_only=True):
@@ -63,10 +66,15 @@ def conclude(
     """
     errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
     mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
-    fatal = [finding for check, finding in errors if check.effect is Verdict.UNFIT and finding not in mistakes]
-    if fatal:
-        broken = {check.stage for check, finding in errors if finding in fatal}
-        trained = _trained(judged) is not None and broken.isdisjoint((Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN))
+    broken = [
+        (check.stage, finding)
+        for check, finding in errors
+        if check.effect is Verdict.UNFIT and not finding.code.endswith(_NO_SUCH_THING)
+    ]
+    if fatal := [finding for _, finding in broken]:
+        trained = _trained(judged) is not None and {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}.isdisjoint(
+            stage for stage, _ in broken
+        )
         sentence = _unfit(world, fatal, trained=trained) if own is None else _failed(fatal, own)
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
@@ -111,13 +119,33 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
         for finding in own.findings:
             if finding.code.endswith(CANNOT_LOOK):
                 return finding.title
-    if recording.end is None:
-        return "the recording is cut off"
+    if incomplete := _incomplete(world, recording):
+        return incomplete
     tried = {outcome.code for outcome in recording.outcomes}
     for own in judged:
         if own.check.measure is not None and own.skip is None and own.check.code not in tried:
             return f"{own.check.code} ({own.check.name}) was not run"
     return "" if tested(recording, judged) else "no check could be run"
+
+
+def _incomplete(world: World, recording: Recording) -> str:
+    """What the recording lacks, or nothing."""
+    if recording.end is None:
+        return "the recording is cut off"
+    missing = _without_lines(world, recording)
+    return f"the recording lacks lines of {ranks_text(missing)}" if missing else ""
+
+
+def _without_lines(world: World, recording: Recording) -> Sequence[int]:
+    """Ranks of which nothing is told, or of whose trials: rank 0 writes an outcome for each rank of each trial."""
+    told = world.arrivals.keys() | {event.rank for event in recording.events}
+    if silent := list(islice((rank for rank in range(world.size) if rank not in told), _MOST_NAMED)):
+        return silent
+    answered: dict[int, set[int]] = {}
+    for outcome in recording.outcomes:
+        answered.setdefault(outcome.trial, set()).add(outcome.rank)
+    ranks = {rank for trial in recording.trials for rank in {*trial.ranks} - answered.get(trial.number, set())}
+    return sorted(ranks)
 
 
 def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:

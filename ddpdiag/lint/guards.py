@@ -1,11 +1,15 @@
 """Under which conditions a line runs: the ifs around it, early returns before it, and the same for who calls it."""
 
 import ast
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ddpdiag.lint.script import Script
-from ddpdiag.lint.syntax import Function, is_function, leaves
+from ddpdiag.lint.script import BLOCKS, Script
+from ddpdiag.lint.syntax import Function, is_function
+
+# No script by hand has more in one block; of generated ones the time would grow with their square.
+_MOST_EXITS = 1000
 
 
 class Condition(NamedTuple):
@@ -27,20 +31,20 @@ def conditions(script: Script, node: ast.AST) -> Iterator[Condition]:
                 yield Condition(test, child is one)
             case ast.BoolOp(op=ast.And(), values=values) if child in values[1:]:
                 yield from (Condition(each, True) for each in values[: values.index(child)])
-        yield from _left_before(outer, child)
+        yield from _left_before(script, outer, child)
         if is_function(outer):
             return
         child = outer
 
 
-def _left_before(outer: ast.AST, child: ast.AST) -> Iterator[Condition]:
+def _left_before(script: Script, outer: ast.AST, child: ast.AST) -> Iterator[Condition]:
     """`if rank != 0: return` further up in the same block."""
-    for name in ("body", "orelse", "finalbody"):
+    for name in BLOCKS:
         block = getattr(outer, name, None)
         if isinstance(block, list) and child in block:
-            for before in block[: block.index(child)]:
-                if isinstance(before, ast.If) and leaves(before.body):
-                    yield Condition(before.test, False)
+            exits = script.exits.get((outer, name), ())
+            before = bisect_left(exits, block.index(child), key=lambda exit: exit.place)
+            yield from (Condition(each.test, False) for each in exits[max(0, before - _MOST_EXITS) : before])
 
 
 def is_under(script: Script, node: ast.AST, matches: Callable[[ast.expr], bool], *, sites: int | None = None) -> bool:

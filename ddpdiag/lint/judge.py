@@ -3,9 +3,13 @@
 import ast
 import io
 import re
+import signal
+import threading
 import tokenize
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import NamedTuple
 
 from ddpdiag.errors import UsageError
@@ -17,6 +21,8 @@ from ddpdiag.model.remark import Remark, ScriptLine
 
 _IGNORE = re.compile(r"#\s*ddpdiag:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 
+_MOST_SECONDS = 5.0
+
 
 class Read(NamedTuple):
     """What one file gave."""
@@ -27,21 +33,65 @@ class Read(NamedTuple):
 
 def read_remarks(source: bytes, path: str) -> Read:
     """The remarks on a script, by line; UsageError, with the line, if it is no Python."""
-    script = Script(_parsed(source, path), path)
+    text = _decoded(source, path)
+    script = Script(_parsed(text, path), path)
     if (reason := script.not_judged) is not None:
         return Read(ScriptLine(path=path, not_judged=reason), ())
     reading = Reading(script)
-    quiet = dict(_ignored(source))
     try:
-        found = [(rule, hit) for rule in all_rules() for hit in rule.look(reading)]
+        with _limited_time(_MOST_SECONDS):
+            quiet = dict(_ignored(text))
+            found = [(rule, hit) for rule in all_rules() for hit in rule.look(reading)]
+    except TimeoutError as error:
+        limit = f"{_MOST_SECONDS:g} s of processor time"
+        raise UsageError(f"{path}: not judged within {limit}, the most for a file") from error
     except RecursionError as error:
         raise UsageError(f"{path}: this Python is nested too deep to be read") from error
+    except tokenize.TokenError as error:
+        raise UsageError(f"{path}: this is no Python that can be read: {error.args[0]}") from error
     heard = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
     remarks = sorted({_remark(rule, hit, path) for rule, hit in heard}, key=lambda r: (r.line, r.column, r.code))
     return Read(ScriptLine(path=path, ignored=len(found) - len(heard)), tuple(remarks))
 
 
-def _parsed(source: bytes, path: str) -> ast.Module:
+@contextmanager
+def _limited_time(seconds: float) -> Iterator[None]:
+    """TimeoutError once the body has taken so much processor time; signals, and so limits, are the main thread's.
+
+    Some rules look at pairs of lines: of some generated scripts, their time grows with the square of the length.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _time_is_over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _time_is_over(_signum: int, _frame: FrameType | None) -> None:
+    raise TimeoutError
+
+
+def _decoded(source: bytes, path: str) -> str:
+    """The text of a script, in the encoding that its first lines declare, else UTF-8 (PEP 263)."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        return source.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = source.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}:{line}: byte 0x{source[error.start]:02x} is no {error.encoding.upper()}; expected UTF-8, or the "
+            "encoding that a comment in line 1 or 2 declares (# -*- coding: latin-1 -*-)"
+        ) from error
+    except (SyntaxError, LookupError, ValueError) as error:
+        raise UsageError(f"{path}: its encoding cannot be read: {error}") from error
+
+
+def _parsed(source: str, path: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in a string: not our business
@@ -67,9 +117,9 @@ def _remark(rule: Rule, hit: Hit, path: str) -> Remark:
     )
 
 
-def _ignored(source: bytes) -> Iterator[tuple[int, frozenset[str]]]:
+def _ignored(source: str) -> Iterator[tuple[int, frozenset[str]]]:
     """The codes that a comment keeps quiet on its line; an empty set stands for all. Comments only, never strings."""
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
             codes = match[1].split(",") if match[1] else ()
             yield token.start[0], frozenset(code.strip().upper() for code in codes)

@@ -4,8 +4,9 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
-from ddpdiag.lint.syntax import Function, attribute_path, text_of
+from ddpdiag.lint.syntax import Function, attribute_path, leaves, text_of
 
 # They make the process group, move the model and shard the data themselves, each by its own rules.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
@@ -18,6 +19,15 @@ _SAMPLERS = (
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _HOST_OPTIONS = {"nodes", "nnodes", "num_nodes", "n_nodes", "node_rank", "nr", "num_machines", "machine_rank"}
 _HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"}
+# Where a node has its statements.
+BLOCKS = ("body", "orelse", "finalbody")
+
+
+class Exit(NamedTuple):
+    """An `if` that leaves its block, by its place there."""
+
+    place: int
+    test: ast.expr
 
 
 class Script:
@@ -149,6 +159,18 @@ class Script:
         while not isinstance(node, ast.stmt) and node in self.parents:
             node = self.parents[node]
         return node
+
+    @cached_property
+    def exits(self) -> dict[tuple[ast.AST, str], tuple[Exit, ...]]:
+        """The early ends of each block, such as `if rank != 0: return`, in their order."""
+        found: dict[tuple[ast.AST, str], tuple[Exit, ...]] = {}
+        for node in self.nodes:
+            for name in BLOCKS:
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    tests = ((at, each) for at, each in enumerate(block) if isinstance(each, ast.If))
+                    found[node, name] = tuple(Exit(at, each.test) for at, each in tests if leaves(each.body))
+        return found
 
     # Who calls whom
 

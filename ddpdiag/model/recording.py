@@ -1,8 +1,9 @@
 """A run as it happened: the only input of judgement."""
 
 from enum import Enum
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from ddpdiag.model.options import Options
 from ddpdiag.model.place import Arrival
@@ -10,6 +11,8 @@ from ddpdiag.model.trial import Outcome, Trial
 
 # History: 1 = first.
 SCHEMA = "ddpdiag.recording/1"
+# As many as `ddpdiag simulate` can have; of more, lists of ranks would fill the memory.
+MOST_RANKS = 1 << 23
 
 
 class Header(Struct, frozen=True, kw_only=True, tag="header"):
@@ -20,7 +23,7 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     """
 
     run_id: str
-    world_size: int
+    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     launcher: str
     options: Options
     created: str

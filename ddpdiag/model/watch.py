@@ -1,9 +1,13 @@
 """What `ddpdiag watch` sees of a training that says nothing any more, and what it makes of that."""
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from ddpdiag.model.trial import Collective, ProcessState
 
+# Up to the year 5138, which clocks can show.
+Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 WATCH_SCHEMA = "ddpdiag.watch/1"  # 1: the first
 
 
@@ -62,9 +66,9 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     """
 
     host: str
-    unix_seconds: float
-    silent_seconds: float
-    stall_seconds: float
+    unix_seconds: Seconds
+    silent_seconds: Seconds
+    stall_seconds: Seconds
     command: str
     asked: bool = False
     number: int = 1

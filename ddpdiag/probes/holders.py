@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ddpdiag.foreign import words_without_secrets
 from ddpdiag.probes.files import read_text
 
 PROC = Path("/proc")
@@ -78,10 +79,10 @@ def _open_files(directory: Path) -> Iterator[str]:
 def _command(pid: int) -> str:
     """The command line, shortened, without what looks like a secret."""
     try:
-        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "gone by now"
-    return re.sub(r"(?i)(\S*(?:token|secret|passw|key)[^\s=]*[= ])\S+", r"\1***", words)[:120]
+    return " ".join(words_without_secrets(words)).strip()[:120]
 
 
 def user_name(uid: int) -> str:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from itertools import islice, product
 
+from ddpdiag.foreign import without_secrets
+
 # Output variables of srun(1) and sbatch(1) that tell the layout, and torchrun's number of agents. An allow-list.
 VARIABLES = frozenset(
     {
@@ -32,8 +34,8 @@ def is_pseudo_step(env: Mapping[str, str]) -> bool:
 
 
 def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The recorded part of `env`, by name in order; values are cut at MAX_VALUE characters."""
-    return {name: env[name][:MAX_VALUE] for name in sorted(VARIABLES & env.keys())}
+    """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
+    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(VARIABLES & env.keys())}
 
 
 def job_and_step(env: Mapping[str, str]) -> str:

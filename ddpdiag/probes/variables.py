@@ -1,9 +1,9 @@
 """The part of the environment that decides how a job communicates. An allow-list: nothing else is ever recorded."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ddpdiag.foreign import is_secret, without_secrets
 from ddpdiag.probes.files import read_pairs
 
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
@@ -22,20 +22,18 @@ NAMES = frozenset(
         "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "CONDA_PREFIX",
     }
 )  # fmt: skip
-# A value goes into reports that are mailed around, so a name that might hold a secret loses even if its prefix matches.
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|KEY|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 
 MAX_VALUE = 4096
 
 
 def is_recorded(name: str) -> bool:
     """May the value of this variable be recorded?"""
-    return (name in NAMES or name.startswith(PREFIXES)) and not _SECRET.search(name)
+    return (name in NAMES or name.startswith(PREFIXES)) and not is_secret(name)
 
 
 def recorded_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The recorded part of `env`, by name in order; values are cut at MAX_VALUE characters."""
-    return {name: env[name][:MAX_VALUE] for name in sorted(env) if is_recorded(name)}
+    """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
+    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(env) if is_recorded(name)}
 
 
 def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, dict[str, str]]:
@@ -52,4 +50,4 @@ def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, di
 
 def _settings(path: Path) -> dict[str, str]:
     pairs = read_pairs(path, "=")
-    return {name: value[:MAX_VALUE] for name, value in pairs.items() if is_recorded(name)}
+    return {name: without_secrets(value)[:MAX_VALUE] for name, value in pairs.items() if is_recorded(name)}

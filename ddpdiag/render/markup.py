@@ -11,7 +11,8 @@ GitHub turns @name, #12 and GH-12 of the rendered text into links, except inside
 import re
 from collections.abc import Iterable, Sequence
 
-from ddpdiag.render.page import one_line, printable
+from ddpdiag.foreign import printable
+from ddpdiag.render.page import one_line
 
 # An invisible break: what follows is no name, number or address any more. A reference, so that the source stays ASCII.
 _BREAK = "&#8203;"

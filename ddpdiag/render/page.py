@@ -12,24 +12,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ddpdiag.foreign import printable
+
 # Below this, words stand one to a line and help nobody; longer lines are wrapped by the terminal.
 LEAST_WIDTH = 40
 _LEAST_BODY = 24
-
-
-def printable(text: str) -> str:
-    """`text` with every character that is not seen spelled out ("\\x1b"); line ends stay, odd spaces become spaces."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_visible, text.expandtabs(4)))
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() or character == "\n":
-        return character
-    if character.isspace() and not character.isascii():
-        return " "
-    return character.encode("unicode_escape").decode()
 
 
 def one_line(text: str) -> str:

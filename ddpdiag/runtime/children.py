@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Collective, Kind, ProcessState
 from ddpdiag.probes.procfs import cpu_ticks, process_state
 from ddpdiag.runtime.messages import (
@@ -62,10 +63,10 @@ class Log:
         os.close(self._descriptor)
 
     def tail(self, size: int = 4000, since: int = 0) -> str:
-        """Its last `size` bytes written after offset `since`, as text."""
+        """Its last `size` bytes written after offset `since`, as text without secrets."""
         end = self.size()
         start = max(since, end - size)
-        return os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace").strip()
+        return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
 
     def size(self) -> int:
         """Bytes written so far."""

@@ -14,6 +14,7 @@ from msgspec import structs
 import ddpdiag
 from ddpdiag.check import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.foreign import printable
 from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.news import Joined, Seeking
@@ -171,7 +172,7 @@ def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLo
     if told is None:
         raise lost
     farewell, sentence = told
-    sys.stderr.write(f"ddpdiag: {lost}; {sentence}\n")
+    sys.stderr.write(printable(f"ddpdiag: {lost}; {sentence}\n"))
     return farewell
 
 
@@ -194,7 +195,7 @@ def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Sign
         return _lead(run, hub, supervisor, seal, arrival, signals)
     finally:
         for survivor in supervisor.end_children():
-            sys.stderr.write(f"ddpdiag: {survivor}\n")
+            sys.stderr.write(printable(f"ddpdiag: {survivor}\n"))
 
 
 def _open_hub(run: Run, seal: Seal, arrival: Arrival) -> Hub:

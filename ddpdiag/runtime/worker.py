@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdiag import codec
 from ddpdiag.check import Opening
+from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import GATE_STEP, is_first_use
 from ddpdiag.runtime import parcel
@@ -121,8 +122,8 @@ def _answer(task: Task, context: WorkerContext, witness: Witness) -> Answer:
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         answer = Answer(
             Status.RAISED,
-            error=codec.readable(sentence[:_MAX_DETAIL]),
-            detail=codec.readable(text[-_MAX_DETAIL:]),
+            error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL]),
+            detail=codec.readable(without_secrets(text)[-_MAX_DETAIL:]),
             timings=context.timings,
             flight=witness.posted() if task.trial.kind is Kind.TORCH else None,
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from ddpdiag.foreign import without_secrets
 from ddpdiag.model.symptom import Explanation, Role, Sighting, Symptom
 from ddpdiag.symptoms.lines import Speaker, read_line, table_speaker, window
 from ddpdiag.symptoms.table import all_symptoms
@@ -187,7 +188,7 @@ class _Reader:
         if key not in self.met:
             if kind and sum(name == symptom.name for name, _ in self.met) >= _MOST_KINDS:
                 return None
-            self.met[key] = _Met(symptom, number, text.strip()[:_EXCERPT])
+            self.met[key] = _Met(symptom, number, without_secrets(text.strip())[:_EXCERPT])
         return self.met[key]
 
 

@@ -22,6 +22,9 @@ LAYOUTS = ("", "MNIST/raw", "raw")
 GZIP_MAGIC = b"\x1f\x8b"
 SIDE = 28
 CLASSES = 10
+# Five times the training images of MNIST: a small .gz can hold more than there is memory.
+MOST_BYTES = 256 << 20
+_PIECE_BYTES = 1 << 20
 
 
 class DataError(Explained):
@@ -90,16 +93,25 @@ def read_idx(path: Path) -> Tensor:
 
 def _content(path: Path) -> bytearray:
     """The file's bytes, unpacked; writable, because torch.frombuffer warns of memory that it must not write."""
+    content = bytearray()
     try:
-        raw = path.read_bytes()
-        return bytearray(gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw)
+        with path.open("rb") as raw:
+            packed = raw.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+            file = gzip.GzipFile(fileobj=raw) if packed else raw
+            while len(content) <= MOST_BYTES and (piece := file.read(_PIECE_BYTES)):
+                content += piece
     # Before OSError: BadGzipFile is one.
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} ({len(raw)} bytes) is a damaged gzip file: {error}; copy it anew") from error
+        size = path.stat().st_size
+        raise DataError(f"{path} ({size} bytes) is a damaged gzip file: {error}; copy it anew") from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}; a readable IDX file was expected"
         ) from error
+    if len(content) > MOST_BYTES:
+        unpacked = " when unpacked" if packed else ""
+        raise DataError(f"{path} holds more than {MOST_BYTES >> 20} MiB{unpacked}, the most that is read; MNIST has 45")
+    return content
 
 
 def _shape(array: Tensor) -> str:

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth.baseline import dumps, find, loads, merge, missing, series_of, shape_of, slower, worse
 from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.codec import LARGEST_NUMBER, SMALLEST_NUMBER
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import BaselineRow, BaselineSeries, BenchRow, Measured, RankTime, Spread
 
@@ -42,7 +43,7 @@ def series(
 
 names = st.sampled_from(["a", "b"])
 words = st.dictionaries(names, names, max_size=2)
-floats = st.floats(allow_nan=False)
+floats = st.just(0.0) | st.floats(SMALLEST_NUMBER, LARGEST_NUMBER)
 many = st.lists(
     st.builds(
         BaselineSeries,

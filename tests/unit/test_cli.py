@@ -22,7 +22,7 @@ from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal
 from ddpdiag.cli.repeated import split
 from ddpdiag.codec import disassemble, read_recording
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Options
@@ -140,9 +140,20 @@ def closed() -> io.StringIO:
 
 @pytest.mark.parametrize("stream", [Full(), closed(), None], ids=["full", "closed", "none"])
 def test_a_report_that_cannot_be_shown_is_explained(golden, stream: io.TextIOBase | None) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(Unwritten) as caught:
         shown_on(stream)
+    assert caught.value.exit_code == ExitCode.UNKNOWN  # of a run that is FIT
     golden(str(caught.value))
+
+
+def test_an_output_that_cannot_be_written_leaves_the_verdict() -> None:
+    assert Unwritten("", ExitCode.UNFIT).exit_code == ExitCode.UNFIT
+    assert Unwritten("", ExitCode.INTERRUPTED).exit_code == ExitCode.INTERRUPTED
+
+
+def test_what_a_name_holds_is_no_command_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("rank 1 on n0\x1b]0;title\x07\x9b2J\u202e: refused")
+    assert capsys.readouterr().err == "ddpdiag: rank 1 on n0\\x1b]0;title\\x07\\x9b2J\\u202e: refused\n"
 
 
 def test_what_an_encoding_cannot_hold_is_escaped() -> None:
@@ -223,5 +234,5 @@ def test_a_full_disk_is_no_bug(golden, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_closed_streams_are_no_bug(golden, redirection: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m ddpdiag judge {shlex.quote(str(HEALTHY))} {redirection}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode in (0, 2)
+    assert done.returncode == (ExitCode.FIT if redirection == "2>&-" else ExitCode.UNKNOWN)
     golden(done.stderr)

@@ -8,9 +8,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw, Struct, structs
+from msgspec import DecodeError, Raw, Struct, ValidationError, structs
 
-from ddpdiag.codec import assemble, decode, disassemble, encode, encode_line, extend, read_recording
+from ddpdiag.codec import (
+    LARGEST_NUMBER,
+    SMALLEST_NUMBER,
+    assemble,
+    decode,
+    disassemble,
+    encode,
+    encode_line,
+    extend,
+    read_recording,
+)
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Kind, Options, Outcome, Place, Skip, Status, Trial
 
@@ -56,7 +66,27 @@ def write(path: Path, *, cut: int = 0) -> Path:
     return path
 
 
-@given(st.floats(), st.none() | st.floats(), st.lists(st.floats(), max_size=3))
+@pytest.mark.parametrize("number", ["1e308", '"1e308"', "-1e101", "1e-320"])
+def test_a_number_that_no_machine_has_is_refused(number: str) -> None:
+    with pytest.raises(ValidationError):
+        decode(f'{{"loss": {number}}}'.encode(), Sample)
+
+
+def test_what_only_looks_like_such_a_number_is_read() -> None:
+    assert decode(b'{"loss": 1.0, "label": "5e400"}', Sample).label == "5e400"
+
+
+def test_what_is_nested_deep_is_refused() -> None:
+    with pytest.raises(DecodeError):
+        decode(b'{"loss": 1.0, "unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", Sample)
+
+
+FLOATS = st.floats().filter(
+    lambda number: not math.isfinite(number) or number == 0 or SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER
+)
+
+
+@given(FLOATS, st.none() | FLOATS, st.lists(FLOATS, max_size=3))
 def test_every_float_survives(loss: float, maybe: float | None, many: list[float]) -> None:
     back = decode(encode(Sample(loss, maybe=maybe, many=tuple(many))), Sample)
     expected = [loss, maybe, *many]

@@ -38,6 +38,7 @@ def test_a_free_port_has_no_holder():
 
 def test_a_holders_secrets_are_not_shown():
     assert "hunter" not in holder_text("--token=hunter2", "--api-key", "hunter3", SLURM_JOB_TOKEN="hunter4")
+    assert "hunter" not in holder_text("--pass", "hunter 5 hunter", "--psk=hunter6", "http://me:hunter7@host")
 
 
 def test_a_holder_is_shown_with_its_user_its_age_and_its_job():

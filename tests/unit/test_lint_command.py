@@ -76,16 +76,24 @@ def test_a_directory_is_walked(faulty, tmp_path):
     assert [Path(script.path).name for script in report.scripts] == ["train.py", "other.py"]
 
 
+def test_an_encoding_that_is_declared_is_read(tmp_path, faulty):
+    path = tmp_path / "latin.py"
+    path.write_bytes(b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + faulty.read_bytes())
+    assert [remark.line - 2 for remark in judged([str(path)]).remarks] == [
+        r.line for r in judged([str(faulty)]).remarks
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "place"),
     [
         (b"x = (\n", ":1: "),
         (b"x = 1\nprint 'x'\n", ":2: "),
         (b"\x00", ":"),
-        (b"x = '\xff'\n", ":"),
+        (b"x = 1\n# caf\xe9\n", ":2: "),
         (b"(" * 5000 + b")" * 5000, ":"),
         (b"import torch.distributed as d\nd.init_process_group()\nif " + b"not " * 900 + b"x: d.barrier()\n", ": "),
-        (b"#" * ((4 << 20) + 1), ": "),
+        (b"#" * ((512 << 10) + 1), ": "),
     ],
     ids=["open", "Python 2", "null byte", "no UTF-8", "parentheses", "deep", "large"],
 )

@@ -13,7 +13,18 @@ def test_what_steers_communication_is_recorded(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["HOME", "AWS_REGION", "TORCH_HUB_TOKEN", "NCCL_SECRET", "UCX_password", "FI_AUTH_KEY"]
+    "name",
+    [
+        "HOME",
+        "AWS_REGION",
+        "TORCH_HUB_TOKEN",
+        "NCCL_SECRET",
+        "UCX_password",
+        "FI_AUTH_KEY",
+        "UCX_PSK",
+        "FI_PWD",
+        "TORCH_PASS",
+    ],
 )
 def test_strangers_and_secrets_are_not(name):
     assert not is_recorded(name)
@@ -22,6 +33,15 @@ def test_strangers_and_secrets_are_not(name):
 @given(st.sampled_from(["NCCL_", "TORCH_", "GLOO_", ""]), st.sampled_from(["TOKEN", "Secret", "PASSWORD", "api_KEY"]))
 def test_no_prefix_saves_a_secret(prefix, word):
     assert recorded_variables({f"{prefix}{word}": "x", f"{prefix}A_{word}_B": "x"}) == {}
+
+
+def test_credentials_in_values_are_hidden():
+    env = {"TORCH_HOME": "http://user:pw@host/x", "TORCH_MIRROR": "https://tok@host", "NCCL_SOCKET_IFNAME": "=eth0"}
+    assert recorded_variables(env) == {
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "TORCH_HOME": "http://***@host/x",
+        "TORCH_MIRROR": "https://***@host",
+    }
 
 
 def test_long_values_are_cut():

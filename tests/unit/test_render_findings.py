@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
+from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Report, Severity
 from ddpdiag.render.findings import beyond
-from ddpdiag.render.page import printable
 from ddpdiag.render.terminal import render
 
 

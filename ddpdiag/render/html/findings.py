@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.exports import shell_line
 from ddpdiag.render.findings import grouped
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
-from ddpdiag.render.page import printable
 from ddpdiag.render.units import label, quantity
 from ddpdiag.render.whom import whom
 

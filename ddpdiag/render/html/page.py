@@ -5,7 +5,8 @@ Every text here comes from a report, so from other machines; `words` makes it pr
 
 from msgspec import Struct
 
-from ddpdiag.render.page import one_line, printable
+from ddpdiag.foreign import printable
+from ddpdiag.render.page import one_line
 
 # A text beyond this is no message; a page must stay one that opens.
 MOST_LETTERS = 4_000

@@ -1,0 +1,57 @@
+"""Text from elsewhere (other machines, files, environments, command lines): shown, never obeyed, without secrets."""
+
+import re
+from collections.abc import Sequence
+
+# What is recorded is mailed around, so a name that might hold a secret loses even where nothing else speaks against it.
+_SECRET = r"TOKEN|SECRET|PASS|PWD|PSK|KEY|CREDENTIAL|AUTH|COOKIE"
+_NAME = re.compile(_SECRET, re.IGNORECASE)
+_HIDDEN = "***"
+_VALUE = r"(?!\s)(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)"
+# "--api-key VALUE", "PGPASSWORD=VALUE"; a path such as /opt/keys/run.py names no secret.
+_ASSIGNED = re.compile(
+    rf"((?<![\w/.-])--?[\w-]{{0,64}}(?:{_SECRET})[\w-]{{0,64}}\s+|"
+    rf"(?<![\w.-])[\w.-]{{0,64}}(?:{_SECRET})[\w.-]{{0,64}}=){_VALUE}",
+    re.IGNORECASE,
+)
+# "password: VALUE"; but "KeyError: 'RANK'" is the reason of a failure.
+_TOLD = re.compile(
+    rf"((?:PASSWORD|PASSWD|PASSPHRASE|PWD|PSK|SECRET|TOKEN|API[_-]?KEY|AUTHORIZATION)[\"']?:\s?){_VALUE}", re.IGNORECASE
+)
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE)
+# http://user:password@host, also with an "@" or "/" in the password; and http://token@host.
+_URL = re.compile(r"(?<=://)(?:[^\s/@:\"']{0,256}:[^\s\"']{0,256}|[^\s/@\"']{1,256})@")
+
+
+def is_secret(name: str) -> bool:
+    """May what has this name (a variable, an option) be a secret?"""
+    return _NAME.search(name) is not None
+
+
+def without_secrets(text: str) -> str:
+    """`text` with "***" in place of values that have the names of secrets, and of credentials in addresses."""
+    text = _TOLD.sub(rf"\1{_HIDDEN}", _ASSIGNED.sub(rf"\1{_HIDDEN}", _URL.sub(f"{_HIDDEN}@", text)))
+    return _BEARER.sub(rf"\1 {_HIDDEN}", text)
+
+
+def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
+    """A command line without secrets; a word that follows an option such as --password is one, also with spaces."""
+    return tuple(
+        _HIDDEN if before.startswith("-") and "=" not in before and is_secret(before) else without_secrets(word)
+        for before, word in zip(("", *words), words, strict=False)
+    )
+
+
+def printable(text: str) -> str:
+    """`text` with every character that is not seen spelled out ("\\x1b"); line ends stay, odd spaces become spaces."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible, text.expandtabs(4)))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    if character.isspace() and not character.isascii():
+        return " "
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,111 @@
+"""Every reader of a file that somebody else may have written, and a sound file of its kind to begin with."""
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from ddpdiag.bandwidth.baseline import dumps
+from ddpdiag.cli import compare, explain, judge, lint, watch
+from ddpdiag.cli.bench import read_baseline
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.topology import read_topology
+from ddpdiag.codec import encode
+from ddpdiag.model.bench import BaselineRow, BaselineSeries
+from ddpdiag.model.trial import Collective, ProcessState
+from ddpdiag.model.watch import GpuUse, RankSeen, Stall
+from ddpdiag.workloads.mnist import read_idx
+
+TESTS = Path(__file__).parent.parent
+HEALTHY = TESTS / "recordings" / "healthy-2-ranks.jsonl"
+
+
+class Reader(NamedTuple):
+    """`read` reads and shows a file as the command does; `sound` makes files that it likes."""
+
+    read: Callable[[Path], object]
+    sound: Callable[[], list[bytes]]
+
+
+def report_of(recording: Path) -> bytes:
+    """The JSON report of a recording."""
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/report.json"
+        judge.run([str(recording)], Outputs(json=path), strict=False)
+        return Path(path).read_bytes()
+
+
+def stall(**more: object) -> Stall:
+    """A look at two ranks."""
+    process = ProcessState(pid=7, state="S", wchan="futex", stack=("step (train.py:7)",), busy=True)
+    posted = Collective(seq=3, name="nccl:all_reduce", elements=4)
+    ranks = tuple(RankSeen(rank=rank, pid=7 + rank, process=process, flight=(posted,)) for rank in range(2))
+    facts = {"host": "n0", "unix_seconds": 1.7e9, "silent_seconds": 300.0, "stall_seconds": 300.0, "command": "train"}
+    uses = (GpuUse(index=0, busy_share=0.5, memory_bytes=1 << 30, power_watts=80.0, pids=(7,)),)
+    return Stall(**facts | {"world_size": 4, "ranks": ranks, "gpus": uses} | more)
+
+
+def _recordings() -> list[bytes]:
+    return [path.read_bytes() for path in sorted((TESTS / "recordings").rglob("*.jsonl"))]
+
+
+def _reports() -> list[bytes]:
+    return [report_of(HEALTHY), HEALTHY.read_bytes()]
+
+
+def _baselines() -> list[bytes]:
+    rows = tuple(BaselineRow(size_bytes=1 << power, busbw_bytes_per_s=1e9, cv=0.1) for power in (10, 20))
+    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float32", "op": "sum"}
+    series = BaselineSeries(**kind, shape={"ranks": "2"}, fabric={}, created="2026-01-01", rows=rows)
+    return [dumps([series]).encode()]
+
+
+def _looks() -> list[bytes]:
+    other = stall(host="n1", ranks=(), unix_seconds=1.7e9 + 5)
+    return [b"".join(encode(look) + b"\n" for look in (stall(), stall(looks=2, unix_seconds=1.7e9 + 300), other))]
+
+
+def _digits() -> list[bytes]:
+    plain = b"\x00\x00\x08\x03" + struct.pack(">III", 2, 28, 28) + bytes(2 * 28 * 28)
+    return [plain, gzip.compress(plain, mtime=0)]
+
+
+def _judge(path: Path) -> None:
+    # The page takes a second, the others some milliseconds.
+    kinds = ["json", "markdown", "junit", "prometheus", "record", *(["html"] if path.stat().st_size % 8 == 0 else [])]
+    with TemporaryDirectory() as folder:
+        files = {kind: f"{folder}/{kind}" for kind in kinds}
+        judge.run([str(path)], Outputs(**files, details=True, timings=True), strict=False, need_nodes=None)
+        judge.run([str(path)], Outputs(nagios=True), strict=False, need_nodes=1)
+
+
+def _compare(path: Path) -> None:
+    for old, new in ((path, HEALTHY), (HEALTHY, path), (path, path)):
+        compare.run(str(old), str(new), compare.Files(markdown="/dev/null"))
+    compare.read_baseline(str(path))
+
+
+READERS = {
+    "recording": Reader(_judge, _recordings),
+    "report": Reader(_compare, _reports),
+    "baseline": Reader(lambda path: read_baseline("--baseline", str(path), missing=None), _baselines),
+    "watch": Reader(lambda path: watch.read([str(path)]), _looks),
+    "lint": Reader(
+        lambda path: lint.run([str(path)], None, details=True),
+        lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],
+    ),
+    "explain": Reader(
+        lambda path: explain.run([str(path)]),
+        lambda: [path.read_bytes() for path in sorted((TESTS / "recordings" / "logs").iterdir())],
+    ),
+    "idx": Reader(read_idx, _digits),
+    "topology": Reader(
+        lambda path: read_topology(str(path)),
+        lambda: [
+            b"n0 leaf0\nn1 leaf0\n# two\nn2 leaf1\n",
+            b"SwitchName=s0 Nodes=n[0-3,7]\nSwitchName=top Switches=s0\n",
+        ],
+    ),
+}
