@@ -85,6 +85,8 @@ def test_torchrun_on_several_hosts(network, script, running):
     assert trained(output) == ALL
 
 
+# On one host: test_recipes.py.
+@pytest.mark.deep
 def test_no_host_trains_where_the_check_fails(network, script, running):
     for index in range(2):
         variables = {"NNODES": "2", "NODE_RANK": str(index), "MASTER_ADDR": "h0"}
@@ -95,6 +97,8 @@ def test_no_host_trains_where_the_check_fails(network, script, running):
     assert trained(running.told()) == set()
 
 
+# By hand on several hosts: test_bench_hosts.py; the check, on one: test_runs.py.
+@pytest.mark.deep
 def test_by_hand_in_a_shell_on_each_host(network, script, running):
     for index in range(2):
         shell(running, network, index, str(RECIPES / "by-hand.sh"), str(index), "2", "h0", str(script), CHECK=MEET)

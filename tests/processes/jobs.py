@@ -91,6 +91,12 @@ def accused(report: Mapping) -> set[str]:
     }
 
 
+def by_hand(rank: int, size: int, port: int, *options: str, address: str = "127.0.0.1") -> tuple[str, ...]:
+    """One rank of the check, as a user starts it in a shell."""
+    place = ("--rank", str(rank), "--world-size", str(size), "--master-addr", address, "--master-port", str(port))
+    return (*CHECK, *place, "--json", "{json}", *options)
+
+
 class Job:
     """One started command: Python with these arguments, behind `prefix` (such as nsenter, to start it elsewhere).
 

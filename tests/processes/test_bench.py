@@ -18,8 +18,8 @@ SHORT = ("-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "1")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 # With more ranks than cores nobody is called slow, whatever else runs here, and only then is a run kept as a baseline.
 ON_ONE_CORE = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
-# What a sweep has computed by then: many times the half second after which results are handed over.
-ENOUGH_CORE_SECONDS = 2.0
+# What a sweep has computed by then: more than the half second after which results are handed over.
+ENOUGH_CORE_SECONDS = 1.5
 
 
 def rows(job: Job) -> list[list[str]]:

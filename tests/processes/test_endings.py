@@ -25,14 +25,6 @@ def _interrupted(start, *arguments: str) -> Job:
 
 
 @pytest.fixture(scope="module")
-def without_rank_0(start_shared) -> Job:
-    """A run whose rank 0 was killed; the other one waits until the silence is long enough."""
-    job = _interrupted(start_shared, *STANDALONE)
-    job.supervisor(0).kill(signal.SIGKILL)
-    return job
-
-
-@pytest.fixture(scope="module")
 def suspended(start_shared) -> tuple[Job, float]:
     """A run whose supervisors are all stopped, and since when."""
     options = ("--select", "COL001", "--budget", "600", "--json", "{json}")
@@ -55,8 +47,8 @@ def _check_partial(job: Job, exit_code: int, name: str) -> None:
     job.check_left_nothing()
 
 
-# These two runs wait for silence, while the next tests run.
-@pytest.mark.usefixtures("without_rank_0", "suspended")
+# That run stands still, while the next tests run.
+@pytest.mark.usefixtures("suspended")
 def test_ctrl_c_at_the_terminal_reports_what_was_seen(start):
     job = _interrupted(start, *STANDALONE)
     for rank in (0, 1):
@@ -161,19 +153,6 @@ def test_a_corrupt_data_folder_is_a_finding(start, tmp_path):
     assert any(str(tmp_path) in finding["message"] for finding in job.errors), job.told()
     assert not job.has_traceback, job.told()
     job.check_left_nothing()
-
-
-def test_a_killed_rank_0_is_told_and_the_others_keep_their_records(without_rank_0):
-    job = without_rank_0
-    assert job.wait(300) == 3, job.told()
-    assert job.left_processes() == []
-    assert job.reports == 0, "what is not known is not reported"
-    assert not job.has_traceback, job.told()
-    (folder,) = job.temporary.glob("ddpdiag-*")
-    (sentence,) = [line for line in job.stderr.splitlines() if str(folder / "rank-1.jsonl") in line]
-    assert sentence.startswith("ddpdiag: rank 1 ")
-    assert "rank 0" in sentence
-    assert {path.name for path in folder.iterdir()} <= {"rank-0.jsonl", "rank-1.jsonl"}
 
 
 def test_ranks_that_were_suspended_for_a_while_go_on_and_blame_nobody(suspended):

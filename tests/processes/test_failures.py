@@ -61,13 +61,13 @@ FAILURES = {
     "frozen rank 0": Failure("sleep", act=_freeze_rank_0),
     "frozen rank 0 under torchrun": Failure("sleep", act=_freeze_rank_0, torchrun=True),
     "sleeps": Failure("sleep", "RUN003.hung", "connect all ranks: post", ()),
+    "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 Float elements)", (2,)),
     "holds the GIL": Failure("gil", "RUN003.hung", "connect all ranks: post", None),
     "is stopped": Failure("sleep", "RUN003.hung", "connect all ranks: post", None, _stop_worker),
     "loses its supervisor": Failure("sleep", "RUN002.lost", act=_kill_supervisor),
     "segfaults": Failure("segv", "RUN003.died", "SIGSEGV", None),
     "raises": Failure("raise", "RUN003.raised", "RuntimeError: injected", ()),
     "raises under torchrun": Failure("raise", "RUN003.raised", "RuntimeError: injected", (), torchrun=True),
-    "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 Float elements)", (2,)),
 }
 FROZEN = ("frozen rank 0", "frozen rank 0 under torchrun")
 QUICK = ("sleeps", "segfaults", "raises under torchrun", "posts another size")

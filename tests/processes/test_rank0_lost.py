@@ -1,8 +1,9 @@
-"""Rank 0 is lost, and with a shared directory the others report in its place.
+"""Rank 0 is lost, and with a shared directory the others report in its place; ranks that do not find each other.
 
-Most of it is waiting for silence, so the runs go on at once, and the tests look at one each.
+Most of it is waiting for silence, so the runs go on at once, also while the first tests run; the others look at one each.
 """
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -10,26 +11,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs import CHECK, Job, Start, free_port
+from jobs import CHECK, Job, Start, by_hand, free_port
 
 SLEEPER = 2
+SELECT = ("--select", "LCH003,COL001")
 # The start, silence until rank 0 counts as lost, the end of a hung trial, the grace, the report; on a busy machine.
-SECONDS = 180
-HOSTS = ("--exclude-file", "bad", "--good-hosts", "good")
+SECONDS = 240
+deep = pytest.mark.deep
 
 
 @dataclass
 class Run:
-    """Three ranks, one of which sleeps in its all-reduce, started by hand one by one, or all by one process."""
+    """Ranks one of which sleeps in its all-reduce, started by hand one by one, or all by one process."""
 
     shared: Path
     jobs: list[Job]
 
-    def wait_until_asleep(self) -> None:
-        """Rank 0 writes to the shared directory a little later, and what it knew is expected of its successor."""
-        self.jobs[-1].wait_until(self.jobs[-1].reached.exists)
-        word = '"code":"COL001"'
-        self.jobs[0].wait_until(lambda: any(word in path.read_text() for path in self.shared.glob("*/run.jsonl")))
+
+def _started(start: Start, shared: Path, *, by_one: bool = False) -> Run:
+    """Three ranks that share a directory; they come as far as the sleep, and rank 0 has written so there."""
+    port, options = free_port(), (*SELECT, "--shared-dir", str(shared), "--exclude-file", "bad", "--good-hosts", "good")
+    one = (*CHECK, "--nproc-per-node", "3", "--json", "{json}", *options)
+    commands = [one] if by_one else [by_hand(rank, 3, port, *options) for rank in range(3)]
+    run = Run(shared, [start(*command, DDPDIAG_TEST_FAULT=f"sleep {SLEEPER}") for command in commands])
+    run.jobs[-1].wait_until(run.jobs[-1].reached.exists)
+    word = '"code":"COL001"'  # what rank 0 knew is expected of its successor
+    run.jobs[0].wait_until(lambda: any(word in path.read_text() for path in shared.glob("*/run.jsonl")))
+    return run
 
 
 def _kill(run: Run) -> None:
@@ -50,13 +58,12 @@ def _kill_one_of_the_process(run: Run) -> None:
     run.jobs[0].supervisor(0).kill(signal.SIGKILL)
 
 
-# What happens to rank 0. The test of the last one must act in time, and is the first.
+# What happens to rank 0.
 WAYS: dict[str, Callable[[Run], None]] = {
     "killed": _kill,
     "killed by a launcher": _kill_and_tell_the_others_to_leave,
     "frozen": _freeze,
     "killed of one process": _kill_one_of_the_process,
-    "killed, and its successor": _kill,
 }
 
 
@@ -66,17 +73,71 @@ def runs(start_shared: Start, tmp_path_factory: pytest.TempPathFactory, selected
     found = {}
     for name in (name for name in WAYS if name in selected):
         found[name] = _started(start_shared, tmp_path_factory.mktemp("shared"), by_one="one process" in name)
-        found[name].wait_until_asleep()
         WAYS[name](found[name])
     return found
 
 
-def _started(start: Start, shared: Path, *, by_one: bool) -> Run:
-    options = ("--select", "LCH003,COL001", "--shared-dir", str(shared), "--json", "{json}")
-    place = ("--world-size", "3", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    places = [("--nproc-per-node", "3")] if by_one else [("--rank", str(rank), *place) for rank in range(3)]
-    fault = f"sleep {SLEEPER}"
-    return Run(shared, [start(*CHECK, *own, *options, *HOSTS, DDPDIAG_TEST_FAULT=fault) for own in places])
+@pytest.fixture(scope="module")
+def alone(start_shared: Start) -> Job:
+    """A run whose rank 0 was killed, without a shared directory."""
+    options = ("--nproc-per-node", "2", *SELECT, "--json", "{json}")
+    job = start_shared(*CHECK, *options, DDPDIAG_TEST_FAULT="sleep 1")
+    job.wait_until(job.reached.exists)
+    job.supervisor(0).kill(signal.SIGKILL)
+    return job
+
+
+@pytest.mark.usefixtures("runs", "alone")
+def test_a_rank_that_never_comes_is_named(start):
+    job = start(*by_hand(0, 2, free_port(), "--board-wait", "1"))
+    assert job.wait() == 3, job.told()
+    assert job.report["verdict"] == "unknown"
+    assert [(finding["code"], finding["ranks"]) for finding in job.errors] == [("RUN001.absent", [1])]
+    assert "rank 1 " in job.report["sentence"]
+    assert "1 rank on 1 host; rank 1 " in job.progress[0], job.told()
+    assert not job.has_traceback, job.told()
+    job.check_left_nothing()
+
+
+def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
+    job = start(*by_hand(1, 2, free_port(), "--board-wait", "1"))
+    assert job.wait() == 3, job.told()
+    (sentence,) = job.stderr.splitlines()
+    assert sentence.startswith("ddpdiag: rank 1 ")
+    assert "refused" in sentence
+    assert job.stdout == ""
+    job.check_left_nothing()
+
+
+def test_an_absent_rank_tells_rank_0_what_it_met_over_the_shared_directory(start, tmp_path):
+    (shared := tmp_path / "shared").mkdir()
+    port, options = free_port(), ("--shared-dir", str(shared), "--select", "LCH001")
+    first, second = (
+        start(*by_hand(rank, 2, port, *options, "--board-wait", wait, "--board-port", str(free_port())))
+        for rank, wait in ((0, "4"), (1, "1"))
+    )
+    assert [first.wait(), second.wait()] == [3, 3], first.told()
+    (finding,) = first.errors
+    assert (finding["code"], finding["nodes"]) == ("RUN001.absent", [os.uname().nodename])
+    (note,) = finding["evidence"]["notes"]
+    assert note.startswith("rank 1 on ")
+    assert "refused" in note
+    assert list(shared.iterdir()) == []
+    for job in (first, second):
+        assert not job.has_traceback, job.told()
+        job.check_left_nothing()
+
+
+def test_a_killed_rank_0_is_told_and_the_others_keep_their_records(alone):
+    assert alone.wait(SECONDS) == 3, alone.told()
+    assert alone.left_processes() == []
+    assert alone.reports == 0, "what is not known is not reported"
+    assert not alone.has_traceback, alone.told()
+    (folder,) = alone.temporary.glob("ddpdiag-*")
+    (sentence,) = [line for line in alone.stderr.splitlines() if str(folder / "rank-1.jsonl") in line]
+    assert sentence.startswith("ddpdiag: rank 1 ")
+    assert "rank 0" in sentence
+    assert {path.name for path in folder.iterdir()} <= {"rank-0.jsonl", "rank-1.jsonl"}
 
 
 def check_reported_without_rank_0(shared: Path, reporter: Job, *others: Job) -> None:
@@ -97,18 +158,7 @@ def check_reported_without_rank_0(shared: Path, reporter: Job, *others: Job) -> 
     assert list(shared.iterdir()) == []
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["killed, and its successor"])
-def test_the_next_one_reports_when_the_successor_is_killed_too(runs, name):
-    run = runs[name]
-    _, first, second = run.jobs
-    first.wait_until(lambda: list(run.shared.glob("*/heir-1")), 90)
-    first.process.kill()
-    assert second.wait(SECONDS) == 1, second.told()
-    check_reported_without_rank_0(run.shared, second)
-
-
-@pytest.mark.parametrize("name", ["killed", pytest.param("killed by a launcher", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("name", ["killed", pytest.param("killed by a launcher", marks=deep)])
 def test_the_lowest_living_rank_reports_and_the_others_know_its_verdict(runs, name):
     run = runs[name]
     _, first, second = run.jobs
@@ -119,7 +169,7 @@ def test_the_lowest_living_rank_reports_and_the_others_know_its_verdict(runs, na
     assert first.blamed == {0}
 
 
-@pytest.mark.deep
+@deep
 @pytest.mark.parametrize("name", ["frozen"])
 def test_a_frozen_rank_0_that_wakes_up_does_not_report_once_more(runs, name):
     run = runs[name]
@@ -133,9 +183,20 @@ def test_a_frozen_rank_0_that_wakes_up_does_not_report_once_more(runs, name):
     check_reported_without_rank_0(run.shared, first, second)
 
 
-@pytest.mark.deep
+@deep
 @pytest.mark.parametrize("name", ["killed of one process"])
 def test_ranks_of_one_process_report_without_rank_0(runs, name):
     run = runs[name]
     assert run.jobs[0].wait(SECONDS) == 1, run.jobs[0].told()
     check_reported_without_rank_0(run.shared, run.jobs[0])
+
+
+@deep
+def test_the_next_one_reports_when_the_successor_is_killed_too(start, tmp_path):
+    run = _started(start, tmp_path)
+    _kill(run)
+    _, first, second = run.jobs
+    first.wait_until(lambda: list(run.shared.glob("*/heir-1")), SECONDS)
+    first.process.kill()
+    assert second.wait(SECONDS) == 1, second.told()
+    check_reported_without_rank_0(run.shared, second)

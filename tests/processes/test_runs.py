@@ -1,9 +1,9 @@
-"""Healthy runs in every way of starting one, and what is reported when ranks are missing, doubled or alone."""
+"""Healthy runs in every way of starting one, and what is reported when ranks are doubled or alone."""
 
 import os
 
 import pytest
-from jobs import CHECK, Job, free_port, torchrun
+from jobs import CHECK, Job, by_hand, free_port, torchrun
 
 FILES = ("html", "markdown", "junit", "prometheus", "exclude-file", "good-hosts", "env-file")
 
@@ -19,12 +19,6 @@ def check_fit(job: Job, ranks: int, launcher: str) -> None:
     assert job.reports == 1, job.told()
     assert not job.has_traceback, job.told()
     job.check_left_nothing()
-
-
-def by_hand(rank: int, size: int, port: int, *options: str, address: str = "127.0.0.1") -> tuple[str, ...]:
-    """One rank, as a user starts it in a shell."""
-    place = ("--rank", str(rank), "--world-size", str(size), "--master-addr", address, "--master-port", str(port))
-    return (*CHECK, *place, "--json", "{json}", *options)
 
 
 def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(start, tmp_path):
@@ -142,43 +136,3 @@ def test_a_wrong_world_size_is_told_and_nothing_else(start):
     (finding,) = jobs[0].errors
     assert (finding["code"], finding["ranks"]) == ("LCH001.world-size", [2])
     assert "ranks 0-1: 3; rank 2: 4" in finding["message"]
-
-
-def test_a_rank_that_never_comes_is_named(start):
-    job = start(*by_hand(0, 2, free_port(), "--board-wait", "1"))
-    assert job.wait() == 3, job.told()
-    assert job.report["verdict"] == "unknown"
-    assert [(finding["code"], finding["ranks"]) for finding in job.errors] == [("RUN001.absent", [1])]
-    assert "rank 1 " in job.report["sentence"]
-    assert "1 rank on 1 host; rank 1 " in job.progress[0], job.told()
-    assert not job.has_traceback, job.told()
-    job.check_left_nothing()
-
-
-def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
-    job = start(*by_hand(1, 2, free_port(), "--board-wait", "1"))
-    assert job.wait() == 3, job.told()
-    (sentence,) = job.stderr.splitlines()
-    assert sentence.startswith("ddpdiag: rank 1 ")
-    assert "refused" in sentence
-    assert job.stdout == ""
-    job.check_left_nothing()
-
-
-def test_an_absent_rank_tells_rank_0_what_it_met_over_the_shared_directory(start, tmp_path):
-    (shared := tmp_path / "shared").mkdir()
-    port, options = free_port(), ("--shared-dir", str(shared), "--select", "LCH001")
-    first, second = (
-        start(*by_hand(rank, 2, port, *options, "--board-wait", wait, "--board-port", str(free_port())))
-        for rank, wait in ((0, "4"), (1, "1"))
-    )
-    assert [first.wait(), second.wait()] == [3, 3], first.told()
-    (finding,) = first.errors
-    assert (finding["code"], finding["nodes"]) == ("RUN001.absent", [os.uname().nodename])
-    (note,) = finding["evidence"]["notes"]
-    assert note.startswith("rank 1 on ")
-    assert "refused" in note
-    assert list(shared.iterdir()) == []
-    for job in (first, second):
-        assert not job.has_traceback, job.told()
-        job.check_left_nothing()

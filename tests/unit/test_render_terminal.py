@@ -242,7 +242,7 @@ def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
 
 
 def test_a_list_that_nobody_would_paste_is_a_file():
-    many = [f"rack{host}-node{host}" for host in range(0, 4000, 3)]
+    many = [f"rack{host}-node{host}" for host in range(0, 1000, 3)]
     assert without_bad(*many) == [
         "Without the bad hosts: run again with --exclude-file bad, then",
         "    srun --exclude=./bad ...",

@@ -15,7 +15,7 @@ def report_of(*, bad: tuple[str, ...] = (), slow: dict[str, float] | None = None
     return fit(world=world, hosts=HostsLine(bad=bad, slow=slow or {}))
 
 
-MANY = tuple(f"rack{host}-node{host}" for host in range(0, 4000, 3))
+MANY = tuple(f"rack{host}-node{host}" for host in range(0, 1000, 3))
 WAYS = {
     "a bad host without slurm": {"bad": ("n7",)},
     "bad hosts without slurm": {"bad": ("n7", "n3")},
