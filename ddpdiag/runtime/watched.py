@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ddpdiag.errors import RunLost
+from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.procfs import process_state
 from ddpdiag.runtime.page import StepPage
@@ -103,6 +103,8 @@ class _Watch:
         if code is None:
             told = f"{self._where()} when its {seconds:g} s were over"  # fixed before anything disturbs it
             code = self._ended(signal.SIGTERM, _TERM_SECONDS)
+            if code == ExitCode.TERMINATED and self._signals.told is None:
+                return ExitCode.UNKNOWN  # the time was over; no user or scheduler ended the run
             if code is None:
                 survived = self._ended(signal.SIGKILL, _KILL_SECONDS) is None
                 raise RunLost(f"{told}; {'it survived SIGKILL' if survived else 'it was killed'}, nothing was judged")

@@ -119,10 +119,12 @@ def test_nothing_stays_when_the_tests_are_killed(tmp_path):
     )
     words, variables = [sys.executable, script, tmp_path / "network"], {"DDPDIAG_TEST_MARK": mark}
     tests = subprocess.Popen(words, env=os.environ | variables, stdout=subprocess.PIPE)
-    tests.stdout.readline()
-    _until(lambda: "sleep 1000" in {process.command for process in processes(mark)})
-    tests.kill()
-    tests.communicate()
+    try:
+        tests.stdout.readline()
+        _until(lambda: "sleep 1000" in {process.command for process in processes(mark)})
+    finally:
+        tests.kill()
+        tests.communicate()
     _until(lambda: not processes(mark))
 
 

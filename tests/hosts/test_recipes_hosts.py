@@ -74,7 +74,7 @@ def trained(output: str) -> set[tuple[int, str]]:
     return {(int(words[1]), words[-1]) for words in lines}
 
 
-# torchrun on two hosts is what the PyTorchJob starts as well; the recipe's check runs in the next test, too.
+# torchrun on two hosts is what the PyTorchJob starts as well.
 @pytest.mark.deep
 def test_torchrun_on_several_hosts(network, script, running):
     for index in range(2):

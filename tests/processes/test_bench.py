@@ -24,7 +24,8 @@ ENOUGH_CORE_SECONDS = 1.5
 
 def rows(job: Job) -> list[list[str]]:
     """The data rows, as scripts that read nccl-tests' output find them."""
-    return [line.split() for line in job.stdout.splitlines() if line.startswith("   ") and line.split()[0].isdigit()]
+    words = [line.split() for line in job.stdout.splitlines() if line.startswith("   ")]
+    return [row for row in words if row[0].isdigit() and len(row) >= 13]
 
 
 def codes(job: Job) -> set[str]:

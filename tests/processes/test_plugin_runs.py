@@ -4,24 +4,38 @@ import pytest
 from jobs import CHECK, free_port
 
 ALONE = ("--nproc-per-node", "2")
+ELSEWHERE = ("--rank", "0", "--world-size", "2", "--master-addr", "127.0.0.1")
+GPUS = (*ALONE, "--select", "GPU001")
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "state", "says", "own"),
+    ("options", "bus", "code", "state", "says", "own"),
     [
-        (ALONE, 0, "OK", " | seconds=", 0),
-        ((*ALONE, "--select", "GPU001", "--expect-gpus", "64"), 2, "CRITICAL", " bad_hosts=1;", 1),
-        (("--rank", "0", "--world-size", "2", "--master-addr", "127.0.0.1"), 3, "UNKNOWN", "rank 1", 3),
-        ((*ALONE, "--prometheus", "/nowhere/metrics.prom"), 3, "UNKNOWN", "/nowhere/metrics.prom", None),
+        (ALONE, "", 0, "OK", " | seconds=", 0),
+        ((*GPUS, "--expect-gpus", "64"), "", 2, "CRITICAL", " bad_hosts=1;", 1),
+        (GPUS, "sys", 2, "CRITICAL", " bad_hosts=1;", 1),
+        (GPUS, "nowhere", 3, "UNKNOWN", " bad_hosts=0;", 3),
+        (ELSEWHERE, "", 3, "UNKNOWN", "rank 1", 3),
+        ((*ALONE, "--prometheus", "/nowhere/metrics.prom"), "", 3, "UNKNOWN", "/nowhere/metrics.prom", None),
     ],
-    ids=["healthy", "gpus missing", "rank missing", "file not writable"],
+    ids=["healthy", "gpus missing", "gpu without a driver", "bus not readable", "rank missing", "file not writable"],
 )
-def test_a_verdict_is_a_line_and_a_state_and_the_report_keeps_its_own_code(start, options, code, state, says, own):
+def test_a_verdict_is_a_line_and_a_state_and_the_report_keeps_its_own_code(
+    start, tmp_path, options, bus, code, state, says, own
+):
+    device = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x030200\n")
+    host = {"DDPDIAG_SYSFS": str(tmp_path / bus)} if bus else {}
     place = ("--master-port", str(free_port()), "--board-wait", "1")
-    job = start(*CHECK, "--nagios", "--select", "LCH001", *options, *place, "--json", "{json}")
+    job = start(*CHECK, "--nagios", "--select", "LCH001", *options, *place, "--json", "{json}", **host)
     assert job.wait() == code, job.told()
     (line,) = job.stdout.splitlines()
     assert line.startswith(f"DDPDIAG {state} - "), job.told()
     assert says in line
     assert own == (job.report["exit_code"] if job.json.exists() else None)
+    assert own != 1 or [(f["code"], "0000:1b:00.0" in f["message"]) for f in job.errors] == [
+        ("GPU001.fewer", bus != "")
+    ]
     job.check_left_nothing()

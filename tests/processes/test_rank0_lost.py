@@ -1,6 +1,6 @@
 """Rank 0 is lost, and with a shared directory the others report in its place; ranks that do not find each other.
 
-Most of it is waiting for silence, so the runs go on at once, also while the first tests run; the others look at one each.
+Most of it is waiting for silence, so the runs go on at once, also while the first tests run; others look at one each.
 """
 
 import os
@@ -87,7 +87,19 @@ def alone(start_shared: Start) -> Job:
     return job
 
 
-@pytest.mark.usefixtures("runs", "alone")
+@pytest.fixture(scope="module")
+def apart(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two ranks that do not find each other; rank 0 waits longer, and so hears of it."""
+    shared, port = tmp_path_factory.mktemp("shared"), free_port()
+    options = ("--shared-dir", str(shared), "--select", "LCH001")
+    commands = [
+        by_hand(rank, 2, port, *options, "--board-wait", wait, "--board-port", str(free_port()))
+        for rank, wait in ((0, "10"), (1, "2"))
+    ]
+    return Run(shared, [start_shared(*command) for command in commands])
+
+
+@pytest.mark.usefixtures("apart", "runs", "alone")
 def test_a_rank_that_never_comes_is_named(start):
     job = start(*by_hand(0, 2, free_port(), "--board-wait", "1"))
     assert job.wait() == 3, job.told()
@@ -109,23 +121,14 @@ def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
     job.check_left_nothing()
 
 
-def test_an_absent_rank_tells_rank_0_what_it_met_over_the_shared_directory(start, tmp_path):
-    (shared := tmp_path / "shared").mkdir()
-    port, options = free_port(), ("--shared-dir", str(shared), "--select", "LCH001")
-    first, second = (
-        start(*by_hand(rank, 2, port, *options, "--board-wait", wait, "--board-port", str(free_port())))
-        for rank, wait in ((0, "4"), (1, "1"))
-    )
-    assert [first.wait(), second.wait()] == [3, 3], first.told()
-    (finding,) = first.errors
+def test_an_absent_rank_tells_rank_0_what_it_met_over_the_shared_directory(apart):
+    assert [job.wait(SECONDS) for job in apart.jobs] == [3, 3], apart.jobs[0].told()
+    (finding,) = apart.jobs[0].errors
     assert (finding["code"], finding["nodes"]) == ("RUN001.absent", [os.uname().nodename])
     (note,) = finding["evidence"]["notes"]
     assert note.startswith("rank 1 on ")
     assert "refused" in note
-    assert list(shared.iterdir()) == []
-    for job in (first, second):
-        assert not job.has_traceback, job.told()
-        job.check_left_nothing()
+    check_left_nothing(apart.shared, *apart.jobs)
 
 
 def test_a_killed_rank_0_is_told_and_the_others_keep_their_records(alone):
@@ -152,7 +155,11 @@ def check_reported_without_rank_0(shared: Path, reporter: Job, *others: Job) -> 
     assert (reporter.folder / "bad").read_text() == f"{node}\n"
     assert (reporter.folder / "good").read_text() == ""
     assert next(check["statuses"] for check in report["checks"] if check["code"] == "LCH003") == {"done": 3}
-    for job in (reporter, *others):
+    check_left_nothing(shared, reporter, *others)
+
+
+def check_left_nothing(shared: Path, *jobs: Job) -> None:
+    for job in jobs:
         assert not job.has_traceback, job.told()
         job.check_left_nothing()
     assert list(shared.iterdir()) == []
@@ -193,7 +200,8 @@ def test_ranks_of_one_process_report_without_rank_0(runs, name):
 
 @deep
 def test_the_next_one_reports_when_the_successor_is_killed_too(start, tmp_path):
-    run = _started(start, tmp_path)
+    (shared := tmp_path / "shared").mkdir()
+    run = _started(start, shared)
     _kill(run)
     _, first, second = run.jobs
     first.wait_until(lambda: list(run.shared.glob("*/heir-1")), SECONDS)

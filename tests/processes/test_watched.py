@@ -62,12 +62,19 @@ def test_a_call_that_crashes_is_no_verdict(watch):
     assert re.search(r"'judge' .*SIGSEGV", said)
 
 
-def test_a_signal_is_passed_on_and_the_call_ends_by_itself(watch):
-    body = """\
+ENDS_ITSELF = """\
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(60)"""
+"""
+
+
+def test_a_call_that_ends_when_its_time_is_over_was_not_cancelled(watch):
+    code, _, _ = watch(f"{ENDS_ITSELF}    time.sleep(60)", 2)
+    assert code == 3
+
+
+def test_a_signal_is_passed_on_and_the_call_ends_by_itself(watch):
+    body = f"{ENDS_ITSELF}    os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
     code, said, _ = watch(body, 10)
     assert (code, said) == (143, "")
 
