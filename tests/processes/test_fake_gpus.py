@@ -12,8 +12,9 @@ deep = pytest.mark.deep
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 # GPU001 asks once on each rank, GPU003 once on each host.
 STARTS_BEFORE_THE_END = 2
-STAGE = ("--nproc-per-node", "1", "--stage", "gpu", "--json", "{json}")
-HEALTH = ("--nproc-per-node", "1", "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008,GPU009", "--json", "{json}")
+ONE = ("--nproc-per-node", "1", "--json", "{json}")
+STAGE = (*ONE, "--stage", "gpu")
+HEALTH = (*ONE, "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008,GPU009")
 
 
 @pytest.fixture
@@ -137,60 +138,49 @@ def test_an_xid_before_the_run_names_its_gpu(checked, tmp_path):
 
 @deep
 @pytest.mark.parametrize(
-    ("select", "word", "verdict"), [("GPU003,GPU004", None, "fit"), ("GPU011", "unreadable", "unknown")]
+    ("arguments", "codes", "verdict"),
+    [
+        ((*ONE, "--select", "GPU003,GPU004"), [], "fit"),
+        ((*ONE, "--select", "GPU011"), ["GPU011.unreadable"], "unknown"),
+        ((*STAGE, "--ignore", "GPU002"), ["GPU011.unread"], "fit"),
+    ],
+    ids=["others", "the log", "the stage"],
 )
-def test_a_closed_log_is_unknown_to_whom_asked_for_it_only(checked, tmp_path, select, word, verdict):
-    arguments = ("--nproc-per-node", "1", "--select", select, "--json", "{json}")
+def test_a_closed_log_is_unknown_to_whom_asked_for_it_only(checked, tmp_path, arguments, codes, verdict):
     job = checked("healthy", arguments=arguments, DDPDIAG_KMSG=str(tmp_path / "missing"))
-    words = [f["code"] for f in job.report["findings"] if f["code"].startswith("GPU011")]
-    assert words == ([f"GPU011.{word}"] if word else [])
-    assert job.report["verdict"] == verdict, job.told()
-
-
-@deep
-def test_a_closed_log_leaves_a_stage_that_is_well_without_a_doubt(checked, tmp_path):
-    job = checked("healthy", "--ignore", "GPU002", arguments=STAGE, DDPDIAG_KMSG=str(tmp_path / "missing"))
-    assert [f["code"] for f in job.report["findings"]] == ["GPU011.unread"], job.told()
-    assert (job.report["verdict"], job.process.returncode) == ("fit", 0)
+    assert [f["code"] for f in job.report["findings"]] == codes, job.told()
+    assert (job.report["verdict"], job.process.returncode) == (verdict, 3 if verdict == "unknown" else 0)
 
 
 # Who is who -----------------------------------------------------------------------------------------------------------
 
 UUIDS = [fake_nvml.uuid_of(index) for index in range(8)]
-AS_NVML_COUNTS = {"DDPDIAG_TEST_TORCH_GPUS": ",".join(UUIDS)}
+AS_NVML = {"DDPDIAG_TEST_TORCH_GPUS": ",".join(UUIDS)}
+# As CUDA counts where the fastest GPU is not the first on the bus.
+OTHERWISE = {"DDPDIAG_TEST_TORCH_GPUS": ",".join(UUIDS[index] for index in (3, 5, 0, 1, 2, 4, 6, 7))}
 WHO = ("--select", "GPU001,GPU002,GPU003", "--json", "{json}")
-TWO = ("--nproc-per-node", "2", *WHO)
+SICK = {"GPU003.uncorrected": ([UUIDS[5]], [1])}
 
 
 @pytest.mark.parametrize(
-    ("value", "sick"),
+    ("value", "torch", "sick"),
     [
-        ("7,5", {"GPU003.uncorrected": ([UUIDS[5]], [1])}),
-        pytest.param(f"{UUIDS[7]},{UUIDS[5]}", {"GPU003.uncorrected": ([UUIDS[5]], [1])}, marks=deep),
-        pytest.param("GPU-00000007,GPU-00000005", {"GPU003.uncorrected": ([UUIDS[5]], [1])}, marks=deep),
-        pytest.param("7,6", {}, marks=deep),
+        ("7,5", AS_NVML, SICK),
+        pytest.param(f"{UUIDS[7]},{UUIDS[5]}", AS_NVML, SICK, marks=deep),
+        pytest.param("GPU-00000007,GPU-00000005", AS_NVML, SICK, marks=deep),
+        pytest.param("7,6", AS_NVML, {}, marks=deep),
+        pytest.param("0,1", OTHERWISE, SICK, marks=deep),
+        pytest.param("7,5", {}, SICK, marks=deep),
     ],
-    ids=["permuted", "permuted UUIDs", "permuted short UUIDs", "somebody else's"],
+    ids=["permuted", "UUIDs", "short UUIDs", "somebody else's", "torch counts otherwise", "without torch's view"],
 )
-def test_the_variable_leads_to_the_rank_that_takes_the_sick_gpu(checked, value, sick):
-    job = checked("ecc-uncorrected", arguments=TWO, CUDA_VISIBLE_DEVICES=value, **AS_NVML_COUNTS)
+def test_the_variable_leads_to_the_rank_that_takes_the_sick_gpu(checked, value, torch, sick):
+    # Without CUDA, torch is not asked.
+    select = WHO if torch else ("--select", "GPU001,GPU003", *WHO[2:])
+    arguments = ("--nproc-per-node", "2", *select)
+    job = checked("ecc-uncorrected", arguments=arguments, CUDA_VISIBLE_DEVICES=value, **torch)
     assert who(job) == sick, job.told()
     assert job.report["verdict"] == ("unfit" if sick else "fit")
-
-
-@deep
-def test_without_torchs_view_the_variable_leads_to_the_same_rank(checked):
-    two = ("--nproc-per-node", "2", "--select", "GPU001,GPU003", "--json", "{json}")
-    job = checked("ecc-uncorrected", arguments=two, CUDA_VISIBLE_DEVICES="7,5")
-    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
-
-
-@deep
-def test_torch_may_count_otherwise_than_nvml(checked):
-    # As CUDA does where the fastest GPU is not the first on the bus.
-    gpus = ",".join(UUIDS[index] for index in (3, 5, 0, 1, 2, 4, 6, 7))
-    job = checked("ecc-uncorrected", arguments=TWO, CUDA_VISIBLE_DEVICES="0,1", DDPDIAG_TEST_TORCH_GPUS=gpus)
-    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1])}, job.told()
 
 
 @deep
@@ -199,13 +189,13 @@ def test_ranks_that_are_shown_one_gpu_each_are_told_and_the_sick_one_is_its_rank
     own = "CUDA_VISIBLE_DEVICES=$((LOCAL_RANK + 4)) exec "
     command = f'{own} {sys.executable} -m ddpdiag check "$@"'
     launcher = (*torchrun(2), "--no-python", "bash", "-c", command, "ddpdiag")
-    job = checked("ecc-uncorrected", launcher=launcher, arguments=WHO, **AS_NVML_COUNTS)
-    assert who(job) == {"GPU003.uncorrected": ([UUIDS[5]], [1]), "GPU001.isolated": ([], [])}, job.told()
+    job = checked("ecc-uncorrected", launcher=launcher, arguments=WHO, **AS_NVML)
+    assert who(job) == {**SICK, "GPU001.isolated": ([], [])}, job.told()
 
 
 @deep
 def test_two_ranks_on_one_gpu_are_named_before_nccl_is_touched(checked):
-    job = checked("healthy", arguments=TWO, CUDA_VISIBLE_DEVICES="5", **AS_NVML_COUNTS)
+    job = checked("healthy", arguments=("--nproc-per-node", "2", *WHO), CUDA_VISIBLE_DEVICES="5", **AS_NVML)
     assert who(job)["GPU002.shared"] == ([UUIDS[5]], [0, 1]), job.told()
 
 

