@@ -15,6 +15,8 @@ from ddpdiag.probes.sockets import Reach, Reached, resolve
 from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Downward, Hello, Refused, Seal, Seated, Upward, Welcome
 
 LAST_WORDS_MS = 500
+# With these exit codes rank 0 refuses a process.
+_REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 def new_socket(kind: int) -> zmq.Socket[bytes]:
@@ -166,6 +168,11 @@ def _ports_text(ports: Sequence[str]) -> str:
     return f"TCP {'port' if len(ports) == 1 else 'ports'} {', '.join(ports)}"
 
 
+def refusal(message: Refused) -> RunLost:
+    """How a refused process exits. Without a token a stranger may have answered, who must not make a run look FIT."""
+    return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
+
+
 def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, *, again: bool = True) -> Link | None:
     """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`.
 
@@ -187,9 +194,9 @@ def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, 
             match message:
                 case Seated() | Welcome():
                     return link
-                case Refused(sentence, code):
+                case Refused() as message:
                     link.close()
-                    raise RunLost(sentence, code)
+                    raise refusal(message)
                 case _:
                     continue
     link.close()

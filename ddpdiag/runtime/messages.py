@@ -291,7 +291,9 @@ class Seal:
         if sealed is None or sealed.run_id != self._run_id:
             return None
         body = bytes(sealed.body)
-        return body if hmac.compare_digest(sealed.mac, self._mac(body)) else None
+        # As bytes: compare_digest raises TypeError for a string that is not ASCII, and anybody may send one.
+        mac = sealed.mac.encode(errors="surrogatepass")
+        return body if hmac.compare_digest(mac, self._mac(body).encode()) else None
 
     def _mac(self, body: bytes) -> str:
         if not self._token:

@@ -213,6 +213,9 @@ class Muster:
 
     def _greet(self, identity: bytes, arrival: Arrival) -> None:
         rank = arrival.place.rank
+        if rank < 0:  # a stranger: no launcher gives such a rank, and nothing is noted of it
+            self._hub.send(identity, Refused(f"rank {rank}: expected 0 or more", ExitCode.USAGE))
+            return
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
         if known is not None and known.nonce == arrival.nonce:

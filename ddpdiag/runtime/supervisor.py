@@ -14,7 +14,7 @@ from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import IMPORT_STEP, Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.runtime.children import Nursery, Worker
 from ddpdiag.runtime.deadline import expired
-from ddpdiag.runtime.link import Link
+from ddpdiag.runtime.link import Link, refusal
 from ddpdiag.runtime.messages import (
     Alive,
     Answer,
@@ -178,8 +178,8 @@ class Supervisor:
                 self._link.send(self._again())
             case Farewell():
                 self._farewell = message
-            case Refused(sentence, code):
-                raise RunLost(sentence, code)
+            case Refused():
+                raise refusal(message)
             case Seated():
                 pass
             case Order() | Open() | Stop():

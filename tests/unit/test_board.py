@@ -14,7 +14,7 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.runtime.board import Hub, board_ports
-from ddpdiag.runtime.link import Desk, Link, join
+from ddpdiag.runtime.link import Desk, Link, join, refusal
 from ddpdiag.runtime.messages import Alive, Hello, Leaving, Refused, RollCall, Seal, Seated
 
 SEAL = Seal("run-1")
@@ -43,6 +43,16 @@ def test_another_run_or_another_token_is_not_heard() -> None:
 def test_a_changed_body_is_not_heard() -> None:
     sealed = Seal("run-1", "secret").close(Leaving(15))
     assert Seal("run-1", "secret").open_upward(sealed.replace(b"15", b"16")) is None
+
+
+def test_a_signature_that_is_no_ascii_is_not_heard() -> None:
+    for seal in (SEAL, Seal("run-1", "secret")):
+        assert seal.open_upward('{"run_id":"run-1","body":{"type":"alive"},"mac":"é"}'.encode()) is None
+
+
+@pytest.mark.parametrize(("code", "left"), [(0, 3), (1, 3), (2, 2), (3, 3), (143, 143)])
+def test_nobody_is_refused_into_a_healthy_run(code: int, left: int) -> None:
+    assert refusal(Refused("no", code)).exit_code == left
 
 
 @given(st.binary(max_size=200))

@@ -291,6 +291,14 @@ def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
     assert not conduct(StandIn(1), groundless, options=Options(select=("GPU002",))).skips[0].grounds
 
 
+def test_a_rank_below_0_is_refused_and_nothing_is_noted_of_it() -> None:
+    board = StandIn(2)
+    board.waiting.insert(0, (b"-1", Hello(arrival_of(-1, 2, ranks_per_node=1))))
+    recording = conduct(board, check())
+    assert len(board.refused) == 1
+    assert (recording.events, len(recording.outcomes)) == ((), 2)
+
+
 def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
     twin = structs.replace(arrival_of(1, 2), pid=99, nonce="another")
     board = StandIn(2)
