@@ -6,7 +6,6 @@ its fault; the tests then look at one run each.
 
 import json
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -26,45 +25,29 @@ DEADLINE = ("--set", "COL001.deadline_seconds=5")
 AROUND = 30
 
 
-def _nothing(_job: Job) -> None:
-    """The injected fault is all."""
-
-
-def _stop_worker(job: Job) -> None:
-    job.worker(GUILTY).kill(signal.SIGSTOP)
-
-
-def _kill_supervisor(job: Job) -> None:
-    job.supervisor(GUILTY).kill(signal.SIGKILL)
-
-
-def _freeze_rank_0(job: Job) -> None:
-    job.supervisor(0).kill(signal.SIGSTOP)
-
-
 @dataclass(frozen=True)
 class Failure:
-    """What is injected into rank 2, and what happens to the run when it is reached; the error, what its text quotes,
-    and what rank 2 had posted in COL001 (elements of each collective; None: it could not say; ...: it was not there).
+    """What is injected into rank 2, and to which process a signal is sent when it is reached; the error, what its text
+    quotes, and what rank 2 had posted in COL001 (elements; None: it could not say; ...: it was not there).
     """
 
     fault: str
     code: str = ""
     quotes: str = ""
     posted: object = ...
-    act: Callable[[Job], None] = _nothing
+    sent: tuple[str, int, signal.Signals] | None = None
     torchrun: bool = False
 
 
 FAILURES = {
     "hangs in import torch": Failure("import", "RUN003.hung", "import torch"),
-    "frozen rank 0": Failure("sleep", act=_freeze_rank_0),
-    "frozen rank 0 under torchrun": Failure("sleep", act=_freeze_rank_0, torchrun=True),
+    "frozen rank 0": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP)),
+    "frozen rank 0 under torchrun": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP), torchrun=True),
     "sleeps": Failure("sleep", "RUN003.hung", "connect all ranks: post", ()),
     "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 Float elements)", (2,)),
     "holds the GIL": Failure("gil", "RUN003.hung", "connect all ranks: post", None),
-    "is stopped": Failure("sleep", "RUN003.hung", "connect all ranks: post", None, _stop_worker),
-    "loses its supervisor": Failure("sleep", "RUN002.lost", act=_kill_supervisor),
+    "is stopped": Failure("sleep", "RUN003.hung", "connect all ranks: post", None, ("worker", GUILTY, signal.SIGSTOP)),
+    "loses its supervisor": Failure("sleep", "RUN002.lost", sent=("supervisor", GUILTY, signal.SIGKILL)),
     "segfaults": Failure("segv", "RUN003.died", "SIGSEGV", None),
     "raises": Failure("raise", "RUN003.raised", "RuntimeError: injected", ()),
     "raises under torchrun": Failure("raise", "RUN003.raised", "RuntimeError: injected", (), torchrun=True),
@@ -84,13 +67,15 @@ def runs(start_shared: Start, selected: frozenset[str]) -> dict[str, Job]:
 
 def _started(start: Start, failure: Failure) -> Job:
     budget = IMPORT_BUDGET if failure.fault == "import" else BUDGET
-    deadline = () if failure.act is _freeze_rank_0 else DEADLINE
+    deadline = DEADLINE if failure.code else ()
     files = ("--json", "{json}", "--record", "{json}l")
     check = (*CHECK, "--select", "LCH003,COL001", "--budget", str(budget), *deadline, *files)
     arguments = (*torchrun(RANKS), *check) if failure.torchrun else (*check, "--nproc-per-node", str(RANKS))
     job = start(*arguments, DDPDIAG_TEST_FAULT=f"{failure.fault} {GUILTY}")
     job.wait_until(job.reached.exists)
-    failure.act(job)
+    if failure.sent is not None:
+        process, rank, number = failure.sent
+        getattr(job, process)(rank).kill(number)
     return job
 
 

@@ -40,30 +40,18 @@ def _started(start: Start, shared: Path, *, by_one: bool = False) -> Run:
     return run
 
 
-def _kill(run: Run) -> None:
-    run.jobs[0].process.kill()
-
-
-def _kill_and_tell_the_others_to_leave(run: Run) -> None:
-    run.jobs[0].process.kill()
-    for job in run.jobs[1:]:
+def _kill_and_tell_the_others_to_leave(first: Job, *others: Job) -> None:
+    first.process.kill()
+    for job in others:
         job.process.send_signal(signal.SIGTERM)
 
 
-def _freeze(run: Run) -> None:
-    run.jobs[0].process.send_signal(signal.SIGSTOP)
-
-
-def _kill_one_of_the_process(run: Run) -> None:
-    run.jobs[0].supervisor(0).kill(signal.SIGKILL)
-
-
 # What happens to rank 0.
-WAYS: dict[str, Callable[[Run], None]] = {
-    "killed": _kill,
+WAYS: dict[str, Callable[..., None]] = {
+    "killed": lambda first, *_: first.process.kill(),
     "killed by a launcher": _kill_and_tell_the_others_to_leave,
-    "frozen": _freeze,
-    "killed of one process": _kill_one_of_the_process,
+    "frozen": lambda first, *_: first.process.send_signal(signal.SIGSTOP),
+    "killed of one process": lambda launcher: launcher.supervisor(0).kill(signal.SIGKILL),
 }
 
 
@@ -73,7 +61,7 @@ def runs(start_shared: Start, tmp_path_factory: pytest.TempPathFactory, selected
     found = {}
     for name in (name for name in WAYS if name in selected):
         found[name] = _started(start_shared, tmp_path_factory.mktemp("shared"), by_one="one process" in name)
-        WAYS[name](found[name])
+        WAYS[name](*found[name].jobs)
     return found
 
 
@@ -202,8 +190,8 @@ def test_ranks_of_one_process_report_without_rank_0(runs, name):
 def test_the_next_one_reports_when_the_successor_is_killed_too(start, tmp_path):
     (shared := tmp_path / "shared").mkdir()
     run = _started(start, shared)
-    _kill(run)
-    _, first, second = run.jobs
+    lost, first, second = run.jobs
+    lost.process.kill()
     first.wait_until(lambda: list(run.shared.glob("*/heir-1")), SECONDS)
     first.process.kill()
     assert second.wait(SECONDS) == 1, second.told()
