@@ -265,27 +265,27 @@ def test_another_file_that_grows_is_output_too(watch, tmp_path):
     assert own.communicate(timeout=SECONDS) == ("", "")
 
 
-def test_a_job_that_nothing_shows_alive_is_not_killed(watch, tmp_path):
-    mute, log = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}, tmp_path / "log"
+def test_a_job_that_nothing_shows_alive_and_a_host_without_rank_0_are_not_killed_for_their_silence(watch, tmp_path):
+    mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    watches = []
+    for word, options, ranks in (
+        ("no-such-file", ("--output", "no-such-file"), {}),
+        ("rank 0", ("--alone",), {"RANK": "3", "WORLD_SIZE": "4"}),
+    ):
+        # The command leaves a little after it was told why it is not ended.
+        log = tmp_path / f"{word}.log"
+        wait = f"while ! grep -q {shlex.quote(word)} {shlex.quote(str(log))}; do sleep 0.1; done; sleep 0.3"
+        with log.open("w") as stderr:
+            heard = {
+                "stdout": subprocess.PIPE if ranks else subprocess.DEVNULL,
+                "stderr": stderr,
+                "env": os.environ | ranks,
+            }
+            command = ("sh", "-c", f"echo up; {wait}")
+            watches.append(watch(*command, options=("--stall", "1", "--kill", *options), **heard))
     assert watch("true", options=("--kill",), **mute).wait(SECONDS) == 2
     assert watch("true", **mute).wait(SECONDS) == 0
-    options = ("--stall", "1", "--kill", "--output", "no-such-file")
-    with log.open("w") as stderr:
-        own = watch("sh", "-c", until("no-such-file", log), options=options, stdout=subprocess.DEVNULL, stderr=stderr)
-    assert own.wait(SECONDS) == 0
-
-
-def until(word: str, log: Path) -> str:
-    """A command for a shell that leaves with 0 a little after the log has the word."""
-    return f"while ! grep -q {shlex.quote(word)} {log}; do sleep 0.1; done; sleep 0.3"
-
-
-def test_a_host_without_rank_0_is_not_killed_for_its_silence(watch, tmp_path):
-    log, options = tmp_path / "log", ("--stall", "1", "--kill", "--alone")
-    env = os.environ | {"RANK": "3", "WORLD_SIZE": "4"}
-    with log.open("w") as stderr:
-        own = watch("sh", "-c", f"echo up; {until('rank 0', log)}", options=options, env=env, stderr=stderr)
-    assert own.wait(SECONDS) == 0
+    assert [own.wait(SECONDS) for own in watches] == [0, 0]
 
 
 def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):
