@@ -61,12 +61,15 @@ def encode(value: object) -> bytes:
     return msgspec.json.encode(_spell(msgspec.to_builtins(value)))
 
 
-def decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else, or beyond our limits."""
+def decode(data: bytes | msgspec.Raw, kind: type[T], *, least: float = 0.0) -> T:
+    """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else, or beyond the limits.
+
+    `least` is the smallest number that is accepted beside 0: quotients of smaller ones underflow.
+    """
     try:
         # strict=False is what reads "nan" back into a float.
         value = msgspec.json.decode(data, type=kind, strict=False)
-        _check_numbers(data, value)
+        _check_numbers(data, value, least)
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deep") from error
     return value
@@ -76,7 +79,7 @@ def _nothing(_raw: object) -> None:
     """What stands for `Raw`, whose numbers are looked at when they are decoded."""
 
 
-def _check_numbers(data: bytes | msgspec.Raw, value: object) -> None:
+def _check_numbers(data: bytes | msgspec.Raw, value: object, least: float) -> None:
     """msgspec.ValidationError where `value`, which `data` gave, has a number that no machine has."""
     if _SUSPECT.search(data) is None:
         return
@@ -88,8 +91,8 @@ def _check_numbers(data: bytes | msgspec.Raw, value: object) -> None:
             case list() | tuple() as item:
                 waiting += item
             case float() as number if math.isfinite(number) and number:
-                if not SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER:
-                    limits = f"0, or {SMALLEST_NUMBER:g} to {LARGEST_NUMBER:g}"
+                if not least <= abs(number) <= LARGEST_NUMBER:
+                    limits = f"0, or {least:g} to {LARGEST_NUMBER:g}"
                     raise msgspec.ValidationError(f"{number:.3g} is no measurement; expected {limits}")
 
 
@@ -180,7 +183,7 @@ def _read_line(row: bytes) -> Line:
         raise msgspec.DecodeError(f"line of more than {MAX_LINE_BYTES} bytes")
     try:
         line = _line_decoder.decode(row)
-        _check_numbers(row, line)
+        _check_numbers(row, line, SMALLEST_NUMBER)
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deep") from error
     return line

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpdiag.bandwidth.formulas import factor
-from ddpdiag.codec import decode, encode, readable
+from ddpdiag.codec import SMALLEST_NUMBER, decode, encode, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import BaselineRow, BaselineSeries, BenchRow, Measured
 from ddpdiag.stats import quantile
@@ -120,7 +120,7 @@ def loads(text: str, where: str) -> tuple[BaselineSeries, ...]:
     try:
         if (schema := decode(data, _Head).schema) != SCHEMA:
             raise UsageError(f"{where} has schema {schema!r}; this ddpdiag reads {SCHEMA!r}")
-        return decode(data, _File).series
+        return decode(data, _File, least=SMALLEST_NUMBER).series
     except msgspec.DecodeError as error:
         raise UsageError(f"{where} is no ddpdiag baseline: {error}") from error
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpdiag.cli.outputs import is_one_file, show, terminal
-from ddpdiag.codec import decode, read_bytes, read_recording, readable
+from ddpdiag.codec import SMALLEST_NUMBER, decode, read_bytes, read_recording, readable
 from ddpdiag.comparison.reports import compare
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report
@@ -77,7 +77,7 @@ def read_report(path: str) -> Report:
 
 def _of_json(data: bytes, where: str) -> Report:
     try:
-        return decode(data, Report)
+        return decode(data, Report, least=SMALLEST_NUMBER)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{where} is no report that this ddpdiag reads: {error}") from error
 

@@ -161,11 +161,11 @@ def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     four = cluster(4)
     check = "ddpdiag check --select LCH001,LCH004 --board-wait 3 --json report.json"
     job = four.sbatch(
-        f"echo ready; until test -e go; do sleep 0.1; done; srun {check}", "-N4", "-n4", TMPDIR=str(tmp_path)
+        f"echo ready; until test -e {tmp_path}/go; do sleep 0.1; done; srun {check}", "-N4", "-n4", TMPDIR=str(tmp_path)
     )
     four.wait_for_output(job, "ready")
     four.kill_slurmd("h3")
-    (four.shared / "go").touch()
+    (tmp_path / "go").touch()
     four.wait_for_output(job, "RUN001.absent")  # the job itself ends once Slurm misses the node
     (finding,) = (f for f in report_of(four)["findings"] if f["code"] == "RUN001.absent")
     assert (finding["ranks"], finding["nodes"]) == ([3], ["h3"])

@@ -65,7 +65,6 @@ def halved(data: Data) -> Data:
 ENDS = {
     "budget": {"kind": EventKind.BUDGET},
     "hurry": {"hurried": True},
-    "signal": {"kind": EventKind.SIGNAL},
     "lost": {"kind": EventKind.LOST},
     "skip": {"skip": "rank 3 can take no further part"},
     "nothing known": {},
