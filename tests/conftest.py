@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from cores import cores, place
 from golden import golden, pytest_addoption  # noqa: F401 (pytest finds them here)
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from shown import SHOWN
 
+# On a busy machine an example may take long.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("local")
 # .ci/long takes it: 50 times as many examples as usual.
 settings.register_profile("long", max_examples=5000, deadline=None)
 TITLES = ("gallery of faults",)
