@@ -21,6 +21,7 @@ _TOLD = re.compile(
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE)
 # http://user:password@host, also with an "@" or "/" in the password; and http://token@host.
 _URL = re.compile(r"(?<=://)(?:[^\s/@:\"']{0,256}:[^\s\"']{0,256}|[^\s/@\"']{1,256})@")
+_NOT_PLAIN = re.compile(r"[^ -~\n]")
 
 
 def is_secret(name: str) -> bool:
@@ -46,11 +47,12 @@ def printable(text: str) -> str:
     """`text` with every character that is not seen spelled out ("\\x1b"); line ends stay, odd spaces become spaces."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_visible, text.expandtabs(4)))
+    return _NOT_PLAIN.sub(_visible, text.expandtabs(4))
 
 
-def _visible(character: str) -> str:
-    if character.isprintable() or character == "\n":
+def _visible(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
         return character
     if character.isspace() and not character.isascii():
         return " "

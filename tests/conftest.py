@@ -1,7 +1,9 @@
 """What all tests share: golden texts, who has the cores, signals, and what is shown at the end."""
 
+import os
 import shutil
 import signal
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -13,19 +15,23 @@ from hypothesis import HealthCheck, settings
 from shown import SHOWN
 
 # On a busy machine an example may take long.
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("local", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("local")
-# .ci/long takes it: 50 times as many examples as usual.
+# .ci/long takes it: 125 times as many examples as usual.
 settings.register_profile("long", max_examples=5000, deadline=None)
 TITLES = ("gallery of faults",)
 RUN = pytest.StashKey[str]()
 
 
 def pytest_configure() -> None:
-    """Children get the default signals, also where a shell (`cmd &`) or nohup had them ignored for us.
+    """What the machine's settings must not change: how fast children start, and which signals reach them.
 
-    An ignored signal stays ignored across exec, one that has a handler does not (execve(2)).
+    Some images set PYTHONDONTWRITEBYTECODE: each of some 300 processes would compile the package again. A shell
+    (`cmd &`) or nohup ignores signals for us: an ignored one stays so across exec, one with a handler does not
+    (execve(2)).
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     for signum in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, lambda _signum, _frame: None)

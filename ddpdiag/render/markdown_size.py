@@ -61,7 +61,7 @@ def name(text: str, most: int = 200, *, cell: bool = False) -> str:
 
 def _fitting_length(text: str, most: int, show: Callable[[str], str]) -> int:
     """How much of the text can be shown in `most` bytes; what it becomes grows about evenly with it."""
-    length = len(text)
+    length = min(len(text), most)
     while length and (own := size((show(text[:length]),))) > most:
         length = length * most // own
     return length

@@ -16,7 +16,7 @@ from ddpdiag.render.page import one_line
 
 # An invisible break: what follows is no name, number or address any more. A reference, so that the source stays ASCII.
 _BREAK = "&#8203;"
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 _MARKUP = re.compile(r"[\\`*_\[\]|~!{}]")
 _CALLS = re.compile(r"(?<=[@#])(?=[\w-])|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
 _SCHEME = re.compile(r"(?<=mailto|..xmpp)(?=:)", re.IGNORECASE)
@@ -35,7 +35,7 @@ def words(text: str) -> str:
 def _as_html(text: str) -> str:
     """One line with entities; calls and links are broken."""
     broken = _SCHEME.sub(_BREAK_MARK, _CALLS.sub(_BREAK_MARK, one_line(text)))
-    return "".join(_ENTITIES.get(letter, letter) for letter in broken)
+    return broken.translate(_ENTITIES)
 
 
 # While text is escaped, the break is a character that `one_line` has spelled out wherever it stood.

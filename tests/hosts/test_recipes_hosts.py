@@ -196,6 +196,7 @@ def test_its_init_container_looks_at_the_node_alone(network, running):
     assert "host h0 alone" in finished(running)
 
 
+@pytest.mark.deep
 def test_the_pytorchjob_checks_and_trains_by_what_the_operator_gives_its_pods(network, script, running):
     own = container("pytorchjob.yaml", "PyTorchJob")
     command = quick(own["command"][-1], QUICK).replace("train.py", str(script))

@@ -6,7 +6,7 @@ import pytest
 from dists import ROOT
 
 TRY = "python -m pip install -c constraints.txt . && ddpdiag check"
-TEST = "python -m pip install -c constraints.txt -e '.[test]' && python -m pytest -n 2 --dist loadfile"
+TEST = "python -m pip install -c constraints.txt -e '.[test]' && python -m pytest -n 3 --dist loadfile"
 CI = ROOT / ".ci" / "run"
 
 

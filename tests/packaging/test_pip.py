@@ -96,7 +96,8 @@ def site_with(dependencies, tmp_path):
     return made
 
 
-@pytest.mark.parametrize("version", ["2.6.0a0+git123", pytest.param("2.7.1+vendor.1", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("version", ["2.6.0a0+git123", "2.7.1+vendor.1"])
 def test_a_torch_of_the_users_stays_and_one_that_is_too_old_does_not(built, site_with, dependencies, version, tmp_path):
     site = site_with(version)
     torch = site_packages(site.folder) / "torch" / "__init__.py"

@@ -6,7 +6,8 @@ import pytest
 from jobs import processes
 
 COMPARE = ("-m", "ddpdiag", "train", "--compare-launchers")
-SHORT = ("--nproc-per-node", "2", "--rounds", "1", "--steps", "6", "--json", "{json}")
+# Each way has a sixth of the budget, which a busy machine may need.
+SHORT = ("--nproc-per-node", "2", "--rounds", "1", "--steps", "6", "--budget", "240", "--json", "{json}")
 LEARNT = ["environment", "environment", "--local-rank", "environment", "spawn's argument", "environment"]
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 
+import pytest
 from jobs import REPORT_HEAD, Job, Start
 
 from recipes import BASH, RECIPES, SCRIPTS
@@ -15,6 +16,7 @@ def gated(start: Start, *training: str, **variables: str) -> Job:
     return start("-c", BASH, str(RECIPES / "torchrun.sh"), *training, PATH=path, **variables)
 
 
+@pytest.mark.deep
 def test_torchrun_checks_everything_and_then_the_digits_are_learned_on_a_fit_host(start: Start) -> None:
     job = gated(start, TRAIN, "--save", "weights.pt")
     assert job.wait(300) == 0, job.told()

@@ -28,7 +28,7 @@ FAULTS = {
         expect=("COL001.wrong",),
         blame=Blame(ranks={1}),
         inject="corrupt 1",
-        options=("--stage", "rendezvous,collective"),
+        options=("--stage", "collective"),
         deep=False,
     ),
     "values_received_corrupt": Fault(
@@ -45,7 +45,6 @@ FAULTS = {
         expect=("RUN003.died",),
         blame=Blame(ranks={1}),
         inject="exit 1",
-        deep=False,
     ),
     "rank_killed_by_the_memory_limit": Fault(
         about="A rank takes more memory than the job's control group allows, and the kernel kills it (C2).",

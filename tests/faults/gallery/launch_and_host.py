@@ -187,6 +187,7 @@ FAULTS = {
         expect=("GPU001.fewer",),
         blame=Blame(nodes={"h1"}),
         before=show_gpu,
+        options=("--stage", "launch,host,gpu"),
         deep=False,
     ),
 }

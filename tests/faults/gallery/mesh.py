@@ -93,7 +93,6 @@ FAULTS = {
         blame=Blame(nodes={"h1"}),
         before=lambda network: network[1].block(port="32768:60999", reject=True, new=True),
         options=("--stage", "launch,host,rendezvous", "--set", "RDZ001.deadline_seconds=8"),
-        deep=False,
     ),
     "host_is_slow": Fault(
         about="One host's cable came up at a fraction of its rate (G5, S7); an all-reduce is as slow for everybody.",
@@ -126,6 +125,7 @@ FAULTS = {
         blame=Blame(links={"h1 -> h2"}),
         before=lambda network: network[1].slow("20mbit", towards=network[2]),
         options=("--stage", "rendezvous"),
+        deep=False,
     ),
     "outgoing_is_slow": Fault(
         about="What one host sends is slow, what it receives is not (a bad transceiver, a wrong duplex).",
@@ -133,6 +133,5 @@ FAULTS = {
         blame=Blame(nodes={"h2"}),
         before=lambda network: network[2].slow("100mbit"),
         options=("--stage", "launch,host,rendezvous"),
-        deep=False,
     ),
 }

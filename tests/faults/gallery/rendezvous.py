@@ -74,7 +74,7 @@ FAULTS = {
         expect=("RDZ002.own",),
         blame=Blame(nodes={"h1"}),
         before=lambda network: network[1].resolve("h1", None),
-        options=("--stage", "rendezvous,collective", "--set", "RDZ001.deadline_seconds=6"),
+        options=("--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
         deep=False,
     ),
     "reverse_lookup_is_slow": Fault(
