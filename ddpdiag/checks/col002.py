@@ -48,7 +48,7 @@ _PAIR_SECONDS = 4.0
 _PAIR_SHARE = 0.3
 # What opening a group may take: NCCL some seconds.
 _OPEN_SECONDS = 10.0
-# What the muster, the report and the start of a trial take of the budget.
+# What gathering the ranks, the report and the start of a trial take of the budget.
 _BESIDE_SECONDS = 6.0
 _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=2, checks=0)
 

@@ -23,7 +23,7 @@ from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import Silent
 from ddpdiag.runtime.alone import run_alone
-from ddpdiag.runtime.arriving import own_arrival
+from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.slurm import node_name
 from ddpdiag.runtime.watched import Stand, watched

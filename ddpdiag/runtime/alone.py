@@ -1,7 +1,7 @@
-"""A run of one rank that needs nobody: no launcher, no Board, no nursery, no record, and no port.
+"""A run of one rank that needs nobody: no launcher, no control server, no nursery, no record, and no port.
 
-This process is rank 0 and its own supervisor in one. Orders come from the coordinator as they do over the Board, and go
-to workers that are forked from here: nothing in this process has threads, torch or CUDA, and a fork costs milliseconds.
+This process is rank 0 and its own supervisor in one. What the coordinator says goes to workers that are forked from
+here: nothing in this process has threads, torch or CUDA, and a fork costs milliseconds.
 """
 
 import faulthandler
@@ -18,28 +18,24 @@ from ddpdiag.check import Check
 from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind, Options, Outcome, Place, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.children import Log, Worker
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.deadline import expired
-from ddpdiag.runtime.messages import (
-    Alive,
-    Answer,
-    AtGate,
+from ddpdiag.runtime.control.messages import (
+    BarrierOpen,
     Downward,
-    Farewell,
     Hello,
-    More,
-    Open,
-    Order,
     Partial,
+    Ping,
+    Pong,
     Ready,
     Result,
-    RollCall,
-    SoFar,
+    RunTrial,
+    Shutdown,
+    Start,
     Stop,
-    Task,
     Upward,
-    Welcome,
 )
+from ddpdiag.runtime.coordinator import Coordinator
+from ddpdiag.runtime.deadline import expired
+from ddpdiag.runtime.messages import Answer, BarrierReached, More, Task, WorkerPartial
 from ddpdiag.runtime.nursery import import_torch
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
@@ -88,16 +84,18 @@ class OwnRank:
         """Obey at once."""
         running = self._running
         match message:
-            case Welcome(place, options):
+            case Start(place, options):
                 self._place, self._options = place, options
-            case Order(trial) if trial.number > self._last_trial:
+            case RunTrial(trial) if trial.number > self._last_trial:
                 self._start(message.unpacked())
-            case Open(trial=number) if running is not None and running.trial.number == number and not running.opened:
+            case BarrierOpen(trial=number) if (
+                running is not None and running.trial.number == number and not running.opened
+            ):
                 running.opened = running.worker.send(message)
             case Stop(number) if running is not None and running.trial.number == number:
                 self._expire(running, told=True)
-            case RollCall() | Farewell():
-                self._words.append(Alive())
+            case Ping() | Shutdown():
+                self._words.append(Pong())
             case _:
                 pass
 
@@ -143,11 +141,11 @@ class OwnRank:
 
     def _hear(self, running: Running) -> None:
         match running.worker.receive():
-            case AtGate(offer, shares):
+            case BarrierReached(offer, shares):
                 running.reached_gate(time.monotonic())
                 running.ready = Ready(running.trial.number, offer, shares)
                 self._words.append(running.ready)
-            case SoFar(data, text):
+            case WorkerPartial(data, text):
                 running.so_far = data
                 self._words.append(Partial(running.trial.number, data, text))
             case Answer() as answer:

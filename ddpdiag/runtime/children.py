@@ -18,8 +18,8 @@ import msgspec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Collective, Kind, ProcessState
 from ddpdiag.probes.procfs import cpu_ticks, process_state
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.messages import (
-    MAX_MESSAGE_BYTES,
     Enough,
     Exited,
     Fork,
@@ -40,7 +40,7 @@ from ddpdiag.runtime.tether import DUMP_SIGNAL
 from ddpdiag.runtime.witness import RAS_SECONDS, ask, wait_answer
 
 _SOCKET_BUFFER = 1 << 20
-_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the Board raises it
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 _DUMP_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 2.0
@@ -94,7 +94,7 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
     process.returncode = 0  # we reap it ourselves, by pid
     with contextlib.suppress(
         OSError, AttributeError
-    ):  # rank 0 raised its own limit for the Board; checks look at the user's
+    ):  # rank 0 raised its own limit for the control server; checks look at the user's
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
     return process.pid
 

@@ -11,9 +11,9 @@ from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.model.trial import NOTHING
+from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
+from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
 from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
-from ddpdiag.runtime.messages import Farewell, Noted, Partial, Ready, Result, Stop, Upward
-from ddpdiag.runtime.muster import PATIENCE, Channel, Muster, Patience, RunEnded
 from ddpdiag.runtime.spending import (
     CUT_SECONDS,
     LEAST_SECONDS,
@@ -47,7 +47,7 @@ class Coordinator:
 
     def __init__(
         self,
-        hub: Channel,
+        server: Channel,
         header: Header,
         checks: Sequence[AnyCheck],
         listener: Listener,
@@ -62,7 +62,7 @@ class Coordinator:
         self._assembled = 1  # of the lines, in the recording so far
         self._recording = Recording(header=header)
         self._known_world: World | None = None
-        self._muster = Muster(hub, header, told_to_leave, patience, self._note)
+        self._membership = Membership(server, header, told_to_leave, patience, self._note)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
         self._to_come: list[AnyCheck] = []  # of those that run last
@@ -76,17 +76,17 @@ class Coordinator:
             self._run_checks()
         except (RunEnded, BudgetSpent):
             pass
-        self._lines.append(End(seconds=self._muster.now()))
+        self._lines.append(End(seconds=self._membership.now()))
         return self.recording()
 
     def _gather(self, wait_seconds: float) -> None:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
         self._telling.started(budget_seconds)
-        self._muster.gather(
+        self._membership.gather(
             min(wait_seconds, budget_seconds - RESERVE_SECONDS),
-            lambda left: self._telling.waiting(self._muster.arrivals, size, left),
+            lambda left: self._telling.waiting(self._membership.arrivals, size, left),
         )
-        self._telling.gathered(self._muster.arrivals, size)
+        self._telling.gathered(self._membership.arrivals, size)
 
     def _note(self, line: Line) -> None:
         self._lines.append(line)
@@ -105,20 +105,20 @@ class Coordinator:
 
     def idle(self) -> None:
         """Keep in touch for a moment, while somebody else judges and writes."""
-        self._muster.idle(0.05)
+        self._membership.idle(0.05)
 
     def late_signal(self) -> int | None:
         """The signal by which a rank was told to leave when all trials were over, or None."""
-        return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._muster.signal
+        return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
 
-    def farewell(self, exit_code: int, sentence: str) -> Farewell:
+    def farewell(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
-        return self._muster.farewell(exit_code, sentence)
+        return self._membership.farewell(exit_code, sentence)
 
     @property
     def _unable(self) -> set[int]:
         """Ranks that came and can take no further part."""
-        return self._muster.gone | self._without_torch
+        return self._membership.gone | self._without_torch
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
@@ -138,14 +138,14 @@ class Coordinator:
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> bool:
         """Run a part of a stage; was the budget spent in it?"""
-        begin, before, spent = self._muster.now(), len(self._lines), False
+        begin, before, spent = self._membership.now(), len(self._lines), False
         self._telling.stage_began(stage)
         try:
             for check in checks:
                 self._run_check(check)
         except BudgetSpent:
             spent = True  # noted where it was raised
-        self._telling.stage_ended(stage, self._lines[before:], self._muster.now() - begin, cut=spent)
+        self._telling.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
         return spent
 
     def _run_check(self, check: AnyCheck) -> None:
@@ -173,7 +173,7 @@ class Coordinator:
 
     def _left(self, kept: float) -> float:
         """Of the budget, what trials may still take."""
-        return self._header.options.budget_seconds - self._muster.now() - RESERVE_SECONDS - kept
+        return self._header.options.budget_seconds - self._membership.now() - RESERVE_SECONDS - kept
 
     def _kept(self) -> float:
         """Of the budget, what is kept for the checks that run last and have something to do."""
@@ -201,7 +201,7 @@ class Coordinator:
 
     def _world(self) -> World:
         header, known = self._header, self._known_world
-        arrivals, out = self._muster.arrivals, frozenset(self._unable)
+        arrivals, out = self._membership.arrivals, frozenset(self._unable)
         if known is None or known.arrivals is not arrivals or known.out != out:
             known = World(
                 size=header.world_size,
@@ -222,25 +222,25 @@ class Coordinator:
         left = self._left(kept)
         if left < LEAST_SECONDS:
             spent = f"before {planned.code} could run"
-            self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._muster.now(), detail=spent))
+            self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
             raise BudgetSpent
         number = len(self.recording().trials) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
-        trial = with_number(planned, number, wanted, left, self._muster.now())
+        trial = with_number(planned, number, wanted, left, self._membership.now())
         self._lines.append(trial)
         slack = min(SLACK_SECONDS, left - trial.limit_seconds + CUT_SECONDS)
-        flight = Flight(trial, trial.limit_seconds + slack, self._muster.clock)
+        flight = Flight(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
-            self._muster.send(rank, flight.order(rank))
+            self._membership.send(rank, flight.order(rank))
         self._telling.trial_began(trial, importing=importing)
         try:
             while flight.pending:
-                for rank, message in self._muster.attend(0.05):
+                for rank, message in self._membership.attend(0.05):
                     self._take(flight, rank, message)
                 self._tend(flight)
                 self._repeat(flight)
-                self._telling.pending(flight, self._muster.arrivals)
+                self._telling.pending(flight, self._membership.arrivals)
         except RunEnded as ended:
             for rank, message in ended.messages:
                 self._take(flight, rank, message)
@@ -256,7 +256,7 @@ class Coordinator:
                 if rank == flight.first:
                     self._telling.progressed(text)
             case Result(outcome) if outcome.rank == rank:
-                self._muster.send(rank, Noted(outcome.trial))
+                self._membership.send(rank, Ack(outcome.trial))
                 if outcome.trial == flight.trial.number and rank in flight.pending:
                     self._book(flight, outcome)
             case _:
@@ -275,13 +275,13 @@ class Coordinator:
 
     def _open_gate(self, flight: Flight, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self._muster.send(rank, flight.opening(rank, self._muster.arrivals))
+            self._membership.send(rank, flight.opening(rank, self._membership.arrivals))
 
     def _tend(self, flight: Flight) -> None:
         """Close what cannot end by itself: lost ranks, peers of failed ones, late groups, what is past its deadline."""
-        for rank in flight.pending & self._muster.lost:
+        for rank in flight.pending & self._membership.lost:
             self._unheard(flight, rank)
-        now = self._muster.clock()
+        now = self._membership.clock()
         for index, since in flight.failed.items():
             if now - since > self._patience.grace:
                 self._stop(flight, index)
@@ -298,21 +298,21 @@ class Coordinator:
             flight.stopped.add(index)
             stop = Stop(flight.trial.number)
             for rank in flight.pending.intersection(flight.trial.groups[index]):
-                self._muster.send(rank, stop)
+                self._membership.send(rank, stop)
 
     def _repeat(self, flight: Flight) -> None:
         """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
         if not flight.time_to_repeat():
             return
-        for rank in flight.pending - self._muster.gone:
+        for rank in flight.pending - self._membership.gone:
             if not flight.is_at_gate(rank):
-                self._muster.send(rank, flight.order(rank))
+                self._membership.send(rank, flight.order(rank))
             elif flight.is_open(rank):
                 self._open_gate(flight, (rank,))
 
     def _unheard(self, flight: Flight, rank: int) -> None:
         trial = flight.trial
-        why = "it was lost" if rank in self._muster.lost else "its supervisor sent no outcome"
+        why = "it was lost" if rank in self._membership.lost else "its supervisor sent no outcome"
         flight.pending.discard(rank)
         flight.fail(rank)
         self._lines.append(
@@ -331,7 +331,7 @@ class Coordinator:
         """The run ends in the middle of a trial: who was lost is unheard, everybody else was told to stop."""
         trial = flight.trial
         for rank in sorted(flight.pending):
-            lost = rank in self._muster.lost
+            lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED
             self._lines.append(
                 Outcome(

@@ -12,7 +12,7 @@ from ddpdiag.errors import RunLost
 from ddpdiag.model import Arrival, Event, EventKind, Header, Report
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.answers import with_answers
-from ddpdiag.runtime.messages import Farewell
+from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.notes import Reader, explained
 from ddpdiag.runtime.shared import RUN, Chronicle, Signs
 from ddpdiag.runtime.succession import Succession, inherited
@@ -64,7 +64,7 @@ class Estate:
         self._readers = tuple(cut_off(told))
         return told
 
-    def close(self, farewell: Farewell) -> None:
+    def close(self, farewell: Shutdown) -> None:
         """Tell the verdict to those who can hear us no more, and remove what was shared."""
         if self._chronicle is not None:
             self._chronicle.close(farewell, self._readers, _READERS_SECONDS if self._readers else 0.0)
@@ -95,7 +95,7 @@ class Heir:
         self._publish = publish
         self._made: Published | None = None
 
-    def inherit(self) -> tuple[Farewell, str] | None:
+    def inherit(self) -> tuple[Shutdown, str] | None:
         """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself."""
         farewell = Succession(self._signs, self._header.writer, self._take_over).run()
         if farewell is None:
@@ -108,11 +108,11 @@ class Heir:
             ThreadPoolExecutor(1).submit(self._signs.remove).result(_REMOVE_SECONDS)
         return farewell, "the report is made here"
 
-    def _take_over(self, heirs: tuple[int, ...]) -> Farewell:
+    def _take_over(self, heirs: tuple[int, ...]) -> Shutdown:
         # Rank 0's own lines first, which count: it settled places and times.
         lines = read_lines([self._signs.folder / RUN, *sorted(self._signs.folder.glob("rank-*.jsonl"))])
         told = list(inherited(lines, self._header, heirs, time.monotonic() - self._begin))
         self._made = self._publish(with_answers(told, self._header.writer, self._at.host, self._at.port))
         nonces = {line.place.rank: line.nonce for line in told if isinstance(line, Arrival)}
         gone = {rank: nonce for rank, nonce in nonces.items() if rank not in heirs}
-        return Farewell(self._made.report.exit_code, self._made.report.sentence, gone)
+        return Shutdown(self._made.report.exit_code, self._made.report.sentence, gone)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Raw
 
 from ddpdiag.model import Arrival, Trial
-from ddpdiag.runtime.messages import Open, Order
+from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 
 # What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
 SLACK_SECONDS = 4.5
@@ -33,8 +33,8 @@ class Flight:
         self._offers: dict[int, str] = {}
         self._shares = False  # must everybody learn everybody's offer?
         self._missing = [len(group) for group in trial.groups]  # at the gate
-        self._orders: dict[int, Order] = {}
-        self._openings: dict[int, Open] = {}
+        self._orders: dict[int, RunTrial] = {}
+        self._openings: dict[int, BarrierOpen] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
         self.ranks_done = 0
         self._ended: list[float] = []  # ages at which groups were done
@@ -42,11 +42,11 @@ class Flight:
         self._repeated = self._begin
         self.latest = self._begin + patience_seconds
 
-    def order(self, rank: int) -> Order:
+    def order(self, rank: int) -> RunTrial:
         """The trial as one rank gets it, with its own group only; the same object for the whole group."""
         index = self._index[rank]
         if index not in self._orders:
-            self._orders[index] = Order.to(self.trial.groups[index], self.trial)
+            self._orders[index] = RunTrial.to(self.trial.groups[index], self.trial)
         return self._orders[index]
 
     def arrived(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class Flight:
         """Has the whole group of this rank come to the gate?"""
         return not self._missing[self._index[rank]]
 
-    def opening(self, rank: int, arrivals: Mapping[int, Arrival]) -> Open:
+    def opening(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
         """What a rank is told when the gate opens; the same object for the whole group."""
         index = self._index[rank]
         if index not in self._openings:
@@ -76,7 +76,7 @@ class Flight:
             reached_at = addresses(group, arrivals)
             first = group[0]
             peers = tuple((reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
-            self._openings[index] = Open(self.trial.number, reached_at(first), self._offers[first], peers)
+            self._openings[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
         return self._openings[index]
 
     def time_to_repeat(self) -> bool:

@@ -23,17 +23,17 @@ from ddpdiag.probes.elastic import write_error_file
 from ddpdiag.probes.procfs import age_seconds
 from ddpdiag.probes.slurm import job_and_step
 from ddpdiag.probes.sockets import free_port
-from ddpdiag.runtime.arriving import own_arrival
-from ddpdiag.runtime.board import Hub, board_ports
+from ddpdiag.runtime.control.client import ControlClient, Endpoint, join
+from ddpdiag.runtime.control.hello import own_arrival
+from ddpdiag.runtime.control.liveness import crowded_silence_seconds
+from ddpdiag.runtime.control.membership import PATIENCE
+from ddpdiag.runtime.control.messages import Shutdown, Wire
+from ddpdiag.runtime.control.server import ControlServer, control_ports
 from ddpdiag.runtime.coordinator import Coordinator
 from ddpdiag.runtime.environment import worker_variables
 from ddpdiag.runtime.estate import Estate, Heir, Published, Rank0At
 from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.link import Desk, Link, join
-from ddpdiag.runtime.messages import Farewell, Seal
-from ddpdiag.runtime.muster import PATIENCE
 from ddpdiag.runtime.notes import Complaint, Reader
-from ddpdiag.runtime.pulse import crowded_silence_seconds
 from ddpdiag.runtime.record import Record, folder_name, run_folder
 from ddpdiag.runtime.shared import Copy, shared_folder
 from ddpdiag.runtime.signals import Signals
@@ -63,7 +63,7 @@ class Run:
     launch: Launch
     options: Options
     checks: Sequence[Check[Any]]
-    desk: Desk
+    endpoint: Endpoint
     port: int
     publish: Callable[[Sequence[Line], Signalled], Published]
     listener: Callable[[Place], Listener]
@@ -76,7 +76,7 @@ class Run:
     @property
     def rank_0(self) -> Rank0At:
         """Where rank 0's host is, as this process knows it."""
-        return Rank0At(self.desk.host, self.port)
+        return Rank0At(self.endpoint.host, self.port)
 
     def header(self, writer: int) -> Header:
         """First line of a recording."""
@@ -111,7 +111,7 @@ def prepare(
             (board_port,) if board_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
         )
     else:
-        ports = board_ports(launch.run_id, launch.port, board_port)
+        ports = control_ports(launch.run_id, launch.port, board_port)
     host = LOOPBACK if launch.whole else launch.coordinator
     if launch.whole:
         board_wait += crowded_silence_seconds(launch.place.local_world_size)
@@ -121,7 +121,7 @@ def prepare(
         launch=launch,
         options=options,
         checks=checks,
-        desk=Desk(host, ports, board_wait, job_port=None if shut else launch.port),
+        endpoint=Endpoint(host, ports, board_wait, job_port=None if shut else launch.port),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
         publish=publish,
         listener=listener,
@@ -135,12 +135,12 @@ def run_rank(run: Run, place: Place) -> int:
     """This process's part in the run; the exit code. RunLost when the run goes on, or ends, without us."""
     begin = time.monotonic()
     signals = Signals()
-    seal = Seal(run.launch.run_id, os.environ.get("DDPDIAG_TOKEN", ""))
+    wire = Wire(run.launch.run_id, os.environ.get("DDPDIAG_TOKEN", ""))
     header = run.header(place.rank)
     record = Record(run_folder(run.launch.run_id), place.rank, header, _copy(run, place.rank))
     try:
         try:
-            farewell = _take_part(run, place, seal, record, signals)
+            farewell = _take_part(run, place, wire, record, signals)
         except Rank0Lost as lost:
             farewell = _inherit(run, header, record, begin, lost)
     except RunLost as lost:
@@ -162,7 +162,7 @@ def _copy(run: Run, rank: int) -> Copy | None:
     return Copy(run.options.shared_dir, run.name, rank)
 
 
-def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Farewell:
+def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Shutdown:
     """The verdict that the living ranks make without rank 0; `lost`, as without a shared folder, if they cannot."""
     signs = record.copy.signs if record.copy is not None else None
     if signs is None:
@@ -176,71 +176,75 @@ def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLo
     return farewell
 
 
-def _take_part(run: Run, place: Place, seal: Seal, record: Record, signals: Signals) -> Farewell:
+def _take_part(run: Run, place: Place, wire: Wire, record: Record, signals: Signals) -> Shutdown:
     arrival = _arrival(run, place)
-    # The Board comes first: a second rank 0 must not start anything.
-    hub = _open_hub(run, seal, arrival) if place.rank == 0 else None
+    # The control server comes first: a second rank 0 must not start anything.
+    server = _open_server(run, wire, arrival) if place.rank == 0 else None
     supervisor = Supervisor(
         place,
         lambda own: worker_variables(run.launch, own, run.port),
         record,
-        signals=signals if hub is None else None,
+        signals=signals if server is None else None,
         trains=lambda options: any(c.stage is Stage.TRAINING and selected(c, options) for c in run.checks),
     )
     arrival = structs.replace(arrival, up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()))
     try:
         record.write(arrival)
-        if hub is None:
-            return supervisor.run(_join(run, seal, arrival, signals))
-        return _lead(run, hub, supervisor, seal, arrival, signals)
+        if server is None:
+            return supervisor.run(_join(run, wire, arrival, signals))
+        return _lead(run, server, supervisor, wire, arrival, signals)
     finally:
         for survivor in supervisor.end_children():
             sys.stderr.write(printable(f"ddpdiag: {survivor}\n"))
 
 
-def _open_hub(run: Run, seal: Seal, arrival: Arrival) -> Hub:
-    return Hub(run.desk.ports, seal, arrival, local_only=run.launch.whole, job_port=run.desk.job_port)
+def _open_server(run: Run, wire: Wire, arrival: Arrival) -> ControlServer:
+    return ControlServer(run.endpoint.ports, wire, arrival, local_only=run.launch.whole, job_port=run.endpoint.job_port)
 
 
-def _join(run: Run, seal: Seal, arrival: Arrival, signals: Signals) -> Link:
+def _join(run: Run, wire: Wire, arrival: Arrival, signals: Signals) -> ControlClient:
     """Find rank 0; as long as that does not succeed, a note in the shared folder says what was met."""
     listener = run.listener(arrival.place)
     try:
-        link = _sought(run, seal, arrival, signals, listener)
-        listener.tell(Joined(rank=arrival.place.rank, host=run.desk.host))
+        link = _sought(run, wire, arrival, signals, listener)
+        listener.tell(Joined(rank=arrival.place.rank, host=run.endpoint.host))
         return link
     finally:
         listener.close()
 
 
-def _sought(run: Run, seal: Seal, arrival: Arrival, signals: Signals, listener: Listener) -> Link:
-    rank, host = arrival.place.rank, run.desk.host
+def _sought(run: Run, wire: Wire, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
+    rank, host = arrival.place.rank, run.endpoint.host
 
     def seeking(left_seconds: float) -> None:
         listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
 
     if run.options.shared_dir is None:
-        return join(run.desk, seal, arrival, lambda: signals.told, seeking)
+        return join(run.endpoint, wire, arrival, lambda: signals.told, seeking)
     complaint = Complaint(run.options.shared_dir, run.name, arrival)
     try:
-        return join(run.desk, seal, arrival, lambda: signals.told, seeking, complaint.leave)
+        return join(run.endpoint, wire, arrival, lambda: signals.told, seeking, complaint.leave)
     finally:
         complaint.withdraw()
 
 
-def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arrival, signals: Signals) -> Farewell:
+def _lead(
+    run: Run, server: ControlServer, supervisor: Supervisor, wire: Wire, arrival: Arrival, signals: Signals
+) -> Shutdown:
     """Rank 0: the coordinator in the main thread, its own supervisor beside it."""
-    desk = Desk(LOOPBACK, (hub.port,), run.desk.wait_seconds)
+    endpoint = Endpoint(LOOPBACK, (server.port,), run.endpoint.wait_seconds)
     threads = ThreadPoolExecutor(2)
-    served: Future[Farewell] = threads.submit(lambda: supervisor.run(join(desk, seal, arrival, lambda: signals.told)))
+    served: Future[Shutdown] = threads.submit(
+        lambda: supervisor.run(join(endpoint, wire, arrival, lambda: signals.told))
+    )
     lost = PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size)
     patience = replace(PATIENCE, lost=lost)
     coordinator = Coordinator(
-        hub, run.header(0), run.checks, run.listener(arrival.place), lambda: signals.told, patience
+        server, run.header(0), run.checks, run.listener(arrival.place), lambda: signals.told, patience
     )
     estate = _estate(run, arrival.nonce, coordinator.lines)
     try:
-        coordinator.conduct(run.desk.wait_seconds)
+        coordinator.conduct(run.endpoint.wait_seconds)
         report = _published(run, coordinator, threads, estate)
     except RunLost as lost:
         estate.close(coordinator.farewell(lost.exit_code, str(lost)))
@@ -259,7 +263,7 @@ def _lead(run: Run, hub: Hub, supervisor: Supervisor, seal: Seal, arrival: Arriv
 
 
 def _estate(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Estate:
-    shared_dir, wait_seconds = run.options.shared_dir, run.desk.wait_seconds
+    shared_dir, wait_seconds = run.options.shared_dir, run.endpoint.wait_seconds
     if shared_dir is None:
         return Estate(None, None, lines)
     notes = Reader(shared_dir, run.name, world_size=run.launch.place.world_size, wait_seconds=wait_seconds)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Place
+from ddpdiag.runtime.control.liveness import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.environment import places
 from ddpdiag.runtime.estate import SHARED_END_SECONDS
 from ddpdiag.runtime.launch import Run
-from ddpdiag.runtime.pulse import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.running import how_it_ended
 from ddpdiag.runtime.signals import LEAVE, Signals
@@ -51,7 +51,7 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
             os._exit(run_one(place))
         children[pid] = place.rank
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
-    longest = run.options.budget_seconds + run.desk.wait_seconds + _BEYOND_BUDGET_SECONDS
+    longest = run.options.budget_seconds + run.endpoint.wait_seconds + _BEYOND_BUDGET_SECONDS
     shares = run.options.shared_dir is not None
     slower = crowded_silence_seconds(len(run.launch.ranks))
     without_rank_0 = LOST_AFTER_SECONDS + slower + (TURNS.total if shares else 0.0)

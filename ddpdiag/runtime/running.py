@@ -7,7 +7,8 @@ from msgspec import structs
 from ddpdiag.model import IMPORT_STEP, Outcome, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
 from ddpdiag.runtime.children import Worker
-from ddpdiag.runtime.messages import Answer, Ready
+from ddpdiag.runtime.control.messages import Ready
+from ddpdiag.runtime.messages import Answer
 
 
 class Running:

@@ -30,7 +30,7 @@ import msgspec
 
 from ddpdiag.codec import encode_line
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.messages import Farewell
+from ddpdiag.runtime.control.messages import Shutdown
 
 RUN = "run.jsonl"
 _BEAT, _WORD = "beat", "word"
@@ -91,14 +91,14 @@ class Signs:
         """Rank 0 lives."""
         (self.folder / _BEAT).write_text(str(time.monotonic()))
 
-    def word(self) -> Farewell | None:
+    def word(self) -> Shutdown | None:
         """The verdict, once there is one."""
         try:
-            return msgspec.json.decode((self.folder / _WORD).read_bytes(), type=Farewell)
+            return msgspec.json.decode((self.folder / _WORD).read_bytes(), type=Shutdown)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def write_word(self, farewell: Farewell) -> None:
+    def write_word(self, farewell: Shutdown) -> None:
         """Tell the verdict, whole or not at all."""
         new = self.folder / f"{_WORD}-{os.getpid()}"
         new.write_bytes(msgspec.json.encode(farewell))
@@ -176,7 +176,7 @@ class Chronicle:
         self._beat_due = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
-        self._farewell: Farewell | None = None
+        self._farewell: Shutdown | None = None
         self._readers: tuple[int, ...] = ()
         self._patience = 0.0
         self._thread.start()
@@ -188,7 +188,7 @@ class Chronicle:
     def _is_deposed(self) -> bool:
         return self._written > 0 and (not self._signs.folder.exists() or bool(self._signs.ranks("chief", 0)))
 
-    def close(self, farewell: Farewell, readers: Sequence[int], seconds: float) -> None:
+    def close(self, farewell: Shutdown, readers: Sequence[int], seconds: float) -> None:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
         self._farewell, self._readers, self._patience = farewell, tuple(readers), seconds
         self._over.set()

@@ -17,7 +17,7 @@ from msgspec import structs
 from ddpdiag.codec import assemble, disassemble
 from ddpdiag.model import End, Event, EventKind, Header, Outcome, Recording, Status
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.messages import Farewell
+from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.shared import Signs
 
 # So that a thousand waiting ranks ask a file server a thousand times a second, not five thousand.
@@ -50,14 +50,14 @@ class Succession:
     """One rank's part. `take_over` gets the living ranks, makes the report and returns the verdict."""
 
     def __init__(
-        self, signs: Signs, rank: int, take_over: Callable[[tuple[int, ...]], Farewell], turns: Turns = TURNS
+        self, signs: Signs, rank: int, take_over: Callable[[tuple[int, ...]], Shutdown], turns: Turns = TURNS
     ) -> None:
         self._signs = signs
         self._rank = rank
         self._take_over = take_over
         self._turns = turns
 
-    def run(self) -> Farewell | None:
+    def run(self) -> Shutdown | None:
         """The verdict, or None if nobody made one; it takes no longer than its turns, whatever a file server does."""
         attempt = ThreadPoolExecutor(1).submit(self._run)
         try:
@@ -65,7 +65,7 @@ class Succession:
         except (OSError, TimeoutError):
             return None
 
-    def _run(self) -> Farewell | None:
+    def _run(self) -> Shutdown | None:
         beat = self._signs.beat()
         word = self._await_word(self._turns.grace)
         if word is not None:
@@ -80,7 +80,7 @@ class Succession:
                 return word
         return None
 
-    def _await_word(self, seconds: float) -> Farewell | None:
+    def _await_word(self, seconds: float) -> Shutdown | None:
         end = time.monotonic() + seconds
         pause = self._pause()
         while True:
@@ -97,7 +97,7 @@ class Succession:
         heirs = len(self._signs.ranks("heir", self._rank))
         return max(self._turns.look, min(_LOOK_SECONDS_PER_HEIR * heirs, _MOST_LOOK_SECONDS))
 
-    def _lead(self, turn: int, heirs: tuple[int, ...]) -> Farewell | None:
+    def _lead(self, turn: int, heirs: tuple[int, ...]) -> Shutdown | None:
         end = time.monotonic() + self._turns.ready
         while not set(heirs) <= set(self._signs.ranks("ready", self._rank)) and time.monotonic() < end:
             time.sleep(self._turns.look)

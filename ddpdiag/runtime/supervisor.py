@@ -13,31 +13,27 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import IMPORT_STEP, Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.runtime.children import Nursery, Worker
-from ddpdiag.runtime.deadline import expired
-from ddpdiag.runtime.link import Link, refusal
-from ddpdiag.runtime.messages import (
-    Alive,
-    Answer,
-    AtGate,
+from ddpdiag.runtime.control.client import ControlClient, refusal
+from ddpdiag.runtime.control.liveness import crowded_silence_seconds, frozen_seconds, silence_seconds
+from ddpdiag.runtime.control.messages import (
+    Ack,
+    BarrierOpen,
     Downward,
-    Farewell,
+    HelloAck,
     Leaving,
-    More,
-    Noted,
-    Open,
-    Order,
     Partial,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Result,
-    RollCall,
-    Seated,
-    SoFar,
+    RunTrial,
+    Shutdown,
+    Start,
     Stop,
-    Task,
-    Welcome,
 )
-from ddpdiag.runtime.pulse import crowded_silence_seconds, frozen_seconds, silence_seconds
+from ddpdiag.runtime.deadline import expired
+from ddpdiag.runtime.messages import Answer, BarrierReached, More, Task, WorkerPartial
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import Running
 from ddpdiag.runtime.signals import Signals
@@ -84,10 +80,10 @@ class Supervisor:
         self._last_trial = 0
         self._unnoted: Result | None = None
         self._survivors: list[str] = []
-        self._farewell: Farewell | None = None
+        self._farewell: Shutdown | None = None
         self._told_to_leave: tuple[int, float] | None = None
 
-    def run(self, link: Link) -> Farewell:
+    def run(self, link: ControlClient) -> Shutdown:
         """Serve until the farewell; RunLost when rank 0 falls silent."""
         self._link = link
         self._begin = link.heard = time.monotonic()
@@ -105,7 +101,7 @@ class Supervisor:
             self._watch_running()
             self._watch_rank_0()
         self._survivors = self.end_children()  # told once more by whoever called us
-        link.send(Alive())
+        link.send(Pong())
         link.close()
         return self._farewell
 
@@ -166,53 +162,55 @@ class Supervisor:
 
     def _obey(self, message: Downward) -> None:
         match message:
-            case Welcome(place, options, nonce):
+            case Start(place, options, nonce):
                 self.place, self._options = place, options
                 self._record.welcomed(nonce)
                 if not self._trains(options):
                     self._nursery.spare()
-            case Noted(number):
+            case Ack(number):
                 if self._unnoted is not None and self._unnoted.outcome.trial == number:
                     self._unnoted = None
-            case RollCall():
+            case Ping():
                 self._link.send(self._again())
-            case Farewell():
+            case Shutdown():
                 self._farewell = message
             case Refused():
                 raise refusal(message)
-            case Seated():
+            case HelloAck():
                 pass
-            case Order() | Open() | Stop():
+            case RunTrial() | BarrierOpen() | Stop():
                 self._obey_trial(message)
 
-    def _obey_trial(self, message: Order | Open | Stop) -> None:
+    def _obey_trial(self, message: RunTrial | BarrierOpen | Stop) -> None:
         """Orders and openings come again until something is heard of them, and count once."""
         running = self._running
         match message:
-            case Order(trial) if trial.number > self._last_trial:
+            case RunTrial(trial) if trial.number > self._last_trial:
                 self._start(message.unpacked())
-            case Open(trial=number) if running is not None and running.trial.number == number and not running.opened:
+            case BarrierOpen(trial=number) if (
+                running is not None and running.trial.number == number and not running.opened
+            ):
                 running.opened = running.worker.send(message)
             case Stop(number) if running is not None and running.trial.number == number:
                 self._expire(running, told=True)
             case _:
                 pass
 
-    def _again(self) -> Alive | Ready | Result:
-        """The answer to a roll-call: what rank 0 has not reacted to yet, else a sign of life."""
+    def _again(self) -> Pong | Ready | Result:
+        """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
         if self._running is not None and self._running.ready is not None and not self._running.opened:
             return self._running.ready
-        return self._unnoted or Alive()
+        return self._unnoted or Pong()
 
     def _hear(self, running: Running) -> None:
         match running.worker.receive():
-            case AtGate(offer, shares):
+            case BarrierReached(offer, shares):
                 running.reached_gate(time.monotonic())
                 running.ready = Ready(running.trial.number, offer, shares)
                 self._link.send(running.ready)
             case More():
                 pass
-            case SoFar(data, text):
+            case WorkerPartial(data, text):
                 running.so_far = data
                 self._link.send(Partial(running.trial.number, data, text))
             case Answer() as answer:
@@ -295,7 +293,7 @@ class Supervisor:
         return running.without_torch(self._nursery.exit_code, self._nursery.log.tail(), time.monotonic())
 
     def _finish(self, running: Running, outcome: Outcome) -> None:
-        """To our own file first, then to the Board. After anything but DONE the worker is replaced."""
+        """To our own file first, then to the control server. After anything but DONE the worker is replaced."""
         self._running = None
         self._record.write(outcome)
         self._unnoted = Result(outcome)

@@ -16,7 +16,8 @@ import msgspec
 from ddpdiag.model import Collective, Place
 from ddpdiag.probes import ras
 from ddpdiag.probes.recorder import Group, groups, posted
-from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Posted, Ras, decode_witness
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
+from ddpdiag.runtime.messages import Posted, Ras, decode_witness
 
 THREAD_FILE = os.path.basename(__file__)
 _QUESTION, _QUESTION_TO_NCCL = b"?", b"!"

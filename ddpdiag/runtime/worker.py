@@ -19,7 +19,8 @@ from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import GATE_STEP, is_first_use
 from ddpdiag.runtime import parcel
-from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Answer, AtGate, Open, SoFar, Task, decode_worker_order
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
+from ddpdiag.runtime.messages import Answer, BarrierReached, Task, WorkerPartial, decode_worker_order
 from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
 from ddpdiag.runtime.witness import Witness
@@ -63,7 +64,7 @@ class WorkerContext:
 
     def report(self, data: msgspec.Struct, text: str) -> None:
         """Hand over what is known so far."""
-        parcel.send(self._link, msgspec.json.encode(SoFar(msgspec.Raw(codec.encode(data)), text)))
+        parcel.send(self._link, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
 
     def timed(self, name: str, seconds: float) -> None:
         """Add to one of the trial's timings."""
@@ -71,26 +72,26 @@ class WorkerContext:
 
     def gate(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group."""
-        opening = self._pass(AtGate(offer))
+        opening = self._pass(BarrierReached(offer))
         return Opening(opening.host, opening.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
         """The same gate, but everybody learns everybody's offer."""
-        return tuple(Opening(host, own) for host, own in self._pass(AtGate(offer, shares=True)).peers)
+        return tuple(Opening(host, own) for host, own in self._pass(BarrierReached(offer, shares=True)).peers)
 
-    def _pass(self, word: AtGate) -> Open:
+    def _pass(self, word: BarrierReached) -> BarrierOpen:
         self.step(GATE_STEP)
         begin = time.monotonic()
         parcel.send(self._link, msgspec.json.encode(word))
         opening = _receive(self._link)
-        if not isinstance(opening, Open):
+        if not isinstance(opening, BarrierOpen):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
         self.timed("gate", time.monotonic() - begin)
         self.step("gate is open")
         return opening
 
 
-def _receive(link: socket.socket) -> Task | Open | None:
+def _receive(link: socket.socket) -> Task | BarrierOpen | None:
     data = link.recv(MAX_MESSAGE_BYTES)
     return decode_worker_order.decode(data) if data else None
 

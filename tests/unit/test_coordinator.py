@@ -23,25 +23,25 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.flight import Flight
-from ddpdiag.runtime.messages import (
-    Alive,
+from ddpdiag.runtime.control.membership import Patience
+from ddpdiag.runtime.control.messages import (
+    BarrierOpen,
     Downward,
     Hello,
     Leaving,
-    Open,
-    Order,
     Partial,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Result,
-    RollCall,
+    RunTrial,
+    Start,
     Stop,
     Upward,
-    Welcome,
 )
-from ddpdiag.runtime.muster import Patience
+from ddpdiag.runtime.coordinator import Coordinator
+from ddpdiag.runtime.flight import Flight
 from ddpdiag.runtime.telling import Telling
 
 Answer = Callable[[int, Downward], list[Upward]]
@@ -77,26 +77,26 @@ def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: objec
 
 def obedient(rank: int, message: Downward) -> list[Upward]:
     match message:
-        case Order(trial):
+        case RunTrial(trial):
             return [Result(outcome(rank, trial, data=Raw(b"{}")))]
-        case RollCall():
-            return [Alive()]
+        case Ping():
+            return [Pong()]
         case _:
             return []
 
 
 def raises(rank: int, message: Downward) -> list[Upward]:
-    return [Result(outcome(rank, message.trial, Status.RAISED))] if isinstance(message, Order) else [Alive()]
+    return [Result(outcome(rank, message.trial, Status.RAISED))] if isinstance(message, RunTrial) else [Pong()]
 
 
 def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]:
     match message:
-        case Order(trial):
+        case RunTrial(trial):
             return [Ready(trial.number, f"port of {rank}", shares)]
-        case Open():
+        case BarrierOpen():
             return [Result(Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE))]
         case _:
-            return [Alive()]
+            return [Pong()]
 
 
 @dataclass
@@ -175,7 +175,7 @@ def statuses(recording: Recording) -> list[Status]:
 def test_every_rank_gets_its_place_and_its_orders() -> None:
     board = StandIn(3)
     recording = conduct(board, check())
-    assert [rank for rank, message in board.sent if isinstance(message, Welcome)] == [0, 1, 2]
+    assert [rank for rank, message in board.sent if isinstance(message, Start)] == [0, 1, 2]
     assert statuses(recording) == [Status.DONE] * 3
     assert recording.end is not None
 
@@ -192,14 +192,14 @@ def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
 def test_an_exchange_tells_everybody_where_everybody_is_and_what_it_offers() -> None:
     board = StandIn(3, partial(gated, shares=True))
     conduct(board, check())
-    peers = {message.peers for _, message in board.sent if isinstance(message, Open)}
+    peers = {message.peers for _, message in board.sent if isinstance(message, BarrierOpen)}
     assert [[offer for _, offer in own] for own in peers] == [["port of 0", "port of 1", "port of 2"]]
 
 
 def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None:
     board = StandIn(2, gated)
     conduct(board, check())
-    openings = [message for _, message in board.sent if isinstance(message, Open)]
+    openings = [message for _, message in board.sent if isinstance(message, BarrierOpen)]
     assert [(opening.offer, opening.host) for opening in openings] == [("port of 0", "127.0.0.1")] * 2
 
 
@@ -215,12 +215,12 @@ def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) ->
 def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> None:
     def one_dies(rank: int, message: Downward) -> list[Upward]:
         match message:
-            case Order():
+            case RunTrial():
                 return []
             case Stop(number):
                 return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
             case _:
-                return [Alive()] if rank != 2 else []
+                return [Pong()] if rank != 2 else []
 
     recording = conduct(StandIn(3, one_dies), check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
@@ -230,9 +230,9 @@ def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> N
 def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
     def cut_short(rank: int, message: Downward) -> list[Upward]:
         match message:
-            case Order(trial):
+            case RunTrial(trial):
                 return [Partial(trial.number, Raw(b"1"), "one"), Partial(trial.number, Raw(b"[2]"), "two")]
-            case RollCall():
+            case Ping():
                 return [Leaving(2)]
             case _:
                 return []
@@ -246,12 +246,12 @@ def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
 def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
     def dies(rank: int, message: Downward) -> list[Upward]:
         match message:
-            case Order(trial):
+            case RunTrial(trial):
                 return [Partial(trial.number, Raw(b"1"))] if rank == 1 else []
             case Stop(number):
                 return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
             case _:
-                return [Alive()] if rank != 1 else []
+                return [Pong()] if rank != 1 else []
 
     recording = conduct(StandIn(2, dies), check())
     assert {o.rank: bytes(o.so_far) for o in recording.outcomes} == {0: b"null", 1: b"1"}
@@ -266,7 +266,7 @@ def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
 def test_a_rank_without_torch_takes_no_further_part() -> None:
     def no_torch(rank: int, message: Downward) -> list[Upward]:
         match message:
-            case Order(trial) if rank == 1:
+            case RunTrial(trial) if rank == 1:
                 return [Result(outcome(rank, trial, Status.HUNG, at="import torch"))]
             case _:
                 return obedient(rank, message)
@@ -311,10 +311,10 @@ def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
 def test_ranks_that_were_told_to_leave_are_witnesses_and_the_silent_one_is_lost() -> None:
     def killed(rank: int, message: Downward) -> list[Upward]:
         match message:
-            case Order():
+            case RunTrial():
                 return [Leaving(15)] if rank in (0, 1) else []
             case _:
-                return [Alive()] if rank != 2 else []
+                return [Pong()] if rank != 2 else []
 
     recording = conduct(StandIn(3, killed), check())
     kinds = {(e.kind, e.rank) for e in recording.events}
@@ -451,7 +451,7 @@ def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
 
 def test_a_run_that_is_told_to_leave_does_not_wait_for_them() -> None:
     def told(rank: int, message: Downward) -> list[Upward]:
-        return [Leaving(2)] if isinstance(message, Order) else [Alive()]
+        return [Leaving(2)] if isinstance(message, RunTrial) else [Pong()]
 
     recording = conduct(StandIn(2, told), check(), last())
     assert [trial.code for trial in recording.trials] == ["COL001"]

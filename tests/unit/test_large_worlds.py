@@ -8,8 +8,8 @@ from seen import arrival_of, world_of
 
 from ddpdiag.check import crowded_seconds
 from ddpdiag.model import Arrival, Kind, Trial
+from ddpdiag.runtime.control.messages import Ping, RunTrial, Wire
 from ddpdiag.runtime.flight import Flight, addresses
-from ddpdiag.runtime.messages import Order, RollCall, Seal
 from ddpdiag.world import World
 
 
@@ -27,12 +27,12 @@ def arrivals(size: int, ranks_per_node: int) -> dict[int, Arrival]:
 
 @given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(tuple))
 def test_an_order_holds_its_group_in_its_order(group: tuple[int, ...]) -> None:
-    assert Order.to(group, trial(group, (99,))).unpacked() == trial(group)
+    assert RunTrial.to(group, trial(group, (99,))).unpacked() == trial(group)
 
 
 def test_the_order_of_ten_thousand_ranks_is_short() -> None:
     group = tuple(range(10_000))
-    assert len(Seal("run").close(Order.to(group, trial(group)))) < 500
+    assert len(Wire("run").close(RunTrial.to(group, trial(group)))) < 500
 
 
 def test_a_group_shares_one_order_and_one_opening() -> None:
@@ -68,9 +68,9 @@ def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_n
 
 
 def test_a_message_to_many_is_written_once() -> None:
-    seal, call = Seal("run", "secret"), RollCall()
-    assert seal.close(call) is seal.close(call)
-    assert seal.open_downward(seal.close(RollCall())) == call
+    wire, call = Wire("run", "secret"), Ping()
+    assert wire.close(call) is wire.close(call)
+    assert wire.decode_downward(wire.close(Ping())) == call
 
 
 def crowd(masks: list[str], ranks_per_node: int = 8) -> World:

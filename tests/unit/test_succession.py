@@ -10,12 +10,12 @@ from seen import arrival_of
 from ddpdiag.codec import assemble, encode_line, read_lines
 from ddpdiag.model import Event, EventKind, Header, Kind, Options, Outcome, Status, Trial
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.messages import Farewell
+from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.shared import Chronicle, Copy, Signs, append, shared_folder
 from ddpdiag.runtime.succession import Succession, Turns, inherited
 
 QUICK = Turns(look=0.005, grace=0.05, ready=0.1, turn=0.2, count=3, readers=0.1, alive=1.0)
-VERDICT = Farewell(1, "rank 0 was lost")
+VERDICT = Shutdown(1, "rank 0 was lost")
 HEADER = Header(run_id="r", world_size=4, launcher="hand", options=Options(), created="", version="0")
 TRIAL = Trial(code="COL001", groups=((0, 1, 2, 3),), kind=Kind.TORCH, deadline_seconds=5, number=1)
 
@@ -27,7 +27,7 @@ class Heirs:
         self.signs = Signs(folder)
         self.made: list[tuple[int, tuple[int, ...]]] = []
 
-    def run(self, ranks: Sequence[int], *, dead: Sequence[int] = ()) -> list[Farewell | None]:
+    def run(self, ranks: Sequence[int], *, dead: Sequence[int] = ()) -> list[Shutdown | None]:
         """What each of `ranks` is told; the `dead` left a sign and died."""
         for rank in (*ranks, *dead):
             self.signs.put("heir", rank)
@@ -35,8 +35,8 @@ class Heirs:
         with ThreadPoolExecutor(len(ranks)) as pool:
             return list(pool.map(self._run, ranks))
 
-    def _run(self, rank: int) -> Farewell | None:
-        def take_over(heirs: tuple[int, ...]) -> Farewell:
+    def _run(self, rank: int) -> Shutdown | None:
+        def take_over(heirs: tuple[int, ...]) -> Shutdown:
             self.made.append((rank, heirs))
             return VERDICT
 
@@ -121,7 +121,7 @@ def test_a_successor_that_stood_still_until_all_was_removed_makes_no_report(tmp_
     signs.put("heir", 1)
     signs.put("ready", 1)
 
-    def take_over(heirs: tuple[int, ...]) -> Farewell:
+    def take_over(heirs: tuple[int, ...]) -> Shutdown:
         made.append(heirs)
         return VERDICT
 

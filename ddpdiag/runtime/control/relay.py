@@ -1,8 +1,8 @@
-"""A second door to the Board, on the port that the job itself will use: some firewalls let no other one through.
+"""A second door to the control server, on the port that the job itself will use: firewalls may let no other through.
 
 ZeroMQ cannot serve here: unbinding an endpoint closes the connections that came in through it (libzmq 4.3.5). So plain
-connections are accepted and passed on to the Board's own port. The door is open only while ranks gather; afterwards the
-port is free for the job's own tests, and connections that came in through it stay.
+connections are accepted and passed on to the control server's own port. The door is open only while ranks gather;
+afterwards the port is free for the job's own tests, and connections that came in through it stay.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The muster: which ranks are here, which are leaving, which are lost. Rank 0's side of the Board.
+"""Membership: which ranks are here, which are leaving, which are lost. Rank 0's side of the control channel.
 
 It notes what happens to ranks in the run's lines, and knows nothing of checks and trials.
 """
@@ -13,19 +13,9 @@ from msgspec import structs
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.gathering import absent, fitted, mismatch, objection, settle
-from ddpdiag.runtime.messages import (
-    Downward,
-    Farewell,
-    Hello,
-    Leaving,
-    Refused,
-    RollCall,
-    Seated,
-    Upward,
-    Welcome,
-)
-from ddpdiag.runtime.pulse import BEAT_PER_RANK, frozen_seconds
+from ddpdiag.runtime.control.hello import absent, fitted, mismatch, objection, settle
+from ddpdiag.runtime.control.liveness import BEAT_PER_RANK, frozen_seconds
+from ddpdiag.runtime.control.messages import Downward, Hello, HelloAck, Leaving, Ping, Refused, Shutdown, Start, Upward
 
 
 @dataclass(frozen=True)
@@ -42,12 +32,12 @@ class Patience:
 PATIENCE = Patience()
 _LOOKS_A_BEAT = 4
 _BEATS_TO_ANSWER = 5
-_ROLL_CALL = RollCall()
+_PING = Ping()
 
 
 class Channel(Protocol):
-    """What carries words between rank 0 and the ranks: the Board's Hub, or `alone.OwnRank` where this is the only
-    rank."""
+    """What carries words between rank 0 and the ranks: the control server, or `alone.OwnRank` where this is the
+    only rank."""
 
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to the rank that came with this identity."""
@@ -71,12 +61,12 @@ class RunEnded(Exception):
         self.messages = messages
 
 
-class Muster:
+class Membership:
     """The ranks of a run. `told_to_leave` gives the signal that this process got, or None; `note` takes each event."""
 
     def __init__(
         self,
-        hub: Channel,
+        server: Channel,
         header: Header,
         told_to_leave: Callable[[], int | None],
         patience: Patience,
@@ -86,7 +76,7 @@ class Muster:
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
         self._first_signal: int | None = None
-        self._hub = hub
+        self._server = server
         self._header = header
         self._told_to_leave = told_to_leave
         self._patience = patience
@@ -131,7 +121,7 @@ class Muster:
                 waiting(max(0.0, wait_seconds - self.now()))
         finally:
             self._closed = True
-            self._hub.close_door()
+            self._server.close_door()
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
@@ -140,13 +130,13 @@ class Muster:
             self._note(event)
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
         for rank, arrival in self.arrivals.items():
-            self.send(rank, Welcome(arrival.place, self._header.options.for_ranks, nonce))
+            self.send(rank, Start(arrival.place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
         """Send to a rank, if it came."""
         identity = self._identities.get(rank)
         if identity is not None:
-            self._hub.send(identity, message)
+            self._server.send(identity, message)
 
     def attend(self, seconds: float) -> list[tuple[int, Upward]]:
         """Receive, beat, notice who is lost; RunEnded when ranks or this process were told to leave."""
@@ -172,7 +162,7 @@ class Muster:
         if now - self._beat >= self._beat_seconds:
             self._beat = now
             for rank in self._identities:
-                self.send(rank, _ROLL_CALL)
+                self.send(rank, _PING)
 
     def _look_if_due(self, now: float) -> None:
         """Who has been silent for too long? Not at every message of thousands of ranks."""
@@ -185,21 +175,21 @@ class Muster:
             if awake - self._heard.setdefault(rank, awake) > patience:
                 self._lose(rank, f"nothing was heard of it for {patience:g} s")
 
-    def farewell(self, exit_code: int, sentence: str) -> Farewell:
+    def farewell(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
-        farewell = Farewell(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
+        farewell = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
         for rank in self._identities:
             self.send(rank, farewell)
         waiting = set(self._identities) - self.gone
         end = time.monotonic() + self._patience.farewell
         while waiting and time.monotonic() < end:
             waiting -= {rank for rank, _message in self._receive(0.05)}
-        self._hub.close()
+        self._server.close()
         return farewell
 
     def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
         """Messages of ranks; hellos are dealt with here."""
-        for identity, message in self._hub.receive(seconds):
+        for identity, message in self._server.receive(seconds):
             if isinstance(message, Hello):
                 self._greet(identity, message.arrival)
                 continue
@@ -214,31 +204,31 @@ class Muster:
     def _greet(self, identity: bytes, arrival: Arrival) -> None:
         rank = arrival.place.rank
         if rank < 0:  # a stranger: no launcher gives such a rank, and nothing is noted of it
-            self._hub.send(identity, Refused(f"rank {rank}: expected 0 or more", ExitCode.USAGE))
+            self._server.send(identity, Refused(f"rank {rank}: expected 0 or more", ExitCode.USAGE))
             return
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
         if known is not None and known.nonce == arrival.nonce:
-            self._hub.send(identity, Seated())  # the same process again, after a lost answer
+            self._server.send(identity, HelloAck())  # the same process again, after a lost answer
             return
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal
             self._note(event)
-            self._hub.send(identity, Refused(sentence, ExitCode.USAGE))
+            self._server.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
             late = f"rank {rank} came {self.now():.1f} s after the start, when the run "
             told = self.signal
             late += "had begun without it" if told is None else "had been told to end"
             code = ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)
-            self._hub.send(identity, Refused(late, code))
+            self._server.send(identity, Refused(late, code))
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
                 self._note(other)
             self.arrivals[rank] = fitted(arrival, self._header.world_size)
             self._identities[rank] = identity
             self._ranks[identity] = rank
-            self._hub.send(identity, Seated())
+            self._server.send(identity, HelloAck())
 
     def _note_leaving(self, rank: int, signum: int) -> None:
         if rank not in self.leaving:
@@ -259,7 +249,7 @@ class Muster:
         heard: list[tuple[int, Upward]] = []
         silent = {rank for rank in self._identities if rank not in self.gone}
         for rank in silent:
-            self.send(rank, _ROLL_CALL)
+            self.send(rank, _PING)
         end = time.monotonic() + self._patience.wind_down
         while silent and time.monotonic() < end:
             heard += self._receive(0.05)

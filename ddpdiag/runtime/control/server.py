@@ -1,4 +1,4 @@
-"""The Board: rank 0's out-of-band channel to every supervisor, over ZeroMQ and never over what is being tested."""
+"""The control server: rank 0's end of the channel to every supervisor, over ZeroMQ."""
 
 import contextlib
 import resource
@@ -11,9 +11,9 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival
 from ddpdiag.probes.holders import holder_of
-from ddpdiag.runtime.link import LAST_WORDS_MS, greet, new_socket
-from ddpdiag.runtime.messages import Downward, Seal, Upward
-from ddpdiag.runtime.relay import Relay
+from ddpdiag.runtime.control.client import LAST_WORDS_MS, greet, new_socket
+from ddpdiag.runtime.control.messages import Downward, Upward, Wire
+from ddpdiag.runtime.control.relay import Relay
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
 # the ports that we derive for jobs (see runtime.said).
@@ -25,7 +25,7 @@ _RECEIVE_SECONDS = 0.25
 _BACKLOG = 16_384
 
 
-def board_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
+def control_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
     """Ports to try in turn, the same on every rank: the one asked for, else some that MASTER_PORT and run id give."""
     if asked is not None:
         return (asked,)
@@ -41,24 +41,24 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Hub:
+class ControlServer:
     """Rank 0's end. Identities are ZeroMQ's; a rank is bound to one by the coordinator.
 
-    `arrival` is this process's own: where a Board of this run listens already, that one refuses it, and RunLost is
-    raised. `job_port` is a second door, if it is free.
+    `arrival` is this process's own: where a control server of this run listens already, that one refuses it, and
+    RunLost is raised. `job_port` is a second door, if it is free.
     """
 
     def __init__(
         self,
         ports: Sequence[int],
-        seal: Seal,
+        wire: Wire,
         arrival: Arrival,
         *,
         local_only: bool = False,
         job_port: int | None = None,
     ) -> None:
         raise_open_files()
-        self._seal = seal
+        self._wire = wire
         self._socket = new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
@@ -78,17 +78,17 @@ class Hub:
             try:
                 self._socket.bind(f"tcp://{interface}:{port}")
             except zmq.ZMQError:
-                _refuse_second(port, self._seal, arrival)
+                _refuse_second(port, self._wire, arrival)
                 continue
             return port
         self._socket.close()
         held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
-        raise UsageError(f"no port is free for the Board: {held}; choose another one with --board-port")
+        raise UsageError(f"no port is free for rank 0: {held}; choose another one with --board-port")
 
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to a peer; one that is gone is noticed by its silence."""
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([identity, self._seal.close(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, self._wire.close(message)], zmq.NOBLOCK)
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
         """What has come, after waiting at most `seconds` for the first of it, and at most 0.25 s for the others."""
@@ -101,7 +101,7 @@ class Hub:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            message = self._seal.open_upward(frames[-1]) if len(frames) == 2 else None
+            message = self._wire.decode_upward(frames[-1]) if len(frames) == 2 else None
             if message is not None:
                 yield frames[0], message
 
@@ -117,9 +117,9 @@ class Hub:
         self._socket.close(linger=LAST_WORDS_MS)
 
 
-def _refuse_second(port: int, seal: Seal, arrival: Arrival) -> None:
-    """If the Board of this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
-    link = greet(("127.0.0.1", port), seal, arrival, 1.0)
+def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
+    """If this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
+    link = greet(("127.0.0.1", port), wire, arrival, 1.0)
     if link is not None:
         link.close()
         raise RunLost(

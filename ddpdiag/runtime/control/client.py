@@ -1,4 +1,4 @@
-"""A supervisor's way to the Board: finding it, saying hello, and the link that this gives."""
+"""A supervisor's way to the control server: finding it, saying hello, and the link that this gives."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
 from ddpdiag.probes.knock import knock
 from ddpdiag.probes.sockets import Reach, Reached, resolve
-from ddpdiag.runtime.messages import MAX_MESSAGE_BYTES, Downward, Hello, Refused, Seal, Seated, Upward, Welcome
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward, Wire
 
 LAST_WORDS_MS = 500
 # With these exit codes rank 0 refuses a process.
@@ -34,33 +34,33 @@ def new_socket(kind: int) -> zmq.Socket[bytes]:
 
 
 @dataclass(frozen=True)
-class Desk:
-    """Where the Board is: rank 0's host, and the ports to try; the job's own port, if it is given, comes last."""
+class Endpoint:
+    """Where rank 0's control server is: its host, and the ports to try; the job's own port, if given, comes last."""
 
     host: str
     ports: tuple[int, ...]
     wait_seconds: float
-    greet_seconds: float = 2.0  # how long one port may take to prove that it is our Board
+    greet_seconds: float = 2.0  # how long one port may take to prove that it is rank 0
     job_port: int | None = None
 
 
-class Link:
+class ControlClient:
     """A supervisor's end, once rank 0 has heard it."""
 
-    def __init__(self, socket: zmq.Socket[bytes], seal: Seal) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], wire: Wire) -> None:
         self.socket = socket
         self.heard = time.monotonic()
-        self._seal = seal
+        self._wire = wire
 
     def send(self, message: Upward) -> None:
         """Send without waiting."""
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.send(self._seal.close(message), zmq.NOBLOCK)
+            self.socket.send(self._wire.close(message), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[Downward]:
         """What has come so far."""
         while self.socket.poll(0):
-            message = self._seal.open_downward(self.socket.recv(zmq.NOBLOCK))
+            message = self._wire.decode_downward(self.socket.recv(zmq.NOBLOCK))
             if message is not None:
                 self.heard = time.monotonic()
                 yield message
@@ -72,7 +72,7 @@ class Link:
 
 # The cause first: on a terminal the ports fill a line.
 _SENTENCES = {
-    Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not the Board of this run",
+    Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not rank 0 of this run",
     Reach.REFUSED: "nobody listens there ({ports}: the connection is refused); is rank 0 started?",
     Reach.DROPPED: "no answer ({ports}): a firewall drops the packets, or the host is down",
     Reach.UNREACHABLE: "the host or network is unreachable ({ports})",
@@ -87,21 +87,21 @@ _LAST_TRY_SECONDS = 0.5
 
 
 def join(
-    desk: Desk,
-    seal: Seal,
+    endpoint: Endpoint,
+    wire: Wire,
     arrival: Arrival,
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None] = lambda _left_seconds: None,
     troubled: Callable[[str], None] = lambda _sentence: None,
-) -> Link:
-    """Find the Board and say hello; RunLost after `desk.wait_seconds`, with what a plain TCP connect said.
+) -> ControlClient:
+    """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with what a plain TCP connect said.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
     After a signal it goes on for a moment: a rank 0 that is not told of it waits for this rank, and blames it.
     `seeking` is told before each try how many seconds are left; `troubled` once, when half of them have passed, what
     was met so far.
     """
-    end, told = time.monotonic() + desk.wait_seconds, None
+    end, told = time.monotonic() + endpoint.wait_seconds, None
     patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
     quiet = True
     while True:
@@ -110,20 +110,20 @@ def join(
         left = end - time.monotonic()
         seeking(max(left, 0.0))
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
-        addresses = resolve(desk.host, desk.ports[0], max(left, 0.1))
+        addresses = resolve(endpoint.host, endpoint.ports[0], max(left, 0.1))
         met: dict[int, Reached] = {}
         for address in addresses or ():
-            link = _try_ports(desk, address, seal, arrival, min(patience, max(left, 0.1)), met)
+            link = _try_ports(endpoint, address, wire, arrival, min(patience, max(left, 0.1)), met)
             if link is not None:
                 return link
         left = end - time.monotonic()
         if left <= 0 and told is not None:
             sentence = f"rank {arrival.place.rank} was told to leave before it reached rank 0"
             raise RunLost(sentence, ExitCode.of_signal(told))
-        sentence = _sentence(desk, arrival, addresses, met)
+        sentence = _sentence(endpoint, arrival, addresses, met)
         if left <= 0:
             raise RunLost(sentence)
-        if quiet and told is None and left < desk.wait_seconds / 2:
+        if quiet and told is None and left < endpoint.wait_seconds / 2:
             quiet = False
             troubled(sentence)
         time.sleep(min(pause, left))
@@ -131,24 +131,24 @@ def join(
 
 
 def _try_ports(
-    desk: Desk, address: str, seal: Seal, arrival: Arrival, seconds: float, met: dict[int, Reached]
-) -> Link | None:
-    """The Board at one address, if it is there; `met` notes what each port said."""
-    last = () if desk.job_port is None else (desk.job_port,)
-    for ports in (desk.ports, last):
+    endpoint: Endpoint, address: str, wire: Wire, arrival: Arrival, seconds: float, met: dict[int, Reached]
+) -> ControlClient | None:
+    """The control server at one address, if it is there; `met` notes what each port said."""
+    last = () if endpoint.job_port is None else (endpoint.job_port,)
+    for ports in (endpoint.ports, last):
         found = knock(address, ports, seconds)
         met.update(found)
         for port, reached in found.items():
             if reached.reach is Reach.ACCEPTED:
                 own = structs.replace(arrival, address=reached.source or address)
-                link = greet((address, port), seal, own, desk.greet_seconds, again=port not in last)
+                link = greet((address, port), wire, own, endpoint.greet_seconds, again=port not in last)
                 if link is not None:
                     return link
     return None
 
 
-def _sentence(desk: Desk, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, Reached]) -> str:
-    """What a rank met that found no Board."""
+def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, Reached]) -> str:
+    """What a rank met that did not find rank 0."""
     ports: dict[Reach, list[str]] = {}
     for port, reached in met.items():
         ports.setdefault(reached.reach, []).append(str(port))
@@ -159,8 +159,8 @@ def _sentence(desk: Desk, arrival: Arrival, addresses: Sequence[str] | None, met
     else:
         why = _SENTENCES[unresolved]
     return (
-        f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {desk.host} "
-        f"within {desk.wait_seconds:g} s: {why}"
+        f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {endpoint.host} "
+        f"within {endpoint.wait_seconds:g} s: {why}"
     )
 
 
@@ -173,7 +173,9 @@ def refusal(message: Refused) -> RunLost:
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
 
 
-def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, *, again: bool = True) -> Link | None:
+def greet(
+    where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float, *, again: bool = True
+) -> ControlClient | None:
     """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`.
 
     `again` says whether a connection that breaks is made again: not on the job's own port, where the job listens later.
@@ -184,7 +186,7 @@ def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, 
     if not again:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
-    link = Link(socket, seal)
+    link = ControlClient(socket, wire)
     link.send(Hello(arrival))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -192,7 +194,7 @@ def greet(where: tuple[str, int], seal: Seal, arrival: Arrival, seconds: float, 
             continue
         for message in link.receive():
             match message:
-                case Seated() | Welcome():
+                case HelloAck() | Start():
                     return link
                 case Refused() as message:
                     link.close()

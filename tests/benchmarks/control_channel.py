@@ -1,8 +1,8 @@
-"""What the Board costs rank 0 in a large world: 100, 1,000, 3,000 and 10,000 peers, with real connections.
+"""What the control channel costs rank 0 in a large world: 100, 1,000, 3,000 and 10,000 peers, with real connections.
 
-    python tests/benchmarks/board.py [--peers 100 1000 ...] [--helpers 16]
+    python tests/benchmarks/control_channel.py [--peers 100 1000 ...] [--helpers 16]
 
-Rank 0 is the real one (Hub, Muster, Coordinator) in a process of its own. The peers are sockets of a few other
+Rank 0 is the real one (ControlServer, Membership, Coordinator) in a process of its own. The peers are sockets of a few other
 processes; each says what a supervisor says: it knocks at the port, says hello, answers roll-calls, and answers an
 order with an outcome of 10 kB. Two trials run, one on every rank alone, and one of all ranks together with a gate.
 
@@ -27,24 +27,24 @@ from ddpdiag.check import Check, Scope, Seen, Stage
 from ddpdiag.model import Arrival, Finding, Header, Options, Outcome, Place, Recording, Status
 from ddpdiag.model.news import CheckBegan, News
 from ddpdiag.probes.sockets import free_port, reach
-from ddpdiag.runtime.board import Hub, raise_open_files
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.link import Link, new_socket
-from ddpdiag.runtime.messages import (
-    Alive,
+from ddpdiag.runtime.control.client import ControlClient, new_socket
+from ddpdiag.runtime.control.messages import (
+    Ack,
+    BarrierOpen,
     Downward,
-    Farewell,
     Hello,
-    Noted,
-    Open,
-    Order,
+    Ping,
+    Pong,
     Ready,
     Result,
-    RollCall,
-    Seal,
+    RunTrial,
+    Shutdown,
+    Start,
     Upward,
-    Welcome,
+    Wire,
 )
+from ddpdiag.runtime.control.server import ControlServer, raise_open_files
+from ddpdiag.runtime.coordinator import Coordinator
 
 PEERS = (100, 1_000, 3_000, 10_000)
 RANKS_PER_HOST = 8
@@ -89,10 +89,10 @@ class Peers:
     """Some ranks, each with a connection of its own."""
 
     def __init__(self, ranks: range, size: int, port: int) -> None:
-        self._seal = Seal(RUN_ID)
+        self._wire = Wire(RUN_ID)
         self._size = size
         self._port = port
-        self._links: dict[zmq.Socket[bytes], tuple[int, Link]] = {}
+        self._links: dict[zmq.Socket[bytes], tuple[int, ControlClient]] = {}
         self._poller = zmq.Poller()
         self._leaving = 0
         self._data = msgspec.Raw(msgspec.json.encode(Payload("x" * OUTCOME_BYTES)))
@@ -100,13 +100,13 @@ class Peers:
         for rank in ranks:
             socket = new_socket(zmq.DEALER)
             socket.setsockopt(zmq.ROUTING_ID, f"{rank}-{rank:08x}".encode())
-            self._links[socket] = rank, Link(socket, self._seal)
+            self._links[socket] = rank, ControlClient(socket, self._wire)
             self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> Times:
         """Come, and serve until the farewell of all.
 
-        As runtime.link's `join`: a plain connect first, then hello; it does not wait for the answer here.
+        As runtime.control.client's `join`: a plain connect first, then hello; it does not wait for the answer here.
         """
         for socket, (rank, link) in self._links.items():
             reach("127.0.0.1", self._port, 2.0)
@@ -132,23 +132,23 @@ class Peers:
     def _answers(self, rank: int, message: Downward) -> Iterator[Upward]:
         now = time.monotonic()
         match message:
-            case Welcome():
+            case Start():
                 self._last["welcome"] = now
-            case RollCall():
-                yield Alive()
-            case Order(trial) if trial.number == 1:
+            case Ping():
+                yield Pong()
+            case RunTrial(trial) if trial.number == 1:
                 self._last["order"] = now
                 yield self._result(rank, 1)
-            case Order(trial):
+            case RunTrial(trial):
                 yield Ready(trial.number, f"{40_000 + rank % 20_000}")
-            case Open(number):
+            case BarrierOpen(number):
                 self._last["gate"] = now
                 yield self._result(rank, number)
-            case Noted(number):
+            case Ack(number):
                 self._last["noted" if number == 1 else "noted_again"] = now
-            case Farewell():
+            case Shutdown():
                 self._leaving += 1
-                yield Alive()
+                yield Pong()
             case _:
                 pass
 
@@ -221,12 +221,12 @@ def lead(size: int, say: Connection) -> None:
         version="0",
     )
     port = free_port("127.0.0.1")
-    hub = Hub([port], Seal(RUN_ID), arrival_of(0, size), local_only=True)
+    server = ControlServer([port], Wire(RUN_ID), arrival_of(0, size), local_only=True)
     clock = Clock()
     say.send(port)
     say.recv()
     before = time.process_time()
-    coordinator = Coordinator(hub, header, (ONE_BY_ONE, TOGETHER), clock, lambda: None)
+    coordinator = Coordinator(server, header, (ONE_BY_ONE, TOGETHER), clock, lambda: None)
     recording = coordinator.conduct(WAIT_SECONDS)
     conducted = time.process_time()
     coordinator.farewell(0, "over")

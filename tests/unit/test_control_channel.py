@@ -1,0 +1,177 @@
+"""The Board: real sockets on loopback, and what strangers may say to it."""
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seen import arrival_of
+
+from ddpdiag.errors import RunLost, UsageError
+from ddpdiag.probes.sockets import free_port
+from ddpdiag.runtime.control.client import ControlClient, Endpoint, join, refusal
+from ddpdiag.runtime.control.messages import Hello, HelloAck, Leaving, Ping, Pong, Refused, Wire
+from ddpdiag.runtime.control.server import ControlServer, control_ports
+
+WIRE = Wire("run-1")
+ME = arrival_of(0, 2)
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    server = ControlServer([free_port("127.0.0.1")], WIRE, ME, local_only=True)
+    yield server
+    server.close()
+
+
+def test_a_message_is_read_back_by_the_same_run() -> None:
+    assert WIRE.decode_upward(WIRE.close(Leaving(15))) == Leaving(15)
+    assert WIRE.decode_downward(WIRE.close(Ping())) == Ping()
+
+
+def test_another_run_or_another_token_is_not_heard() -> None:
+    assert Wire("run-2").decode_upward(WIRE.close(Pong())) is None
+    assert Wire("run-1", "secret").decode_upward(WIRE.close(Pong())) is None
+    assert WIRE.decode_upward(Wire("run-1", "secret").close(Pong())) is None
+    assert Wire("run-1", "secret").decode_upward(Wire("run-1", "secret").close(Pong())) == Pong()
+
+
+def test_a_changed_body_is_not_heard() -> None:
+    sealed = Wire("run-1", "secret").close(Leaving(15))
+    assert Wire("run-1", "secret").decode_upward(sealed.replace(b"15", b"16")) is None
+
+
+def test_a_signature_that_is_no_ascii_is_not_heard() -> None:
+    for wire in (WIRE, Wire("run-1", "secret")):
+        assert wire.decode_upward('{"run_id":"run-1","body":{"type":"alive"},"mac":"é"}'.encode()) is None
+
+
+@pytest.mark.parametrize(("code", "left"), [(0, 3), (1, 3), (2, 2), (3, 3), (143, 143)])
+def test_nobody_is_refused_into_a_healthy_run(code: int, left: int) -> None:
+    assert refusal(Refused("no", code)).exit_code == left
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_ignored(noise: bytes) -> None:
+    assert WIRE.decode_upward(noise) is None
+    assert WIRE.decode_downward(noise) is None
+
+
+def test_ports_are_the_same_on_every_rank_and_outside_the_ephemeral_range() -> None:
+    ports = control_ports("run", 29500, None)
+    assert ports == control_ports("run", 29500, None)
+    assert ports != control_ports("other", 29500, None)
+    assert all(20_000 <= port < 32_768 for port in ports)
+    assert control_ports("run", 29500, 4711) == (4711,)
+
+
+def test_a_supervisor_finds_the_board_behind_a_stranger(server: ControlServer) -> None:
+    stranger = socket.create_server(("127.0.0.1", 0))
+    link = _join(server, (stranger.getsockname()[1], server.port))
+    assert isinstance(link, ControlClient)
+    stranger.close()
+    link.close()
+
+
+def _join(
+    server: ControlServer,
+    ports: tuple[int, ...],
+    answer: object = None,
+    job_port: int | None = None,
+    signum: int | None = None,
+) -> ControlClient | Exception:
+    """Join while a stand-in for the coordinator answers every hello."""
+    result: list[ControlClient | Exception] = []
+    endpoint = Endpoint("127.0.0.1", ports, 10.0, greet_seconds=0.2, job_port=job_port)
+
+    def run() -> None:
+        try:
+            result.append(join(endpoint, WIRE, arrival_of(1, 2), lambda: signum))
+        except RunLost as lost:
+            result.append(lost)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        for identity, message in server.receive(0.01):
+            assert isinstance(message, Hello)
+            assert message.arrival.address == "127.0.0.1"
+            server.send(identity, answer or HelloAck())  # type: ignore[arg-type]
+    return result[0]
+
+
+def test_who_is_refused_leaves_with_the_sentence(server: ControlServer) -> None:
+    lost = _join(server, (server.port,), Refused("rank 1 came twice", 2))
+    assert isinstance(lost, RunLost)
+    assert (str(lost), lost.exit_code) == ("rank 1 came twice", 2)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid"])
+def test_who_does_not_reach_rank_0_is_told_why(golden, address: str) -> None:
+    port = free_port("127.0.0.1")
+    with pytest.raises(RunLost) as lost:
+        join(Endpoint(address, (port,), 0.2), WIRE, ME, lambda: None)
+    assert lost.value.exit_code == 3
+    golden(str(lost.value).replace(str(port), "PORT"))
+
+
+def test_a_signal_ends_the_search() -> None:
+    with pytest.raises(RunLost) as lost:
+        join(Endpoint("127.0.0.1", (1,), 60.0), WIRE, ME, lambda: 15)
+    assert lost.value.exit_code == 143
+
+
+def test_a_rank_that_is_told_to_leave_while_it_joins_still_tells_rank_0(server: ControlServer) -> None:
+    link = _join(server, (server.port,), signum=15)
+    assert isinstance(link, ControlClient)
+    link.close()
+
+
+def test_taken_ports_are_named_with_their_holder(golden) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            ControlServer([port], WIRE, ME, local_only=True)
+    golden(re.sub(r"\(.*\)", "(HOLDER)", str(caught.value).replace(str(port), "PORT").replace(str(os.getpid()), "PID")))
+
+
+def test_a_closed_door_is_free_for_the_job_and_who_came_through_it_stays() -> None:
+    own, door = free_port("127.0.0.1"), free_port("127.0.0.1")
+    server = ControlServer([own], WIRE, ME, job_port=door)
+    link = _join(server, (free_port("127.0.0.1"),), job_port=door)
+    assert isinstance(link, ControlClient)
+    server.close_door()
+    with socket.create_server(("127.0.0.1", door)):
+        link.send(Pong())
+        ((identity, message),) = server.receive(5.0)
+        assert message == Pong()
+        server.send(identity, Ping())
+        assert link.socket.poll(5000)
+        assert list(link.receive()) == [Ping()]
+    link.close()
+    server.close()
+
+
+def test_a_job_port_that_is_taken_is_left_alone() -> None:
+    with socket.create_server(("", 0)) as taken:
+        server = ControlServer([free_port("127.0.0.1")], WIRE, ME, job_port=taken.getsockname()[1])
+        server.close()
+
+
+def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:
+    heard: list[str] = []
+    with pytest.raises(RunLost) as lost:
+        join(Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.5), WIRE, ME, lambda: None, troubled=heard.append)
+    assert heard == [str(lost.value)]
+
+
+def test_a_rank_that_looks_for_rank_0_says_how_long_it_still_does() -> None:
+    left: list[float] = []
+    with pytest.raises(RunLost):
+        join(Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.2), WIRE, ME, lambda: None, left.append)
+    assert 0.1 < left[0] <= 0.2
+    assert left == sorted(left, reverse=True)
