@@ -2,8 +2,8 @@
 
     python tests/benchmarks/control_channel.py [--peers 100 1000 ...] [--helpers 16]
 
-Rank 0 is the real one (ControlServer, Membership, Coordinator) in a process of its own. The peers are sockets of a few other
-processes; each says what a supervisor says: it knocks at the port, says hello, answers roll-calls, and answers an
+Rank 0 is the real one (ControlServer, Membership, Coordinator) in a process of its own. The peers are sockets of a few
+other processes; each says what a supervisor says: it connects, says hello, answers pings, and answers an
 order with an outcome of 10 kB. Two trials run, one on every rank alone, and one of all ranks together with a gate.
 
 Shown are the seconds in which all peers have arrived (until each has its welcome), have their first order, have the
