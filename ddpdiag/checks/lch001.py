@@ -13,6 +13,9 @@ Findings:
   choose a GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of
   each host.
 - fewer-gpus: a host shows fewer GPUs than it has ranks.
+- version: a rank runs another version of ddpdiag than rank 0, and cannot take part.
+- unauthenticated: ranks of several hosts had no secret to prove themselves by, so that a stranger on the network could
+  have joined or led the run.
 - idle-gpus: GPUs that no rank takes: neither used nor tested.
 
 Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
@@ -47,6 +50,8 @@ class Data(Struct, frozen=True):
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _duplicates(seen)
     yield from _world_sizes(seen)
+    yield from _versions(seen)
+    yield from _unauthenticated(seen)
     yield from _process_counts(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
@@ -98,6 +103,33 @@ def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
             ranks=odd.ranks,
             nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
             remedy="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
+        )
+
+
+def _versions(seen: Seen[Data]) -> Iterator[Finding]:
+    own = seen.recording.header.version
+    others = {e.rank: e.detail for e in seen.recording.events if e.kind is EventKind.VERSION and e.rank is not None}
+    if others:
+        said = "; ".join(f"rank {rank}: {version}" for rank, version in sorted(others.items())[:_SHOWN])
+        yield seen.finding(
+            "version",
+            Severity.ERROR,
+            "ranks run different versions of ddpdiag",
+            f"every rank must run the version of rank 0, {own}, but {said}.",
+            ranks=tuple(sorted(others)),
+            evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
+            remedy=f"Install ddpdiag {own} in the environment of these ranks.",
+        )
+
+
+def _unauthenticated(seen: Seen[Data]) -> Iterator[Finding]:
+    if seen.recording.header.secret == "none":
+        yield seen.finding(
+            "unauthenticated",
+            Severity.INFO,
+            "the ranks did not prove themselves to each other",
+            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
+            remedy="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
         )
 
 

@@ -190,6 +190,7 @@ def allreduce_bench(
     run_id: options.RunId = None,
     board_wait: options.BoardWait = 15.0,
     board_port: options.BoardPort = None,
+    require_auth: options.RequireAuth = False,
     port_range: options.PortRange = None,
 ) -> None:
     """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; say what it means.
@@ -243,6 +244,7 @@ def allreduce_bench(
         strict=strict,
         board_wait=board_wait,
         board_port=board_port,
+        require_auth=require_auth,
         port_range=port_range,
     )
     outputs = command.BenchOutputs(

@@ -65,6 +65,7 @@ class Wishes:
     strict: bool = False
     board_wait: float = 15.0
     board_port: int | None = None
+    require_auth: bool = False
     port_range: str | None = None
     exports: bool = False
     bench: Callable[[Launch], Bench] | None = None
@@ -155,6 +156,7 @@ def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs)
         all_checks(),
         board_wait=wishes.board_wait,
         board_port=wishes.board_port,
+        require_auth=wishes.require_auth,
         publish=reporter.publish,
         listener=reporter.listen,
     )

@@ -28,6 +28,7 @@ def check(
     run_id: options.RunId = None,
     board_wait: options.BoardWait = 15.0,
     board_port: options.BoardPort = None,
+    require_auth: options.RequireAuth = False,
     port_range: options.PortRange = None,
     stage: Annotated[
         list[str] | None,
@@ -160,6 +161,7 @@ def check(
         strict=strict,
         board_wait=board_wait,
         board_port=board_port,
+        require_auth=require_auth,
         port_range=port_range,
         exports=env_file is not None,
     )

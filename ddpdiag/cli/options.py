@@ -56,6 +56,10 @@ BoardPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", min=1, max=65535, help="Port of the control channel.", rich_help_panel=LAUNCH),
 ]
+RequireAuth = Annotated[
+    bool,
+    typer.Option(help="Do not run unless the ranks share a secret (see docs/security.md).", rich_help_panel=LAUNCH),
+]
 PortRange = Annotated[
     str | None,
     typer.Option(metavar="LOW-HIGH", help="Ports that the firewall lets through.", rich_help_panel=LAUNCH),

@@ -113,6 +113,7 @@ def train(
     run_id: options.RunId = None,
     board_wait: options.BoardWait = 15.0,
     board_port: options.BoardPort = None,
+    require_auth: options.RequireAuth = False,
     port_range: options.PortRange = None,
 ) -> None:
     """Train by several strategies, and say which of them work here and which pay.
@@ -174,6 +175,7 @@ def train(
         strict=strict,
         board_wait=board_wait,
         board_port=board_port,
+        require_auth=require_auth,
         port_range=port_range,
     )
     outputs = Outputs(

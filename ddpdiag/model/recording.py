@@ -19,7 +19,8 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     """First line of every recording. `created` is UTC in ISO 8601; `writer` is the rank that wrote it.
 
     `checks` are the codes that the writing version knew: a newer one does not miss in it what came later.
-    `layout` is the host of each rank, where the launcher told rank 0, else empty.
+    `layout` is the host of each rank, where the launcher told rank 0, else empty. `secret` says by what ranks proved
+    themselves ("token", "inherited", "same host", "key file", "none"); empty where nothing is known of it.
     """
 
     run_id: str
@@ -31,6 +32,7 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     writer: int = 0
     checks: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
+    secret: str = ""
     schema: str = SCHEMA
 
 
@@ -42,6 +44,7 @@ class EventKind(Enum):
     LEAVING = "leaving"  # said that it was told to leave (SIGTERM, SIGINT)
     LOST = "lost"  # came, then fell silent
     MISMATCH = "mismatch"  # came with another world size
+    VERSION = "version"  # came with another version of ddpdiag
     SIGNAL = "signal"  # rank 0 itself was told to leave
     BUDGET = "budget"  # the budget was spent before all was done
 

@@ -27,8 +27,10 @@ from ddpdiag.runtime.control.client import ControlClient, Endpoint, join
 from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.control.liveness import crowded_silence_seconds
 from ddpdiag.runtime.control.membership import PATIENCE
-from ddpdiag.runtime.control.messages import Shutdown, Wire
+from ddpdiag.runtime.control.messages import Shutdown
+from ddpdiag.runtime.control.secret import Secrets
 from ddpdiag.runtime.control.server import ControlServer, control_ports
+from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator import Coordinator
 from ddpdiag.runtime.environment import worker_variables
 from ddpdiag.runtime.estate import Estate, Heir, Published, Rank0At
@@ -64,6 +66,7 @@ class Run:
     options: Options
     checks: Sequence[Check[Any]]
     endpoint: Endpoint
+    secrets: Secrets
     port: int
     publish: Callable[[Sequence[Line], Signalled], Published]
     listener: Callable[[Place], Listener]
@@ -91,6 +94,7 @@ class Run:
             writer=writer,
             checks=tuple(check.code for check in self.checks),
             layout=self.launch.layout if writer == 0 else (),
+            secret=self.secrets.origin.value if writer == 0 else "",
         )
 
 
@@ -101,6 +105,7 @@ def prepare(
     *,
     board_wait: float,
     board_port: int | None,
+    require_auth: bool,
     publish: Callable[[Sequence[Line], Signalled], Published],
     listener: Callable[[Place], Listener],
 ) -> Run:
@@ -122,6 +127,7 @@ def prepare(
         options=options,
         checks=checks,
         endpoint=Endpoint(host, ports, board_wait, job_port=None if shut else launch.port),
+        secrets=Secrets(launch.run_id, os.environ, whole=launch.whole, local=launch.is_local, required=require_auth),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
         publish=publish,
         listener=listener,
@@ -135,7 +141,7 @@ def run_rank(run: Run, place: Place) -> int:
     """This process's part in the run; the exit code. RunLost when the run goes on, or ends, without us."""
     begin = time.monotonic()
     signals = Signals()
-    wire = Wire(run.launch.run_id, os.environ.get("DDPDIAG_TOKEN", ""))
+    wire = run.secrets.of_rank_0() if place.rank == 0 else None
     header = run.header(place.rank)
     record = Record(run_folder(run.launch.run_id), place.rank, header, _copy(run, place.rank))
     try:
@@ -148,6 +154,8 @@ def run_rank(run: Run, place: Place) -> int:
     except BaseException:
         record.remove()
         raise
+    finally:
+        run.secrets.close()
     if farewell.exit_code != ExitCode.FIT:
         # torchrun's own summary then shows the sentence instead of "error_file: <N/A>".
         write_error_file(os.environ, farewell.sentence)
@@ -176,10 +184,10 @@ def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLo
     return farewell
 
 
-def _take_part(run: Run, place: Place, wire: Wire, record: Record, signals: Signals) -> Shutdown:
+def _take_part(run: Run, place: Place, wire: Wire | None, record: Record, signals: Signals) -> Shutdown:
     arrival = _arrival(run, place)
     # The control server comes first: a second rank 0 must not start anything.
-    server = _open_server(run, wire, arrival) if place.rank == 0 else None
+    server = _open_server(run, wire, arrival) if wire is not None else None
     supervisor = Supervisor(
         place,
         lambda own: worker_variables(run.launch, own, run.port),
@@ -190,8 +198,8 @@ def _take_part(run: Run, place: Place, wire: Wire, record: Record, signals: Sign
     arrival = structs.replace(arrival, up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()))
     try:
         record.write(arrival)
-        if server is None:
-            return supervisor.run(_join(run, wire, arrival, signals))
+        if server is None or wire is None:
+            return supervisor.run(_join(run, arrival, signals))
         return _lead(run, server, supervisor, wire, arrival, signals)
     finally:
         for survivor in supervisor.end_children():
@@ -199,31 +207,33 @@ def _take_part(run: Run, place: Place, wire: Wire, record: Record, signals: Sign
 
 
 def _open_server(run: Run, wire: Wire, arrival: Arrival) -> ControlServer:
-    return ControlServer(run.endpoint.ports, wire, arrival, local_only=run.launch.whole, job_port=run.endpoint.job_port)
+    return ControlServer(
+        run.endpoint.ports, wire, arrival, local_only=run.launch.on_loopback, job_port=run.endpoint.job_port
+    )
 
 
-def _join(run: Run, wire: Wire, arrival: Arrival, signals: Signals) -> ControlClient:
+def _join(run: Run, arrival: Arrival, signals: Signals) -> ControlClient:
     """Find rank 0; as long as that does not succeed, a note in the shared folder says what was met."""
     listener = run.listener(arrival.place)
     try:
-        link = _sought(run, wire, arrival, signals, listener)
+        link = _sought(run, arrival, signals, listener)
         listener.tell(Joined(rank=arrival.place.rank, host=run.endpoint.host))
         return link
     finally:
         listener.close()
 
 
-def _sought(run: Run, wire: Wire, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
+def _sought(run: Run, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
     rank, host = arrival.place.rank, run.endpoint.host
 
     def seeking(left_seconds: float) -> None:
         listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
 
     if run.options.shared_dir is None:
-        return join(run.endpoint, wire, arrival, lambda: signals.told, seeking)
+        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking)
     complaint = Complaint(run.options.shared_dir, run.name, arrival)
     try:
-        return join(run.endpoint, wire, arrival, lambda: signals.told, seeking, complaint.leave)
+        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, complaint.leave)
     finally:
         complaint.withdraw()
 
@@ -235,7 +245,7 @@ def _lead(
     endpoint = Endpoint(LOOPBACK, (server.port,), run.endpoint.wait_seconds)
     threads = ThreadPoolExecutor(2)
     served: Future[Shutdown] = threads.submit(
-        lambda: supervisor.run(join(endpoint, wire, arrival, lambda: signals.told))
+        lambda: supervisor.run(join(endpoint, lambda: wire, arrival, lambda: signals.told))
     )
     lost = PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size)
     patience = replace(PATIENCE, lost=lost)

@@ -99,6 +99,16 @@ class Launch(Struct, frozen=True, kw_only=True):
         """Is the whole world on this host, started by this process?"""
         return len(self.ranks) == self.place.world_size
 
+    @property
+    def on_loopback(self) -> bool:
+        """Do all ranks meet over an address that never leaves this host?"""
+        return self.whole or self.coordinator == "localhost" or self.coordinator.startswith("127.")
+
+    @property
+    def is_local(self) -> bool:
+        """Are all ranks known to be on this host?"""
+        return self.on_loopback or self.place.local_world_size == self.place.world_size
+
 
 class Here(Struct, frozen=True, kw_only=True):
     """This host, as the caller sees it."""

@@ -8,7 +8,8 @@ from seen import arrival_of, world_of
 
 from ddpdiag.check import crowded_seconds
 from ddpdiag.model import Arrival, Kind, Trial
-from ddpdiag.runtime.control.messages import Ping, RunTrial, Wire
+from ddpdiag.runtime.control.messages import Ping, RunTrial
+from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.flight import Flight, addresses
 from ddpdiag.world import World
 
@@ -32,7 +33,7 @@ def test_an_order_holds_its_group_in_its_order(group: tuple[int, ...]) -> None:
 
 def test_the_order_of_ten_thousand_ranks_is_short() -> None:
     group = tuple(range(10_000))
-    assert len(Wire("run").close(RunTrial.to(group, trial(group)))) < 500
+    assert len(Wire("run").encode(RunTrial.to(group, trial(group)))) < 500
 
 
 def test_a_group_shares_one_order_and_one_opening() -> None:
@@ -68,9 +69,9 @@ def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_n
 
 
 def test_a_message_to_many_is_written_once() -> None:
-    wire, call = Wire("run", "secret"), Ping()
-    assert wire.close(call) is wire.close(call)
-    assert wire.decode_downward(wire.close(Ping())) == call
+    wire, call = Wire("run", b"secret"), Ping()
+    assert wire.encode(call) is wire.encode(call)
+    assert wire.decode_downward(wire.encode(Ping())) == call
 
 
 def crowd(masks: list[str], ranks_per_node: int = 8) -> World:

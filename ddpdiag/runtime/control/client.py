@@ -1,6 +1,7 @@
 """A supervisor's way to the control server: finding it, saying hello, and the link that this gives."""
 
 import contextlib
+import socket as sockets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +9,13 @@ from dataclasses import dataclass
 import zmq
 from msgspec import structs
 
+from ddpdiag import __version__
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
 from ddpdiag.probes.knock import knock
-from ddpdiag.probes.sockets import Reach, Reached, resolve
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward, Wire
+from ddpdiag.probes.sockets import Reach, resolve
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward
+from ddpdiag.runtime.control.wire import Wire
 
 LAST_WORDS_MS = 500
 # With these exit codes rank 0 refuses a process.
@@ -55,7 +58,7 @@ class ControlClient:
     def send(self, message: Upward) -> None:
         """Send without waiting."""
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.send(self._wire.close(message), zmq.NOBLOCK)
+            self.socket.send(self._wire.encode(message), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[Downward]:
         """What has come so far."""
@@ -79,6 +82,15 @@ _SENTENCES = {
     Reach.UNKNOWN_NAME: "the name cannot be resolved",
     Reach.SLOW_NAME: "the name server does not answer",
 }
+SHARE_A_SECRET = "set DDPDIAG_TOKEN to one secret on all hosts"
+# By whether this rank holds a secret, and the mechanism of the ZeroMQ socket that does not take it.
+_UNTRUSTED = {
+    (True, "NULL"): "what listens there ({ports}) proves no secret, and this rank holds one",
+    (True, "CURVE"): "what listens there ({ports}) holds another secret than this rank",
+    (False, "CURVE"): "what listens there ({ports}) asks for a secret, and this rank holds none",
+}
+_GREETING_BYTES = 64
+_NO_SECRET_YET = "something accepts connections there ({ports}), but no process of this user offers the run's secret"
 # A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, 2.0
 _PAUSE_SECONDS = (0.02, 0.25)
@@ -88,7 +100,7 @@ _LAST_TRY_SECONDS = 0.5
 
 def join(
     endpoint: Endpoint,
-    wire: Wire,
+    wires: Callable[[], Wire | None],
     arrival: Arrival,
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None] = lambda _left_seconds: None,
@@ -97,6 +109,7 @@ def join(
     """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with what a plain TCP connect said.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
+    `wires` is asked before each try for the run's secret: None as long as there is none.
     After a signal it goes on for a moment: a rank 0 that is not told of it waits for this rank, and blames it.
     `seeking` is told before each try how many seconds are left; `troubled` once, when half of them have passed, what
     was met so far.
@@ -111,7 +124,8 @@ def join(
         seeking(max(left, 0.0))
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
         addresses = resolve(endpoint.host, endpoint.ports[0], max(left, 0.1))
-        met: dict[int, Reached] = {}
+        met: dict[int, str] = {}
+        wire = wires()
         for address in addresses or ():
             link = _try_ports(endpoint, address, wire, arrival, min(patience, max(left, 0.1)), met)
             if link is not None:
@@ -131,31 +145,39 @@ def join(
 
 
 def _try_ports(
-    endpoint: Endpoint, address: str, wire: Wire, arrival: Arrival, seconds: float, met: dict[int, Reached]
+    endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, met: dict[int, str]
 ) -> ControlClient | None:
-    """The control server at one address, if it is there; `met` notes what each port said."""
+    """The control server at one address, if it is there; `met` notes a sentence on each port."""
     last = () if endpoint.job_port is None else (endpoint.job_port,)
     for ports in (endpoint.ports, last):
         found = knock(address, ports, seconds)
-        met.update(found)
         for port, reached in found.items():
-            if reached.reach is Reach.ACCEPTED:
-                own = structs.replace(arrival, address=reached.source or address)
-                link = greet((address, port), wire, own, endpoint.greet_seconds, again=port not in last)
-                if link is not None:
-                    return link
+            met[port] = _SENTENCES[reached.reach]
+            if reached.reach is not Reach.ACCEPTED:
+                continue
+            if wire is None:
+                met[port] = _NO_SECRET_YET
+                continue
+            own = structs.replace(arrival, address=reached.source or address)
+            link = greet((address, port), wire, own, endpoint.greet_seconds, again=port not in last)
+            if link is not None:
+                return link
+            met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
     return None
 
 
-def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, Reached]) -> str:
+def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, str]) -> str:
     """What a rank met that did not find rank 0."""
-    ports: dict[Reach, list[str]] = {}
-    for port, reached in met.items():
-        ports.setdefault(reached.reach, []).append(str(port))
+    ports: dict[str, list[str]] = {}
+    for port, said in met.items():
+        ports.setdefault(said, []).append(str(port))
     unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
     if ports:
-        why = "; ".join(_SENTENCES[reach].format(ports=_ports_text(own)) for reach, own in ports.items())
-        why += "; open one of these ports, or name an open one with --board-port" if Reach.DROPPED in ports else ""
+        why = "; ".join(said.format(ports=_ports_text(own)) for said, own in ports.items())
+        if _SENTENCES[Reach.DROPPED] in ports:
+            why += "; open one of these ports, or name an open one with --board-port"
+        if not ports.keys().isdisjoint(_UNTRUSTED.values()):
+            why += f"; {SHARE_A_SECRET}"
     else:
         why = _SENTENCES[unresolved]
     return (
@@ -166,6 +188,25 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
 
 def _ports_text(ports: Sequence[str]) -> str:
     return f"TCP {'port' if len(ports) == 1 else 'ports'} {', '.join(ports)}"
+
+
+def mechanism(where: tuple[str, int]) -> str:
+    """How the ZeroMQ socket that listens there wants peers to prove themselves (NULL, CURVE); empty if it is none.
+
+    A greeting has 64 bytes: signature, version, mechanism, role (rfc.zeromq.org/spec/23). Nothing else is read.
+    """
+    # Only signature and version: to a mechanism other than its own libzmq would hang up instead of telling its own.
+    begun = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+    try:
+        with sockets.create_connection(where, _FIRST_SECONDS) as asking:
+            asking.sendall(begun)
+            answer = b""
+            while len(answer) < _GREETING_BYTES and (more := asking.recv(_GREETING_BYTES - len(answer))):
+                answer += more
+    except OSError:
+        return ""
+    known = len(answer) == _GREETING_BYTES and answer[:1] == b"\xff" and answer[9:11] == b"\x7f\x03"
+    return answer[12:32].rstrip(b"\0").decode("ascii", "replace") if known else ""
 
 
 def refusal(message: Refused) -> RunLost:
@@ -182,6 +223,7 @@ def greet(
     """
     address, port = where
     socket = new_socket(zmq.DEALER)
+    wire.lock_client(socket)
     socket.setsockopt(zmq.ROUTING_ID, f"{arrival.place.rank}-{arrival.nonce}".encode())
     if not again:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -194,6 +236,12 @@ def greet(
             continue
         for message in link.receive():
             match message:
+                case HelloAck(version) if version != __version__:
+                    link.close()
+                    raise RunLost(
+                        f"rank 0 runs ddpdiag {version or 'of an older version'}, rank {arrival.place.rank} on "
+                        f"{arrival.place.node} {__version__}; install one version on all hosts"
+                    )
                 case HelloAck() | Start():
                     return link
                 case Refused() as message:

@@ -11,11 +11,23 @@ from typing import Protocol
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode
+from ddpdiag.foreign import printable
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.hello import absent, fitted, mismatch, objection, settle
 from ddpdiag.runtime.control.liveness import BEAT_PER_RANK, frozen_seconds
-from ddpdiag.runtime.control.messages import Downward, Hello, HelloAck, Leaving, Ping, Refused, Shutdown, Start, Upward
+from ddpdiag.runtime.control.messages import (
+    AnyHello,
+    Downward,
+    Hello,
+    HelloAck,
+    Leaving,
+    Ping,
+    Refused,
+    Shutdown,
+    Start,
+    Upward,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class Channel(Protocol):
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to the rank that came with this identity."""
 
-    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
         """What has come, and comes within so many seconds."""
 
     def close_door(self) -> None:
@@ -90,6 +102,7 @@ class Membership:
         self._beat_seconds = max(patience.beat, BEAT_PER_RANK * header.world_size)
         self._frozen = 0.0
         self._closed = False  # no more hellos
+        self._other_versions: set[bytes] = set()
 
     @property
     def gone(self) -> set[int]:
@@ -193,6 +206,9 @@ class Membership:
             if isinstance(message, Hello):
                 self._greet(identity, message.arrival)
                 continue
+            if isinstance(message, AnyHello):
+                self._refuse_version(identity, message.version)
+                continue
             rank = self._ranks.get(identity)
             if rank is None:
                 continue
@@ -229,6 +245,17 @@ class Membership:
             self._identities[rank] = identity
             self._ranks[identity] = rank
             self._server.send(identity, HelloAck())
+
+    def _refuse_version(self, identity: bytes, version: str) -> None:
+        """Of its hello only the version is sure to be read, and of its identity the rank."""
+        rank, _, _nonce = identity.partition(b"-")
+        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or identity in self._other_versions:
+            return
+        self._other_versions.add(identity)
+        own, other = self._header.version, printable(version)[:40] or "an older version"
+        self._note(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
+        sentence = f"rank {int(rank)} runs ddpdiag {other}, rank 0 {own}; install one version on all hosts"
+        self._server.send(identity, Refused(sentence, ExitCode.UNKNOWN))
 
     def _note_leaving(self, rank: int, signum: int) -> None:
         if rank not in self.leaving:

@@ -1,25 +1,28 @@
 """What supervisors and rank 0 say to each other: typed structs, never pickle."""
 
-import hashlib
-import hmac
-from typing import TypeVar
-
 import msgspec
 from msgspec import Struct, field, structs
 
+from ddpdiag import __version__
 from ddpdiag.model import Arrival, Options, Outcome, Place, Trial
 
 # The largest honest message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
 
-
 # Supervisor to rank 0 ------------------------------------------------------------------------------------------------
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """I am here."""
+    """I am here, with this version of ddpdiag."""
 
     arrival: Arrival
+    version: str = __version__
+
+
+class AnyHello(Struct, frozen=True, tag="hello"):
+    """A hello of a version whose other fields are not known here."""
+
+    version: str = ""
 
 
 class Ready(Struct, frozen=True, tag="ready"):
@@ -59,6 +62,8 @@ class Pong(Struct, frozen=True, tag="alive"):
 
 class HelloAck(Struct, frozen=True, tag="seated"):
     """Your hello was heard; this proves the run id."""
+
+    version: str = __version__
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -147,69 +152,3 @@ class Shutdown(Struct, frozen=True, tag="farewell"):
 
 Upward = Hello | Ready | Partial | Result | Leaving | Pong
 Downward = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown
-
-_up: msgspec.json.Decoder[Upward] = msgspec.json.Decoder(Upward)
-_down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
-
-
-class _Framed(Struct, frozen=True):
-    run_id: str
-    body: msgspec.Raw
-    mac: str = ""
-
-
-_framed: msgspec.json.Decoder[_Framed] = msgspec.json.Decoder(_Framed)
-
-
-class Wire:
-    """Stamps messages with the run id and, when `token` (DDPDIAG_TOKEN) is set, with an HMAC-SHA256 of id and body."""
-
-    def __init__(self, run_id: str, token: str = "") -> None:
-        self._run_id = run_id
-        self._token = token.encode()
-        self._last: tuple[Upward | Downward, bytes] | None = None
-
-    def close(self, message: Upward | Downward) -> bytes:
-        """The message as bytes for the wire; one that goes to many is written once, if it is the same object."""
-        last = self._last  # read once: rank 0's own supervisor is another thread
-        if last is not None and last[0] is message:
-            return last[1]
-        body = msgspec.json.encode(message)
-        sealed = msgspec.json.encode(_Framed(self._run_id, msgspec.Raw(body), self._mac(body)))
-        self._last = message, sealed
-        return sealed
-
-    def decode_upward(self, data: bytes) -> Upward | None:
-        """A supervisor's message, or None if it is not of this run."""
-        body = self._verified(data)
-        return None if body is None else _decode(_up, body)
-
-    def decode_downward(self, data: bytes) -> Downward | None:
-        """Rank 0's message, or None if it is not of this run."""
-        body = self._verified(data)
-        return None if body is None else _decode(_down, body)
-
-    def _verified(self, data: bytes) -> bytes | None:
-        sealed = _decode(_framed, data) if len(data) <= MAX_MESSAGE_BYTES else None
-        if sealed is None or sealed.run_id != self._run_id:
-            return None
-        body = bytes(sealed.body)
-        # As bytes: compare_digest raises TypeError for a string that is not ASCII, and anybody may send one.
-        mac = sealed.mac.encode(errors="surrogatepass")
-        return body if hmac.compare_digest(mac, self._mac(body).encode()) else None
-
-    def _mac(self, body: bytes) -> str:
-        if not self._token:
-            return ""
-        return hmac.new(self._token, self._run_id.encode() + b"\0" + body, hashlib.sha256).hexdigest()
-
-
-T = TypeVar("T")
-
-
-def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
-    """The message, or None for noise: a port scanner must not end a run."""
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None

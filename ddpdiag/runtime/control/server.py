@@ -12,8 +12,9 @@ from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival
 from ddpdiag.probes.holders import holder_of
 from ddpdiag.runtime.control.client import LAST_WORDS_MS, greet, new_socket
-from ddpdiag.runtime.control.messages import Downward, Upward, Wire
+from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
 from ddpdiag.runtime.control.relay import Relay
+from ddpdiag.runtime.control.wire import Wire
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
 # the ports that we derive for jobs (see runtime.said).
@@ -60,6 +61,7 @@ class ControlServer:
         raise_open_files()
         self._wire = wire
         self._socket = new_socket(zmq.ROUTER)
+        wire.lock_server(self._socket)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
         # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be.
@@ -88,9 +90,9 @@ class ControlServer:
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to a peer; one that is gone is noticed by its silence."""
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([identity, self._wire.close(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, self._wire.encode(message)], zmq.NOBLOCK)
 
-    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
         """What has come, after waiting at most `seconds` for the first of it, and at most 0.25 s for the others."""
         if not self._socket.poll(max(0, round(seconds * 1000))):
             return

@@ -1,0 +1,86 @@
+"""The user's key file, `~/.local/state/ddpdiag/key`: the one file that ddpdiag leaves behind.
+
+Hosts that share a home share it, and strangers cannot read it (mode 0600). This module is the program of a helper
+process, because a home on a dead file server must not hang a supervisor. It imports nothing of ours, and prints in JSON
+the key in hex (empty if there is none), whether other hosts may see its folder, and what is wrong with the file.
+"""
+
+import json
+import os
+import secrets
+import stat
+import sys
+import time
+
+_KEY_BYTES = 32
+_FOLDER, _NAME = os.path.join(".local", "state", "ddpdiag"), "key"
+# File systems that several hosts share (the names of /proc/self/mounts). On another one a new key would be seen by
+# this host alone.
+_SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "panfs", "wekafs", "virtiofs")
+
+
+def answer(home: str, *, create: bool) -> tuple[str, bool, str]:
+    """The user's key; with `create` a new one is made where there is none and other hosts would see it."""
+    folder = os.path.join(home, _FOLDER)
+    shared = _is_shared(home)
+    path = os.path.join(folder, _NAME)
+    try:
+        key = _read(path)
+        if not key and create and shared:
+            _publish(folder)
+            key = _read(path)
+    except ValueError as error:
+        return "", shared, f"{path}: {error}"
+    except OSError:
+        return "", shared, ""
+    return key, shared, ""
+
+
+def _read(path: str) -> str:
+    """The key in hex, empty if there is no file; ValueError if it is not one that only this user can read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return ""
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}: expected 0600 and your own")
+        text = os.read(descriptor, 4 * _KEY_BYTES).decode("ascii", "replace").strip()
+        if len(text) != 2 * _KEY_BYTES or set(text) - set("0123456789abcdef"):
+            raise ValueError(f"expected {2 * _KEY_BYTES} hexadecimal digits; remove it, and a new one is made")
+        return text
+    finally:
+        os.close(descriptor)
+
+
+def _publish(folder: str) -> None:
+    """A new key appears under its name at once and whole, and only if there is none."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    part = os.path.join(folder, f".{_NAME}-{os.getpid()}-{time.time_ns()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, secrets.token_hex(_KEY_BYTES).encode() + b"\n")
+        os.fsync(descriptor)
+        os.link(part, os.path.join(folder, _NAME))
+    except FileExistsError:
+        pass  # another host was first
+    finally:
+        os.close(descriptor)
+        os.unlink(part)
+
+
+def _is_shared(home: str) -> bool:
+    """Does the home lie on a file system that other hosts may mount?"""
+    home, best, kind = os.path.realpath(home), "", ""
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _device, point, its_kind = line.split(" ")[:3]
+            point = point.replace("\\040", " ")
+            if (home + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+                best, kind = point, its_kind
+    return kind in _SHARED or kind.startswith("fuse.")
+
+
+if __name__ == "__main__":
+    json.dump(answer(sys.argv[1], create=sys.argv[2] == "create"), sys.stdout)

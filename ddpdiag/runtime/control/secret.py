@@ -1,0 +1,109 @@
+"""The secret of a run: what its ranks share, and strangers on the same hosts and network lack.
+
+In this order: DDPDIAG_TOKEN; a random one that ranks inherit from the process that starts them all; on one host a
+random one that rank 0 hands to processes of its user (`same_host`); across hosts the user's key file (`key_file`).
+Where there is none, a run across hosts goes on without, and its report says so.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from ddpdiag.errors import UsageError
+from ddpdiag.probes import bounded
+from ddpdiag.runtime.control import key_file
+from ddpdiag.runtime.control.client import SHARE_A_SECRET
+from ddpdiag.runtime.control.same_host import SameHost, ask
+from ddpdiag.runtime.control.wire import Wire
+
+_BYTES = 32
+_HELPER_SECONDS = 1.0
+# A file that another host has just written appears so late: NFS caches that a name does not exist (nfs(5), acdirmax).
+_KEY_SECONDS = 5.0
+
+
+class Origin(Enum):
+    """Where the secret of a run comes from."""
+
+    TOKEN = "token"
+    INHERITED = "inherited"
+    SAME_HOST = "same host"
+    KEY_FILE = "key file"
+    NONE = "none"
+
+
+class Secrets:
+    """How the processes of one run come by its secret.
+
+    `whole` says that one process starts all ranks; `local`, that all are on this host. UsageError where a secret is
+    `required`, and none can be had.
+    """
+
+    def __init__(
+        self, run_id: str, environ: Mapping[str, str], *, whole: bool, local: bool, required: bool = False
+    ) -> None:
+        self._run_id = run_id
+        self._required = required
+        self._found = b""
+        self._since: float | None = None
+        self._server: SameHost | None = None
+        token = environ.get("DDPDIAG_TOKEN", "")
+        if token:
+            self.origin, self._found = Origin.TOKEN, token.encode("utf-8", "surrogateescape")
+        elif whole:
+            self.origin, self._found = Origin.INHERITED, secrets.token_bytes(_BYTES)
+        else:
+            self.origin = Origin.SAME_HOST if local else Origin.KEY_FILE
+
+    def of_rank_0(self) -> Wire:
+        """The secret of a run that this process leads."""
+        if self.origin is Origin.SAME_HOST:
+            # A second rank 0 takes the first one's, so that they recognize each other.
+            self._found = ask(self._run_id) or secrets.token_bytes(_BYTES)
+            self._server = SameHost(self._run_id, self._found)
+        elif self.origin is Origin.KEY_FILE and not self._found:
+            self._take_key_file(create=True)
+        return self._settled()
+
+    def of_rank(self) -> Wire | None:
+        """The secret of a run that this process joins; None as long as it may still appear."""
+        if self.origin is Origin.SAME_HOST:
+            self._found = ask(self._run_id) or b""
+            return Wire(self._run_id, self._found) if self._found else None
+        if self.origin is Origin.KEY_FILE and not self._found:
+            self._since = time.monotonic() if self._since is None else self._since
+            may_appear = self._take_key_file(create=False) and time.monotonic() - self._since < _KEY_SECONDS
+            if may_appear and not self._found:
+                return None
+        return self._settled()
+
+    def _take_key_file(self, *, create: bool) -> bool:
+        """Whether a key of another host may still appear."""
+        helper = (sys.executable, "-I", "-S", key_file.__file__)
+        command = (*helper, os.path.expanduser("~"), "create" if create else "read")
+        said = bounded.run(command, time.monotonic() + _HELPER_SECONDS)
+        if said is None or said.code != 0:
+            return False
+        key, shared, trouble = msgspec.json.decode(said.out, type=tuple[str, bool, str])
+        if trouble:
+            raise UsageError(trouble)
+        self._found = bytes.fromhex(key)
+        return shared
+
+    def _settled(self) -> Wire:
+        if not self._found:
+            if self._required:
+                raise UsageError(f"--require-auth: this process holds no secret; {SHARE_A_SECRET}")
+            self.origin = Origin.NONE
+        return Wire(self._run_id, self._found)
+
+    def close(self) -> None:
+        """Hand it to nobody else."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None

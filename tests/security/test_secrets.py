@@ -1,0 +1,250 @@
+"""Who shares a run's secret talks; nobody else does, and each side says why."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from seen import arrival_of
+
+from ddpdiag.errors import RunLost, UsageError
+from ddpdiag.probes.sockets import free_port
+from ddpdiag.runtime.control import key_file, same_host
+from ddpdiag.runtime.control.client import Endpoint, join, mechanism
+from ddpdiag.runtime.control.messages import Hello, HelloAck
+from ddpdiag.runtime.control.same_host import SameHost
+from ddpdiag.runtime.control.secret import Origin, Secrets
+from ddpdiag.runtime.control.server import ControlServer
+from ddpdiag.runtime.control.wire import Wire
+
+OURS, OTHERS, NONE = Wire("run", b"ours"), Wire("run", b"another"), Wire("run")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+def joined(server_wire: Wire, client_wire: Wire) -> str:
+    """What a rank is told that says hello to rank 0; empty if they talk."""
+    server = ControlServer([free_port("127.0.0.1")], server_wire, arrival_of(0, 2), local_only=True)
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            for identity, message in server.receive(0.02):
+                assert isinstance(message, Hello)
+                server.send(identity, HelloAck())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    endpoint = Endpoint("127.0.0.1", (server.port,), 0.4, greet_seconds=0.3)
+    try:
+        join(endpoint, lambda: client_wire, arrival_of(1, 2), lambda: None).close()
+        return ""
+    except RunLost as lost:
+        return str(lost).partition(": ")[2].replace(str(server.port), "PORT")
+    finally:
+        over.set()
+        thread.join()
+        server.close()
+
+
+@pytest.mark.parametrize("wire", [OURS, NONE], ids=["secret", "none"])
+def test_who_shares_the_secret_talks(wire: Wire) -> None:
+    assert joined(wire, wire) == ""
+
+
+@pytest.mark.parametrize(
+    ("rank_0", "rank"),
+    [(OTHERS, OURS), (NONE, OURS), (OURS, NONE), (Wire("another run", b"ours"), OURS)],
+    ids=["another secret", "rank 0 has none", "the rank has none", "another run"],
+)
+def test_nobody_else_does_and_is_told_why(golden, rank_0: Wire, rank: Wire) -> None:
+    golden(joined(rank_0, rank))
+
+
+def test_a_stranger_is_told_nothing_but_the_mechanism() -> None:
+    server = ControlServer([free_port("127.0.0.1")], OURS, arrival_of(0, 2), local_only=True)
+    try:
+        assert mechanism(("127.0.0.1", server.port)) == "CURVE"
+    finally:
+        server.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.listen()
+        assert mechanism(silent.getsockname()) == ""
+
+
+def test_frames_without_end_fill_no_memory() -> None:
+    """ZMTP frames of one message, each below the limit of a message, from somebody without the secret."""
+    server = ControlServer([free_port("127.0.0.1")], OURS, arrival_of(0, 2), local_only=True)
+    before = _resident_bytes()
+    frame = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # more to come, long
+    sent = 0
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), 2) as stranger:
+            stranger.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL").ljust(64, b"\0"))
+            end = time.monotonic() + 5
+            while sent < 200 and time.monotonic() < end:
+                stranger.sendall(frame)
+                sent += 1
+    except OSError:
+        pass  # cut off
+    finally:
+        server.close()
+    assert sent < 200
+    assert _resident_bytes() - before < 50 << 20
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# One host ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offered() -> Iterator[str]:
+    """The id of a run whose rank 0 is here."""
+    run_id = f"run-{os.getpid()}-{time.monotonic_ns()}"
+    server = SameHost(run_id, b"s" * 32)
+    yield run_id
+    server.close()
+
+
+ASK = """\
+import os, sys
+from ddpdiag.runtime.control import same_host
+if uid := int(sys.argv[2]):
+    os.setuid(uid)
+    os.geteuid = lambda: 0
+print(same_host.ask(sys.argv[1]))
+"""
+
+
+def asked_by(uid: int, run_id: str) -> str:
+    command = [sys.executable, "-c", ASK, run_id, str(uid)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_process_of_this_user_is_handed_the_secret(offered: str) -> None:
+    assert asked_by(0, offered) == repr(b"s" * 32)
+    assert same_host.ask("another run") is None
+
+
+@needs_root
+def test_a_process_of_another_user_is_not(offered: str) -> None:
+    """Also where it asks under our names."""
+    assert asked_by(65534, offered) == "None"
+
+
+@needs_root
+def test_a_stranger_who_was_there_first_is_not_believed(offered: str) -> None:
+    run_id = f"squatted-{time.monotonic_ns()}"
+    name = same_host._names(run_id)[0]
+    script = "import os, socket, sys, time; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
+    script += "s.bind(bytes.fromhex(sys.argv[1])); s.listen(); print('there', flush=True); "
+    script += "p, _ = s.accept(); p.sendall(b'forged'); time.sleep(30)"
+    with subprocess.Popen([sys.executable, "-c", script, name.encode().hex()], stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"there\n"
+        assert same_host.ask(run_id) is None
+        server = SameHost(run_id, b"r" * 32)
+        assert same_host.ask(run_id) == b"r" * 32
+        server.close()
+        stranger.kill()
+
+
+def test_a_second_rank_0_takes_the_secret_of_the_first(offered: str) -> None:
+    secrets = Secrets(offered, {}, whole=False, local=True)
+    wire = secrets.of_rank_0()
+    assert wire._secret == b"s" * 32
+    secrets.close()
+
+
+def test_a_rank_of_a_local_run_waits_for_its_secret_and_never_goes_without() -> None:
+    secrets = Secrets(f"nobody-{time.monotonic_ns()}", {}, whole=False, local=True)
+    assert secrets.of_rank() is None
+
+
+# Several hosts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write_key(home: Path, text: str, mode: int = 0o600) -> Path:
+    path = home / ".local" / "state" / "ddpdiag" / "key"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def across_hosts(*, required: bool = False, **environ: str) -> Secrets:
+    return Secrets("run", environ, whole=False, local=False, required=required)
+
+
+def test_the_token_comes_first(home: Path) -> None:
+    write_key(home, "ab" * 32)
+    secrets = across_hosts(DDPDIAG_TOKEN="t")
+    assert (secrets.of_rank_0()._secret, secrets.origin) == (b"t", Origin.TOKEN)
+
+
+def test_then_the_key_file(home: Path) -> None:
+    write_key(home, "ab" * 32)
+    for secrets in (across_hosts(), across_hosts()):
+        assert secrets.of_rank_0()._secret == bytes.fromhex("ab" * 32)
+        assert secrets.origin is Origin.KEY_FILE
+
+
+def test_where_there_is_none_a_run_goes_on_without_and_leaves_no_file(home: Path) -> None:
+    for find in (across_hosts().of_rank_0, across_hosts().of_rank):
+        assert find() is not None
+        assert not find().locked
+    assert list(home.iterdir()) == []
+
+
+def test_unless_one_is_required(home: Path) -> None:
+    with pytest.raises(UsageError, match="--require-auth"):
+        across_hosts(required=True).of_rank_0()
+
+
+@pytest.mark.parametrize(("text", "mode"), [("ab" * 32, 0o644), ("ab" * 31, 0o600), ("no key" * 20, 0o600)])
+def test_a_key_file_that_others_may_read_or_that_holds_no_key_is_refused(home: Path, text: str, mode: int) -> None:
+    path = write_key(home, text, mode)
+    with pytest.raises(UsageError) as refused:
+        across_hosts().of_rank_0()
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+def test_a_key_that_is_a_link_is_not_followed(home: Path, tmp_path: Path) -> None:
+    path = write_key(home, "")
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert not across_hosts().of_rank_0().locked
+
+
+def test_a_new_key_is_whole_private_and_made_once(home: Path) -> None:
+    folder = home / "state"
+    key_file._publish(str(folder))
+    first = (folder / "key").read_text()
+    key_file._publish(str(folder))
+    assert (folder / "key").read_text() == first
+    assert [path.name for path in folder.iterdir()] == ["key"]
+    assert (folder / "key").stat().st_mode & 0o777 == 0o600
+    assert key_file._read(str(folder / "key")) == first.strip()
+
+
+def test_a_home_that_does_not_answer_is_left_in_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_key(home, "")
+    path.unlink()
+    monkeypatch.setattr(key_file, "__file__", str(home / "hangs.py"))
+    (home / "hangs.py").write_text("import time; time.sleep(60)")
+    begin = time.monotonic()
+    assert not across_hosts().of_rank_0().locked
+    assert time.monotonic() - begin < 10
