@@ -5,6 +5,9 @@ whatever else speaks env://), MPI, a step of Slurm, the command line alone, and 
 A missing rank is an error, never 0; an empty variable counts as missing, as it does for torch.
 """
 
+import re
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from ddpdiag.errors import UsageError
@@ -102,6 +105,27 @@ def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
     return {name: str(value) for name, value in values.items() if value is not None} | launch.given
+
+
+# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
+# whoever leads a run must not be able to run code in its ranks.
+_OVERRIDES = re.compile(
+    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
+    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
+    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
+    re.ASCII,
+)
+
+
+def refused_override(overrides: Mapping[str, str | None]) -> str | None:
+    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
+    for name, value in overrides.items():
+        if value is None and name.startswith("NCCL_"):
+            continue
+        said = f"{name}={'' if value is None else value}"
+        if value is None or _OVERRIDES.fullmatch(said) is None:
+            return said
+    return None
 
 
 def _set_by_slurm(env: Environ, names: Names) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.foreign import printable
 from ddpdiag.model import IMPORT_STEP, Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.runtime.children import Nursery, Worker
 from ddpdiag.runtime.control.client import ControlClient, refusal
@@ -33,6 +34,7 @@ from ddpdiag.runtime.control.messages import (
     Stop,
 )
 from ddpdiag.runtime.deadline import expired
+from ddpdiag.runtime.environment import refused_override
 from ddpdiag.runtime.messages import Answer, BarrierReached, More, Task, WorkerPartial
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.running import Running
@@ -221,6 +223,8 @@ class Supervisor:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def _start(self, trial: Trial) -> None:
+        if (refused := refused_override(trial.env)) is not None:
+            raise RunLost(f"rank 0 asked rank {self.place.rank} to set {printable(refused)}, which no check does")
         self._record.write(trial)
         self._last_trial = trial.number
         worker = self._worker_for(trial)

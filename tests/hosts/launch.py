@@ -82,7 +82,12 @@ class Launched:
         """Start one command line on a host."""
         folder = self.folder / name
         folder.mkdir(parents=True)
-        own = {**host.variables, **variables, "DDPDIAG_TEST_REACHED": str(self.reached)}
+        own = {
+            "DDPDIAG_TOKEN": "what the hosts share",
+            **host.variables,
+            **variables,
+            "DDPDIAG_TEST_REACHED": str(self.reached),
+        }
         words = [argument.replace("{json}", str(self.json)) for argument in arguments]
         unset = [f"--unset={variable}" for variable, value in own.items() if value is None]
         self.jobs[name] = Job(

@@ -1,0 +1,54 @@
+"""What rank 0 may set in the processes of other ranks: what checks set, and nothing that runs code."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.checks import ladder_rungs
+from ddpdiag.checks.hst005 import LOOPBACK
+from ddpdiag.checks.p2p004 import SUBSYSTEMS
+from ddpdiag.codec import read_recording
+from ddpdiag.runtime.environment import refused_override
+
+RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_whatever_a_check_has_ever_set_is_allowed(path: Path) -> None:
+    for trial in read_recording([path]).trials:
+        assert refused_override(trial.env) is None
+
+
+MEMBERS = [
+    *(value for value in vars(ladder_rungs).values() if isinstance(value, ladder_rungs.Member)),
+    *ladder_rungs.ACROSS,
+    *ladder_rungs.interface_rungs(["eth0", "ib0.8001", "enp1s0f0np0"]),
+    *ladder_rungs.own_overrides(
+        {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth9"},
+        {"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}, "/home/me/.nccl.conf": {"NCCL_DEBUG": "INFO"}},
+    ),
+]
+
+
+@pytest.mark.parametrize("env", [*(member.env for member in MEMBERS), LOOPBACK, {"NCCL_DEBUG_SUBSYS": SUBSYSTEMS}])
+def test_so_is_each_step_of_the_search_for_what_works(env: Mapping[str, str | None]) -> None:
+    assert refused_override(env) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "PYTHONPATH=/tmp/evil", "LD_PRELOAD=/tmp/evil.so", "NCCL_NET_PLUGIN=/tmp/evil.so", "NCCL_NET=evil",
+        "NCCL_TUNER_PLUGIN=evil", "NCCL_CONF_FILE=/tmp/evil.conf", "NCCL_DEBUG_FILE=/tmp/file", "PATH=/tmp",
+        "OMP_NUM_THREADS=1", "NCCL_SOCKET_IFNAME=a;b", "NCCL_IB_DISABLE=1\n", "GLOO_SOCKET_IFNAME=\u0661", "X=",
+    ],
+)  # fmt: skip
+def test_nothing_else_is(said: str) -> None:
+    name, _, value = said.partition("=")
+    assert refused_override({"NCCL_IB_DISABLE": "1", name: value}) == said
+
+
+def test_only_variables_of_nccl_may_be_unset() -> None:
+    assert refused_override({"NCCL_ANYTHING": None}) is None
+    assert refused_override({"PATH": None}) == "PATH="
