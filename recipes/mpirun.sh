@@ -19,7 +19,9 @@ MASTER_ADDR=${MASTER_ADDR:-$(hostname)}
 MASTER_PORT=${MASTER_PORT:-29500}
 export MASTER_ADDR MASTER_PORT
 # Without --bind-to none each rank gets one core, whatever the number of its threads.
+# mpirun gives other hosts only the variables that it is told.
 launch=(mpirun --bind-to none "${options[@]}" -x MASTER_ADDR -x MASTER_PORT -x PATH)
+[ -z "${DDPDIAG_TOKEN:-}" ] || launch+=(-x DDPDIAG_TOKEN)
 
 # The highest exit code of all ranks; they all leave with the same.
 # shellcheck disable=SC2086
