@@ -15,6 +15,7 @@ from typing import TextIO
 from ddpdiag.errors import UsageError
 
 STANDARD_OUTPUT = "-"
+_MOST_LINKS = 40  # as the kernel (MAXSYMLINKS)
 # What our tables and rich's bars are made of beyond ASCII, for streams that lack it: letters as wide as it, or columns
 # would be torn.
 _PLAIN = str.maketrans(
@@ -29,10 +30,10 @@ def write(path: str, content: str | bytes) -> None:
     try:
         if path == STANDARD_OUTPUT:
             _say(content if isinstance(content, str) else content.decode(), sys.stdout)
-        elif _is_special(path):
-            _pour(path, _bytes(content))
+        elif _is_special(target := _target(path)):
+            _pour(target, _bytes(content))
         else:
-            _replace(_target(path), _bytes(content))
+            _replace(target, _bytes(content))
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
@@ -42,10 +43,9 @@ def check_writable(path: str) -> None:
     if path == STANDARD_OUTPUT:
         return
     try:
-        if _is_special(path):
-            _check_special(path)
+        if _is_special(target := _target(path)):
+            _check_special(target)
             return
-        target = _target(path)
         temporary, descriptor = _open_beside(target)
         os.close(descriptor)
         temporary.unlink()
@@ -88,27 +88,48 @@ def _bytes(content: str | bytes) -> bytes:
 
 def _target(path: str) -> Path:
     """The file that `path` means: a link stays a link, and what it points to is replaced."""
-    return Path(os.path.realpath(path))
-
-
-def _is_special(path: str) -> bool:
-    """Does something exist there that is no plain file?"""
     if not path:
         raise ValueError("the name is empty")
+    return _followed(Path.cwd(), Path(path), _MOST_LINKS)
+
+
+def _followed(folder: Path, path: Path, left: int) -> Path:
+    """`path`, as seen from `folder`, without links.
+
+    PermissionError if a stranger made one in a folder like /tmp, as with fs.protected_symlinks (proc(5)), which not
+    every kernel has switched on.
+    """
+    for part in path.parts:
+        step = folder.parent if part == os.pardir else folder / part
+        # Links below /proc lead to open files and have no target of their own: /dev/stdout ends there.
+        if part == os.pardir or step.is_relative_to("/proc") or not step.is_symlink():
+            folder = step
+            continue
+        above, link = folder.stat(), step.lstat()
+        if above.st_mode & stat.S_ISVTX and link.st_uid not in (os.geteuid(), above.st_uid):
+            raise PermissionError(errno.EACCES, f"{step} is a link that user {link.st_uid} made")
+        if left == 0:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        folder = _followed(folder, step.readlink(), left - 1)
+    return folder
+
+
+def _is_special(path: Path) -> bool:
+    """Does something exist there that is no plain file?"""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         return False
 
 
-def _check_special(path: str) -> None:
+def _check_special(path: Path) -> None:
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _pour(path: str, data: bytes) -> None:
+def _pour(path: Path, data: bytes) -> None:
     # Opening a named pipe that nobody reads would wait for ever; this way it fails.
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     os.set_blocking(descriptor, True)

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,9 @@ def run_folder(run_id: str) -> Path:
     try:
         folder = Path(tempfile.gettempdir()) / name
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid == os.getuid() and not folder.is_symlink():
+        # One look, at the name itself: what is ours in a folder like /tmp nobody else can replace afterwards.
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
             return folder
         return Path(tempfile.mkdtemp(prefix=name + "-"))
     except OSError as error:
