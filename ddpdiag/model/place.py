@@ -1,6 +1,8 @@
 """Who a process is, and what it said of itself when it arrived."""
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 
 class Place(Struct, frozen=True, kw_only=True, gc=False):
@@ -43,7 +45,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     nonce: str = ""
     leaf: str = ""
     up_seconds: float | None = None
-    cpus: str = ""
+    cpus: Annotated[str, Meta(pattern="^[0-9a-f]{0,4096}$")] = ""
     slurm: str = ""
 
     @property

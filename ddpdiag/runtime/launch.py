@@ -23,12 +23,12 @@ from ddpdiag.probes.elastic import write_error_file
 from ddpdiag.probes.procfs import age_seconds
 from ddpdiag.probes.slurm import job_and_step
 from ddpdiag.probes.sockets import free_port
-from ddpdiag.runtime.control.client import ControlClient, Endpoint, join
+from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
 from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.control.liveness import crowded_silence_seconds
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
-from ddpdiag.runtime.control.secret import Secrets
+from ddpdiag.runtime.control.secret import Origin, Secrets
 from ddpdiag.runtime.control.server import ControlServer, control_ports
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator import Coordinator
@@ -207,9 +207,13 @@ def _take_part(run: Run, place: Place, wire: Wire | None, record: Record, signal
 
 
 def _open_server(run: Run, wire: Wire, arrival: Arrival) -> ControlServer:
-    return ControlServer(
-        run.endpoint.ports, wire, arrival, local_only=run.launch.on_loopback, job_port=run.endpoint.job_port
-    )
+    ports = run.endpoint.ports
+    # Where ranks are told the port, any one will do: a stranger may hold those that they would try.
+    ports = (*ports, 0) if run.secrets.origin is Origin.SAME_HOST else ports
+    here = run.launch.on_loopback
+    server = ControlServer(ports, wire, arrival, local_only=here, job_port=run.endpoint.job_port)
+    run.secrets.offer(server.port)
+    return server
 
 
 def _join(run: Run, arrival: Arrival, signals: Signals) -> ControlClient:
@@ -245,7 +249,7 @@ def _lead(
     endpoint = Endpoint(LOOPBACK, (server.port,), run.endpoint.wait_seconds)
     threads = ThreadPoolExecutor(2)
     served: Future[Shutdown] = threads.submit(
-        lambda: supervisor.run(join(endpoint, lambda: wire, arrival, lambda: signals.told))
+        lambda: supervisor.run(join(endpoint, lambda: Found(wire), arrival, lambda: signals.told))
     )
     lost = PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size)
     patience = replace(PATIENCE, lost=lost)

@@ -15,7 +15,7 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.runtime.control import key_file, same_host
-from ddpdiag.runtime.control.client import Endpoint, join, mechanism
+from ddpdiag.runtime.control.client import Endpoint, Found, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
 from ddpdiag.runtime.control.same_host import SameHost
 from ddpdiag.runtime.control.secret import Origin, Secrets
@@ -41,7 +41,7 @@ def joined(server_wire: Wire, client_wire: Wire) -> str:
     thread.start()
     endpoint = Endpoint("127.0.0.1", (server.port,), 0.4, greet_seconds=0.3)
     try:
-        join(endpoint, lambda: client_wire, arrival_of(1, 2), lambda: None).close()
+        join(endpoint, lambda: Found(client_wire), arrival_of(1, 2), lambda: None).close()
         return ""
     except RunLost as lost:
         return str(lost).partition(": ")[2].replace(str(server.port), "PORT")
@@ -108,7 +108,7 @@ def _resident_bytes() -> int:
 def offered() -> Iterator[str]:
     """The id of a run whose rank 0 is here."""
     run_id = f"run-{os.getpid()}-{time.monotonic_ns()}"
-    server = SameHost(run_id, b"s" * 32)
+    server = SameHost(run_id, b"s" * 32, 4711)
     yield run_id
     server.close()
 
@@ -129,7 +129,7 @@ def asked_by(uid: int, run_id: str) -> str:
 
 
 def test_a_process_of_this_user_is_handed_the_secret(offered: str) -> None:
-    assert asked_by(0, offered) == repr(b"s" * 32)
+    assert asked_by(0, offered) == repr((b"s" * 32, 4711))
     assert same_host.ask("another run") is None
 
 
@@ -150,8 +150,8 @@ def test_a_stranger_who_was_there_first_is_not_believed(offered: str) -> None:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == b"there\n"
         assert same_host.ask(run_id) is None
-        server = SameHost(run_id, b"r" * 32)
-        assert same_host.ask(run_id) == b"r" * 32
+        server = SameHost(run_id, b"r" * 32, 4712)
+        assert same_host.ask(run_id) == (b"r" * 32, 4712)
         server.close()
         stranger.kill()
 
@@ -203,9 +203,10 @@ def test_then_the_key_file(home: Path) -> None:
 
 
 def test_where_there_is_none_a_run_goes_on_without_and_leaves_no_file(home: Path) -> None:
-    for find in (across_hosts().of_rank_0, across_hosts().of_rank):
-        assert find() is not None
-        assert not find().locked
+    found = across_hosts().of_rank()
+    assert found is not None
+    assert not found.wire.locked
+    assert not across_hosts().of_rank_0().locked
     assert list(home.iterdir()) == []
 
 

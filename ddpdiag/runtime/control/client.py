@@ -4,7 +4,8 @@ import contextlib
 import socket as sockets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import zmq
 from msgspec import structs
@@ -45,6 +46,13 @@ class Endpoint:
     wait_seconds: float
     greet_seconds: float = 2.0  # how long one port may take to prove that it is rank 0
     job_port: int | None = None
+
+
+class Found(NamedTuple):
+    """What a rank needs to trust rank 0, and the only port to try, where it knows that."""
+
+    wire: Wire
+    port: int | None = None
 
 
 class ControlClient:
@@ -100,7 +108,7 @@ _LAST_TRY_SECONDS = 0.5
 
 def join(
     endpoint: Endpoint,
-    wires: Callable[[], Wire | None],
+    secret: Callable[[], Found | None],
     arrival: Arrival,
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None] = lambda _left_seconds: None,
@@ -109,7 +117,7 @@ def join(
     """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with what a plain TCP connect said.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
-    `wires` is asked before each try for the run's secret: None as long as there is none.
+    `secret` is asked before each try for the run's secret: None as long as there is none.
     After a signal it goes on for a moment: a rank 0 that is not told of it waits for this rank, and blames it.
     `seeking` is told before each try how many seconds are left; `troubled` once, when half of them have passed, what
     was met so far.
@@ -125,9 +133,10 @@ def join(
         # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
         addresses = resolve(endpoint.host, endpoint.ports[0], max(left, 0.1))
         met: dict[int, str] = {}
-        wire = wires()
+        found = secret()
+        own = endpoint if found is None or found.port is None else replace(endpoint, ports=(found.port,), job_port=None)
         for address in addresses or ():
-            link = _try_ports(endpoint, address, wire, arrival, min(patience, max(left, 0.1)), met)
+            link = _try_ports(own, address, found and found.wire, arrival, min(patience, max(left, 0.1)), met)
             if link is not None:
                 return link
         left = end - time.monotonic()

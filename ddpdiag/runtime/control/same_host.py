@@ -1,4 +1,4 @@
-"""The secret of a run on one host: rank 0 hands it to processes of the same user, and each end knows the other's uid.
+"""A run on one host: rank 0 hands secret and port to processes of the same user, and each end knows the other's uid.
 
 The kernel tells it (SO_PEERCRED of unix(7)). The sockets are abstract, so nothing lies in a directory that others can
 write to; a stranger who takes a name only makes rank 0 take the next one.
@@ -14,14 +14,15 @@ from ddpdiag.runtime.said import digest
 
 _NAMES = 8
 _SECONDS = 0.5
+_PORT_BYTES = 2
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 
 class SameHost:
     """Rank 0's end, served by a thread until it is closed."""
 
-    def __init__(self, run_id: str, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, run_id: str, secret: bytes, port: int) -> None:
+        self._offer = port.to_bytes(_PORT_BYTES, "big") + secret
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         for name in _names(run_id):
             with contextlib.suppress(OSError):
@@ -36,7 +37,7 @@ class SameHost:
                 peer, _address = self._socket.accept()
                 with peer, contextlib.suppress(OSError):
                     if _uid(peer) == os.geteuid():
-                        peer.sendall(self._secret)
+                        peer.sendall(self._offer)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -44,14 +45,14 @@ class SameHost:
         self._socket.close()
 
 
-def ask(run_id: str) -> bytes | None:
-    """The secret of this run's rank 0, if that is here and of the same user."""
+def ask(run_id: str) -> tuple[bytes, int] | None:
+    """Secret and port of this run's rank 0, if that is here and of the same user."""
     for name in _names(run_id):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
             asking.settimeout(_SECONDS)
             asking.connect(name)
-            if _uid(asking) == os.geteuid() and (secret := asking.recv(64)):
-                return secret
+            if _uid(asking) == os.geteuid() and (offer := asking.recv(64)):
+                return offer[_PORT_BYTES:], int.from_bytes(offer[:_PORT_BYTES], "big")
     return None
 
 

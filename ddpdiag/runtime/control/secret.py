@@ -17,7 +17,7 @@ import msgspec
 from ddpdiag.errors import UsageError
 from ddpdiag.probes import bounded
 from ddpdiag.runtime.control import key_file
-from ddpdiag.runtime.control.client import SHARE_A_SECRET
+from ddpdiag.runtime.control.client import SHARE_A_SECRET, Found
 from ddpdiag.runtime.control.same_host import SameHost, ask
 from ddpdiag.runtime.control.wire import Wire
 
@@ -64,23 +64,28 @@ class Secrets:
         """The secret of a run that this process leads."""
         if self.origin is Origin.SAME_HOST:
             # A second rank 0 takes the first one's, so that they recognize each other.
-            self._found = ask(self._run_id) or secrets.token_bytes(_BYTES)
-            self._server = SameHost(self._run_id, self._found)
+            there = ask(self._run_id)
+            self._found = secrets.token_bytes(_BYTES) if there is None else there[0]
         elif self.origin is Origin.KEY_FILE and not self._found:
             self._take_key_file(create=True)
         return self._settled()
 
-    def of_rank(self) -> Wire | None:
+    def offer(self, port: int) -> None:
+        """Hand it to the other ranks of this host, with the port at which rank 0 listens."""
+        if self.origin is Origin.SAME_HOST:
+            self._server = SameHost(self._run_id, self._found, port)
+
+    def of_rank(self) -> Found | None:
         """The secret of a run that this process joins; None as long as it may still appear."""
         if self.origin is Origin.SAME_HOST:
-            self._found = ask(self._run_id) or b""
-            return Wire(self._run_id, self._found) if self._found else None
+            there = ask(self._run_id)
+            return None if there is None else Found(Wire(self._run_id, there[0]), there[1])
         if self.origin is Origin.KEY_FILE and not self._found:
             self._since = time.monotonic() if self._since is None else self._since
             may_appear = self._take_key_file(create=False) and time.monotonic() - self._since < _KEY_SECONDS
             if may_appear and not self._found:
                 return None
-        return self._settled()
+        return Found(self._settled())
 
     def _take_key_file(self, *, create: bool) -> bool:
         """Whether a key of another host may still appear."""

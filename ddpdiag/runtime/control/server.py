@@ -82,7 +82,7 @@ class ControlServer:
             except zmq.ZMQError:
                 _refuse_second(port, self._wire, arrival)
                 continue
-            return port
+            return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._socket.close()
         held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
         raise UsageError(f"no port is free for rank 0: {held}; choose another one with --board-port")

@@ -97,5 +97,5 @@ def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
     """The message, or None for noise: a port scanner must not end a run."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
