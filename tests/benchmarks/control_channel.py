@@ -8,8 +8,9 @@ order with an outcome of 10 kB. Two trials run, one on every rank alone, and one
 
 Shown are the seconds in which all peers have arrived (until each has its welcome), have their first order, have the
 acknowledgement of their outcome, and have passed the gate of the second trial and been acknowledged again; `total` is
-their sum. The bar is 5 s to the first acknowledgement at 10,000 peers. Since the peers compute on the same cores, the
-CPU time of rank 0 alone (both of its threads) is shown beside: until all have arrived, are acknowledged, and in all.
+their sum. Each size is run twice, with a secret that all ranks share (CURVE) and without. The bar is 5 s to the first
+acknowledgement at 10,000 peers. Since the peers compute on the same cores, the CPU time of rank 0 alone (both of its
+threads) is shown beside: until all have arrived, are acknowledged, and in all.
 """
 
 import argparse
@@ -51,10 +52,11 @@ RANKS_PER_HOST = 8
 OUTCOME_BYTES = 10_000
 WAIT_SECONDS = 20.0
 RUN_ID = "benchmark"
+SECRET = b"what all ranks share"
 PAUSE_SECONDS = 0.01  # to look at a thousand sockets for each message would take the cores away from rank 0
 HEAD = (
-    "| peers | arrive | order | acknowledge | gate | total | rank 0: CPU to arrive | to acknowledge | in all |\n|"
-    + "--:|" * 9
+    "| peers | secret | arrive | order | acknowledge | gate | total | rank 0: CPU to arrive | to acknowledge | in all |"
+    "\n|" + "--:|" * 10
 )
 
 
@@ -88,8 +90,8 @@ def arrival_of(rank: int, size: int) -> Arrival:
 class Peers:
     """Some ranks, each with a connection of its own."""
 
-    def __init__(self, ranks: range, size: int, port: int) -> None:
-        self._wire = Wire(RUN_ID)
+    def __init__(self, ranks: range, size: int, port: int, secret: bytes) -> None:
+        self._wire = Wire(RUN_ID, secret)
         self._size = size
         self._port = port
         self._links: dict[zmq.Socket[bytes], tuple[int, ControlClient]] = {}
@@ -99,6 +101,7 @@ class Peers:
         self._last: dict[str, float] = {}
         for rank in ranks:
             socket = new_socket(zmq.DEALER)
+            self._wire.lock_client(socket)
             socket.setsockopt(zmq.ROUTING_ID, f"{rank}-{rank:08x}".encode())
             self._links[socket] = rank, ControlClient(socket, self._wire)
             self._poller.register(socket, zmq.POLLIN)
@@ -157,11 +160,11 @@ class Peers:
         return Result(Outcome(trial=number, code=code, rank=rank, status=Status.DONE, data=self._data))
 
 
-def serve_peers(ranks: range, size: int, port: int, say: Connection) -> None:
+def serve_peers(ranks: range, size: int, port: int, secret: bytes, say: Connection) -> None:
     """One helper process: connect when told, serve, and tell when what was over."""
     raise_open_files()
     zmq.Context.instance().set(zmq.MAX_SOCKETS, len(ranks) + 16)
-    peers = Peers(ranks, size, port)
+    peers = Peers(ranks, size, port, secret)
     say.send("ready")
     say.recv()
     say.send(peers.run())
@@ -210,7 +213,7 @@ class Clock:
     def close(self) -> None: ...
 
 
-def lead(size: int, say: Connection) -> None:
+def lead(size: int, secret: bytes, say: Connection) -> None:
     """Rank 0, and what it saw: is the recording whole?"""
     header = Header(
         run_id=RUN_ID,
@@ -221,7 +224,7 @@ def lead(size: int, say: Connection) -> None:
         version="0",
     )
     port = free_port("127.0.0.1")
-    server = ControlServer([port], Wire(RUN_ID), arrival_of(0, size), local_only=True)
+    server = ControlServer([port], Wire(RUN_ID, secret), arrival_of(0, size), local_only=True)
     clock = Clock()
     say.send(port)
     say.recv()
@@ -253,11 +256,11 @@ def fault_in(recording: Recording, size: int) -> str:
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def measure(size: int, helpers: int) -> str:
+def measure(size: int, helpers: int, secret: bytes) -> str:
     """One size: a row of the table, or what went wrong."""
     fresh = multiprocessing.get_context("spawn")
     ours, theirs = fresh.Pipe()
-    rank_0 = fresh.Process(target=lead, args=(size, theirs), daemon=True)
+    rank_0 = fresh.Process(target=lead, args=(size, secret, theirs), daemon=True)
     rank_0.start()
     port = ours.recv()
     share = -(-size // helpers)
@@ -265,7 +268,7 @@ def measure(size: int, helpers: int) -> str:
     for first in range(0, size, share):
         link, end = fresh.Pipe()
         ranks = range(first, min(size, first + share))
-        fresh.Process(target=serve_peers, args=(ranks, size, port, end), daemon=True).start()
+        fresh.Process(target=serve_peers, args=(ranks, size, port, secret, end), daemon=True).start()
         links.append(link)
     for link in links:
         link.recv()
@@ -276,7 +279,9 @@ def measure(size: int, helpers: int) -> str:
     if seen["fault"]:
         return f"{size} peers: {seen['fault']}"
     times = [link.recv() for link in links]
-    return row(size, begin, {name: max(one[name] for one in times) for name in Times.__annotations__}, seen)
+    return row(
+        size, bool(secret), begin, {name: max(one[name] for one in times) for name in Times.__annotations__}, seen
+    )
 
 
 def answer_of(link: Connection, process: multiprocessing.process.BaseProcess) -> dict[str, float | str]:
@@ -288,12 +293,13 @@ def answer_of(link: Connection, process: multiprocessing.process.BaseProcess) ->
     return answer
 
 
-def row(size: int, begin: float, last: dict[str, float], seen: dict[str, float | str]) -> str:
+def row(size: int, locked: bool, begin: float, last: dict[str, float], seen: dict[str, float | str]) -> str:
     """One line of the table."""
     moments = (begin, *(last[name] for name in ("welcome", "order", "noted", "noted_again")))
     steps = [late - early for early, late in itertools.pairwise(moments)]
     cells = " | ".join(f"{seconds:.2f} s" for seconds in (*steps, moments[-1] - begin))
-    return f"| {size:,} | {cells} | {seen['arrive']:.2f} s | {seen['noted']:.2f} s | {seen['all']:.2f} s |"
+    cpu = " | ".join(f"{seen[name]:.2f} s" for name in ("arrive", "noted", "all"))
+    return f"| {size:,} | {'yes' if locked else 'no'} | {cells} | {cpu} |"
 
 
 def main() -> None:
@@ -305,7 +311,8 @@ def main() -> None:
         parser.error("at least one peer and one helper")
     print(HEAD, flush=True)
     for size in asked.peers:
-        print(measure(size, min(asked.helpers, size)), flush=True)
+        for secret in (b"", SECRET):
+            print(measure(size, min(asked.helpers, size), secret), flush=True)
 
 
 if __name__ == "__main__":

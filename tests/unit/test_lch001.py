@@ -1,5 +1,7 @@
 """LCH001: ranks as they arrived."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 from seen import arrival_of, seen_of, with_arrivals, with_events
@@ -133,3 +135,20 @@ def test_the_odd_host_of_many_stands_first_in_the_counts(golden):
     finding = found(seen(21))["LCH001.uneven"]
     assert finding.nodes == ("n10",)
     golden(finding)
+
+
+def test_a_rank_of_another_version_is_named(golden):
+    run = with_events(seen(), Event(kind=EventKind.VERSION, rank=3, detail="0.0.9"))
+    finding = found(run)["LCH001.version"]
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, (3,))
+    assert finding.evidence["others"] == "0.0.9"
+    golden(finding)
+
+
+@pytest.mark.parametrize(("secret", "codes"), [("", set()), ("token", set()), ("none", {"LCH001.unauthenticated"})])
+def test_a_run_whose_ranks_had_no_secret_says_so(secret, codes):
+    run = seen()
+    header = structs.replace(run.recording.header, secret=secret)
+    told = found(replace(run, recording=structs.replace(run.recording, header=header)))
+    assert told.keys() == codes
+    assert all(finding.severity is Severity.INFO for finding in told.values())

@@ -4,6 +4,7 @@ It notes what happens to ranks in the run's lines, and knows nothing of checks a
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,8 @@ class Patience:
 PATIENCE = Patience()
 _LOOKS_A_BEAT = 4
 _BEATS_TO_ANSWER = 5
+# Noted of each rank; of all together the square of it.
+_MOST_OBJECTIONS = 64
 _PING = Ping()
 
 
@@ -103,6 +106,7 @@ class Membership:
         self._frozen = 0.0
         self._closed = False  # no more hellos
         self._other_versions: set[bytes] = set()
+        self._objections: Counter[int] = Counter()
 
     @property
     def gone(self) -> set[int]:
@@ -230,7 +234,10 @@ class Membership:
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal
-            self._note(event)
+            # A stranger may come a hundred thousand times, under as many numbers.
+            if self._objections[rank] < _MOST_OBJECTIONS and self._objections.total() < _MOST_OBJECTIONS**2:
+                self._objections[rank] += 1
+                self._note(event)
             self._server.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
             late = f"rank {rank} came {self.now():.1f} s after the start, when the run "
@@ -249,9 +256,9 @@ class Membership:
     def _refuse_version(self, identity: bytes, version: str) -> None:
         """Of its hello only the version is sure to be read, and of its identity the rank."""
         rank, _, _nonce = identity.partition(b"-")
-        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or identity in self._other_versions:
+        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._other_versions:
             return
-        self._other_versions.add(identity)
+        self._other_versions.add(rank)
         own, other = self._header.version, printable(version)[:40] or "an older version"
         self._note(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
         sentence = f"rank {int(rank)} runs ddpdiag {other}, rank 0 {own}; install one version on all hosts"

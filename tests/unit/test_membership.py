@@ -1,0 +1,75 @@
+"""Who says hello to rank 0, and how much of it is noted."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec import structs
+from seen import arrival_of
+
+from ddpdiag.model import Event, EventKind, Header, Options
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.control.membership import Membership, Patience
+from ddpdiag.runtime.control.messages import AnyHello, Downward, Hello, Refused, Upward
+
+Said = tuple[bytes, Upward | AnyHello]
+
+
+class StandIn:
+    """A channel on which all of this was said at once."""
+
+    def __init__(self, said: list[Said]) -> None:
+        self.said = said
+        self.answers: list[tuple[bytes, Downward]] = []
+
+    def send(self, identity: bytes, message: Downward) -> None:
+        self.answers.append((identity, message))
+
+    def receive(self, seconds: float) -> Iterator[Said]:
+        now, self.said = self.said, []
+        yield from now
+
+    def close_door(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def noted(*said: Said, world_size: int = 2) -> tuple[Counter[EventKind], StandIn]:
+    """How often each kind of event is noted."""
+    lines: list[Line] = []
+    channel = StandIn(list(said))
+    header = Header(run_id="r", world_size=world_size, launcher="hand", options=Options(), created="", version="0.1.0")
+    membership = Membership(channel, header, lambda: None, Patience(), lines.append)
+    membership.attend(0.0)
+    return Counter(line.kind for line in lines if isinstance(line, Event)), channel
+
+
+def hello(rank: int, number: int) -> Said:
+    arrival = structs.replace(arrival_of(0, 2), nonce=f"{number:08x}", pid=number)
+    return b"%d-%08x" % (rank, number), Hello(structs.replace(arrival, place=structs.replace(arrival.place, rank=rank)))
+
+
+def test_of_a_hundred_thousand_processes_with_one_rank_some_are_noted_and_all_are_refused() -> None:
+    kinds, channel = noted(*(hello(0, number) for number in range(10_000)))
+    assert kinds == {EventKind.DUPLICATE: 64}
+    assert sum(isinstance(message, Refused) for _, message in channel.answers) == 9_999
+
+
+def test_of_as_many_ranks_outside_of_the_world_too() -> None:
+    kinds, _channel = noted(*(hello(number, number) for number in range(2, 20_000)))
+    assert kinds == {EventKind.MISMATCH: 64**2}
+
+
+def test_a_rank_of_another_version_is_noted_once_and_told() -> None:
+    kinds, channel = noted((b"1-00000001", AnyHello("9.9\x1b[31m")), (b"1-00000002", AnyHello("9.9")))
+    assert kinds == {EventKind.VERSION: 1}
+    ((_identity, refused),) = channel.answers
+    assert isinstance(refused, Refused)
+    assert "9.9" in refused.sentence
+    assert refused.sentence.isprintable()
+    assert refused.exit_code == 3
+
+
+def test_who_has_no_rank_of_this_world_is_not_noted() -> None:
+    for identity in (b"", b"x", b"-1-00000001", b"2-00000001", b"\xff\xfe"):
+        kinds, channel = noted((identity, AnyHello("9.9")))
+        assert (kinds, channel.answers) == ({}, [])
