@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -15,6 +16,8 @@ from ddpdiag.foreign import printable
 from ddpdiag.render.streams import columns
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+_LEAST_FILES = 256  # a run of two ranks needs 40
 _LEAST_COLUMNS = 20  # below this, a word stands on each line
 
 
@@ -36,6 +39,10 @@ def guarded(call: Callable[[], int | None]) -> int:
         if isinstance(error, OSError) and error.errno in _FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
             return ExitCode.USAGE
+        if getattr(error, "errno", None) in _NO_FILES:  # of an OSError, or of ZeroMQ
+            most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            complain(f"too many open files: this process may open {most} (ulimit -n), expected {_LEAST_FILES} or more")
+            return ExitCode.UNKNOWN
         complain("this is a bug in ddpdiag, please report it with what follows:\n" + traceback.format_exc())
         return ExitCode.BUG
     return int(code or 0)
