@@ -84,7 +84,8 @@ def apart(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> Run:
         by_hand(rank, 2, port, *options, "--board-wait", wait, "--board-port", str(free_port()))
         for rank, wait in ((0, "10"), (1, "2"))
     ]
-    return Run(shared, [start_shared(*command) for command in commands])
+    # With a token they look for each other at their own ports only, as ranks of several hosts do.
+    return Run(shared, [start_shared(*command, DDPDIAG_TOKEN="a secret") for command in commands])
 
 
 @pytest.mark.usefixtures("apart", "runs", "alone")
