@@ -23,6 +23,7 @@ from ddpdiag.runtime.control.wire import Wire
 
 _BYTES = 32
 _HELPER_SECONDS = 1.0
+_TRIES = 3
 # A file that another host has just written appears so late: NFS caches that a name does not exist (nfs(5), acdirmax).
 _KEY_SECONDS = 5.0
 
@@ -67,7 +68,10 @@ class Secrets:
             there = ask(self._run_id)
             self._found = secrets.token_bytes(_BYTES) if there is None else there[0]
         elif self.origin is Origin.KEY_FILE and not self._found:
-            self._take_key_file(create=True)
+            # On a busy host the helper itself may be late, and ranks that have the key would not talk without it.
+            for _try in range(_TRIES):
+                if not self._take_key_file(create=True) or self._found:
+                    break
         return self._settled()
 
     def offer(self, port: int) -> None:
@@ -88,12 +92,12 @@ class Secrets:
         return Found(self._settled())
 
     def _take_key_file(self, *, create: bool) -> bool:
-        """Whether a key of another host may still appear."""
+        """Whether there may still be a key: another host has made it just now, or the home did not answer in time."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
         command = (*helper, os.path.expanduser("~"), "create" if create else "read")
         said = bounded.run(command, time.monotonic() + _HELPER_SECONDS)
         if said is None or said.code != 0:
-            return False
+            return True
         key, shared, trouble = msgspec.json.decode(said.out, type=tuple[str, bool, str])
         if trouble:
             raise UsageError(trouble)
