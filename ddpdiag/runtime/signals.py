@@ -9,13 +9,10 @@ LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread.
-
-    `told` is the first that asked us to leave.
-    """
+    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread."""
 
     def __init__(self, *, children: bool = False) -> None:
-        self.told: int | None = None
+        self._told: int | None = None
         self.woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self.woken.setblocking(False)
@@ -28,9 +25,21 @@ class Signals:
             signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # whoever forked us held them back until now
 
+    @property
+    def told(self) -> int | None:
+        """The first that asked us to leave.
+
+        Python calls handlers in the main thread, when that has a turn; before, another thread sees it in the socket.
+        """
+        if self._told is None:
+            with contextlib.suppress(OSError):
+                waiting = self.woken.recv(4096, socket.MSG_PEEK)
+                self._told = next((number for number in waiting if number in LEAVE), None)
+        return self._told
+
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        if self.told is None:
-            self.told = signum
+        if self._told is None:
+            self._told = signum
 
     def drain(self) -> None:
         """Forget what made the socket readable."""
