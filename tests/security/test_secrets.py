@@ -1,5 +1,6 @@
 """Who shares a run's secret talks; nobody else does, and each side says why."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -154,6 +155,35 @@ def test_a_stranger_who_was_there_first_is_not_believed(offered: str) -> None:
         assert same_host.ask(run_id) == (b"r" * 32, 4712)
         server.close()
         stranger.kill()
+
+
+def test_where_strangers_hold_all_names_it_is_a_sentence() -> None:
+    run_id = f"held-{time.monotonic_ns()}"
+    held = [SameHost(run_id, b"x" * 32, 1) for _name in same_host._names(run_id)]
+    with pytest.raises(UsageError, match="DDPDIAG_TOKEN"):
+        SameHost(run_id, b"y" * 32, 2)
+    for server in held:
+        server.close()
+
+
+def test_who_sends_a_greeting_byte_by_byte_holds_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over = threading.Event()
+
+        def drip() -> None:
+            peer, _address = server.accept()
+            with peer:
+                while not over.wait(0.1):
+                    with contextlib.suppress(OSError):
+                        peer.send(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begin = time.monotonic()
+        assert mechanism(server.getsockname()) == ""
+        assert time.monotonic() - begin < 5
+        over.set()
+        thread.join()
 
 
 def test_a_second_rank_0_takes_the_secret_of_the_first(offered: str) -> None:

@@ -209,8 +209,12 @@ def mechanism(where: tuple[str, int]) -> str:
     try:
         with sockets.create_connection(where, _FIRST_SECONDS) as asking:
             asking.sendall(begun)
-            answer = b""
-            while len(answer) < _GREETING_BYTES and (more := asking.recv(_GREETING_BYTES - len(answer))):
+            answer, end = b"", time.monotonic() + _FIRST_SECONDS  # of all: a stranger may send one byte at a time
+            while (
+                len(answer) < _GREETING_BYTES
+                and time.monotonic() < end
+                and (more := asking.recv(_GREETING_BYTES - len(answer)))
+            ):
                 answer += more
     except OSError:
         return ""

@@ -16,7 +16,22 @@ _KEY_BYTES = 32
 _FOLDER, _NAME = os.path.join(".local", "state", "ddpdiag"), "key"
 # File systems that several hosts share (the names of /proc/self/mounts). On another one a new key would be seen by
 # this host alone.
-_SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "panfs", "wekafs", "virtiofs")
+_SHARED = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "afs",
+    "panfs",
+    "wekafs",
+    "fuse.glusterfs",
+    "fuse.juicefs",
+    "fuse.sshfs",
+)
 
 
 def answer(home: str, *, create: bool) -> tuple[str, bool, str]:
@@ -48,7 +63,7 @@ def _read(path: str) -> str:
             raise ValueError(f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}: expected 0600 and your own")
         text = os.read(descriptor, 4 * _KEY_BYTES).decode("ascii", "replace").strip()
         if len(text) != 2 * _KEY_BYTES or set(text) - set("0123456789abcdef"):
-            raise ValueError(f"expected {2 * _KEY_BYTES} hexadecimal digits; remove it, and a new one is made")
+            raise ValueError(f"expected {2 * _KEY_BYTES} hexadecimal digits")
         return text
     finally:
         os.close(descriptor)
@@ -79,7 +94,7 @@ def _is_shared(home: str) -> bool:
             point = point.replace("\\040", " ")
             if (home + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
                 best, kind = point, its_kind
-    return kind in _SHARED or kind.startswith("fuse.")
+    return kind in _SHARED
 
 
 if __name__ == "__main__":

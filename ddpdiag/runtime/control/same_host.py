@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 
+from ddpdiag.errors import UsageError
 from ddpdiag.runtime.said import digest
 
 _NAMES = 8
@@ -19,7 +20,7 @@ _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 
 class SameHost:
-    """Rank 0's end, served by a thread until it is closed."""
+    """Rank 0's end, served by a thread until it is closed; UsageError where strangers hold all of its names."""
 
     def __init__(self, run_id: str, secret: bytes, port: int) -> None:
         self._offer = port.to_bytes(_PORT_BYTES, "big") + secret
@@ -28,6 +29,12 @@ class SameHost:
             with contextlib.suppress(OSError):
                 self._socket.bind(name)
                 break
+        else:
+            self._socket.close()
+            raise UsageError(
+                "other processes hold every name under which rank 0 could hand out this run's secret; "
+                "set DDPDIAG_TOKEN to one secret for all ranks"
+            )
         self._socket.listen(128)
         threading.Thread(target=self._serve, name="same host", daemon=True).start()
 
