@@ -31,7 +31,7 @@ REPORTS = {name: partial(recorded, name) for name in RECORDED} | {
     "strategies": lambda: report(scaling=CURVES),
 }
 # The page of a failing run and the strings of a stranger stand for the others.
-NAMES = [name if name in (HANG, "hostile") else pytest.param(name, marks=pytest.mark.deep) for name in REPORTS]
+NAMES = [name if name == HANG else pytest.param(name, marks=pytest.mark.deep) for name in REPORTS]
 WIDTHS, SCHEMES = (360, 800, 1600), ("light", "dark")
 # A4 within margins of 10 mm.
 PAPER = {"width": 717, "height": 1000}

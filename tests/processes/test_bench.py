@@ -86,6 +86,7 @@ def test_a_gate_that_is_not_reached_fails_and_the_own_past_is_taken(kept, start)
     assert len(job.report["results"][0]["in_place_per_iter"]["times_us"]) == 5
 
 
+@pytest.mark.deep
 def test_a_baseline_of_another_world_is_refused_with_the_reason(kept, start):
     several = ("--collective", "all_reduce,all_to_all", "-d", "float,int8")
     job = start(*BENCH, *SHORT, *several, "--nproc-per-node", "3", "--baseline", str(kept[1] / "base.json"))
