@@ -20,12 +20,17 @@ class Said(NamedTuple):
     err: str
 
 
-def run(command: Sequence[str], end: float) -> Said | None:
-    """Run it until `end` of the monotonic clock; None if it took longer. OSError if it cannot be started."""
-    out, err = os.memfd_create("out"), os.memfd_create("err")
+def run(command: Sequence[str], end: float, given: bytes = b"") -> Said | None:
+    """Run it until `end` of the monotonic clock; None if it took longer. OSError if it cannot be started.
+
+    `given` is its standard input: a secret has no place among arguments, which everybody can list.
+    """
+    out, err, into = (os.memfd_create(name) for name in ("out", "err", "in"))
     try:
+        os.write(into, given)
+        os.lseek(into, 0, os.SEEK_SET)
         # Files, not pipes: nobody waits for what a killed child still has open.
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        child = subprocess.Popen(command, stdin=into, stdout=out, stderr=err)
         while child.poll() is None:
             if time.monotonic() > end:
                 child.kill()
@@ -35,5 +40,5 @@ def run(command: Sequence[str], end: float) -> Said | None:
             time.sleep(_POLL_SECONDS)
         return Said(child.returncode, os.pread(out, _LARGEST_BYTES, 0), os.pread(err, 4096, 0).decode(errors="replace"))
     finally:
-        os.close(out)
-        os.close(err)
+        for descriptor in (out, err, into):
+            os.close(descriptor)

@@ -29,7 +29,7 @@ from ddpdiag.runtime.control.liveness import crowded_silence_seconds
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
-from ddpdiag.runtime.control.server import ControlServer, control_ports
+from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_ports
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator import Coordinator
 from ddpdiag.runtime.environment import worker_variables
@@ -127,7 +127,15 @@ def prepare(
         options=options,
         checks=checks,
         endpoint=Endpoint(host, ports, board_wait, job_port=None if shut else launch.port),
-        secrets=Secrets(launch.run_id, os.environ, whole=launch.whole, local=launch.is_local, required=require_auth),
+        secrets=Secrets(
+            launch.run_id,
+            os.environ,
+            whole=launch.whole,
+            local=launch.is_local,
+            host=host,
+            munge_ports=munge_ports(launch.run_id, launch.port, board_port),
+            required=require_auth,
+        ),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
         publish=publish,
         listener=listener,

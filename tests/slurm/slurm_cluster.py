@@ -28,7 +28,7 @@ from namespaces import NetworkError
 from network import Host, Network
 
 INJECT = Path(__file__).parents[1] / "inject"
-_TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
+_TOOLS = ("munged", "munge", "unmunge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 _START_SECONDS = 60.0
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # What a launcher around the tests would tell the jobs.
@@ -113,8 +113,13 @@ class Cluster:
     # Daemons ---------------------------------------------------------------------------------------------------------
 
     def _write_files(self) -> None:
-        for name in ("state", "shared"):
+        for name in ("state", "shared", "bin"):
             (self.folder / name).mkdir()
+        # Elsewhere munged listens where these look by default.
+        for name in ("munge", "unmunge"):
+            program = self.folder / "bin" / name
+            program.write_text(f'#!/bin/sh\nexec {shutil.which(name)} --socket={self.folder}/munge.socket "$@"\n')
+            program.chmod(0o755)
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -222,7 +227,13 @@ class Cluster:
 
     def _environ(self) -> dict[str, str]:
         ours = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
-        path = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]
+        path = [
+            str(self.folder / "bin"),
+            str(Path(sys.executable).parent),
+            os.environ.get("PATH", ""),
+            "/usr/sbin",
+            "/sbin",
+        ]
         return {
             **ours,
             "PATH": os.pathsep.join(path),

@@ -31,6 +31,8 @@ def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     assert [(row["rank"], row["node"]) for row in report["ranks"]] == [(0, "h2"), (1, "h2"), (2, "h3"), (3, "h3")]
     assert "coordinator.h2" in report["measurements"]
     assert "LCH004.step" in codes(report, "info")
+    # No key file and no DDPDIAG_TOKEN: the secret came by munge.
+    assert "LCH001.unauthenticated" not in codes(report, "info")
     step = {name: report["measurements"][f"slurm.{name}"] for name in ("tasks", "hosts", "job_hosts", "distribution")}
     assert step == {"tasks": 4, "hosts": 2, "job_hosts": 4, "distribution": "block"}
     # 22.05 has no SLURM_JOB_END_TIME: slurmctld was asked.

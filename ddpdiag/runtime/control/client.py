@@ -185,7 +185,7 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
         why = "; ".join(said.format(ports=_ports_text(own)) for said, own in ports.items())
         if _SENTENCES[Reach.DROPPED] in ports:
             why += "; open one of these ports, or name an open one with --board-port"
-        if not ports.keys().isdisjoint(_UNTRUSTED.values()):
+        if not ports.keys().isdisjoint({*_UNTRUSTED.values(), _NO_SECRET_YET}):
             why += f"; {SHARE_A_SECRET}"
     else:
         why = _SENTENCES[unresolved]

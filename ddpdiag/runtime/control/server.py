@@ -35,6 +35,11 @@ def control_ports(run_id: str, master_port: int | None, asked: int | None) -> tu
     return tuple(port for port in ports if port != master_port)[:_CANDIDATES]
 
 
+def munge_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
+    """Ports on which rank 0 may hand out its secret by munge: beside the one asked for, else some others."""
+    return control_ports(f"{run_id}:munge", master_port, None if asked is None else asked + 1)[:2]
+
+
 def raise_open_files() -> None:
     """As many open files as may be: with 100 of them 200 peers connect, 89 are heard, and nothing says so."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

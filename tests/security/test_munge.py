@@ -1,0 +1,133 @@
+"""Hosts of Slurm that share no home share munged's key, and by it the secret of a run."""
+
+import os
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.errors import UsageError
+from ddpdiag.probes.sockets import free_port
+from ddpdiag.runtime.control import munge
+from ddpdiag.runtime.control.munge import Munge
+from ddpdiag.runtime.control.secret import Origin, Secrets
+
+SECRET = b"s" * 32
+# What munge(1) and unmunge(1) do, without munged and without secrecy: the uid, and then the payload.
+MUNGE = """#!/bin/sh
+[ -z "$MUNGE_IS_DOWN" ] || exit 6
+printf '%s:' "${MUNGE_UID:-$(id -u)}"; base64 -w0
+"""
+UNMUNGE = """#!/bin/sh
+IFS=: read -r uid payload
+printf 'STATUS:  %s\\nUID:     %s\\n\\n' "${UNMUNGE_STATUS:-0}" "$uid"
+printf '%s' "$payload" | base64 -d || exit 8
+exit ${UNMUNGE_STATUS:-0}
+"""
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"munge": MUNGE, "unmunge": UNMUNGE}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def across_hosts(ports: tuple[int, ...], **environ: str) -> Secrets:
+    job = {"SLURM_JOB_ID": "1"} | environ
+    return Secrets("run", job, whole=False, local=False, host="127.0.0.1", munge_ports=ports)
+
+
+def test_a_rank_has_the_secret_and_the_port_of_its_users_rank_0() -> None:
+    ports = (free_port("127.0.0.1"), free_port("127.0.0.1"))
+    rank_0, rank = across_hosts(ports), across_hosts(ports)
+    wire = rank_0.of_rank_0()
+    assert (wire.locked, rank_0.origin) == (True, Origin.MUNGE)
+    assert rank.of_rank() is None  # not yet; and never without
+    rank_0.offer(1234)
+    try:
+        found = rank.of_rank()
+        assert found is not None
+        assert (found.wire._secret, found.port) == (wire._secret, 1234)
+        # A second rank 0 takes the first one's, so that they recognize each other.
+        assert across_hosts(ports).of_rank_0()._secret == wire._secret
+    finally:
+        rank_0.close()
+    assert across_hosts(ports).of_rank() is None
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *, run_id: str = "run", **environ: str) -> tuple[bytes, int] | None:
+    port = free_port("127.0.0.1")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    offer = Munge("run", SECRET, 1234, [port])
+    try:
+        return munge.ask(run_id, "127.0.0.1", [port])
+    finally:
+        offer.close()
+
+
+@pytest.mark.parametrize("status", ["0", "17"], ids=["first", "replayed"])
+def test_the_ranks_of_one_host_may_all_open_it(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    assert asked(monkeypatch, UNMUNGE_STATUS=status) == (SECRET, 1234)
+
+
+@pytest.mark.parametrize("status", ["8", "14", "18"], ids=["no credential", "invalid", "not for this user"])
+def test_what_cannot_be_opened_is_no_offer(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    assert asked(monkeypatch, UNMUNGE_STATUS=status) is None
+
+
+def test_another_users_offer_and_that_of_another_run_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, run_id="another") is None
+    assert asked(monkeypatch, MUNGE_UID="12345") is None
+
+
+@pytest.mark.parametrize("said", [b"", b"MUNGE:", b"0:eyJ9:", b"\0" * 10_000], ids=["nothing", "half", "odd", "noise"])
+def test_a_stranger_on_the_first_port_is_passed_over(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def serve() -> None:
+            peer, _address = stranger.accept()
+            peer.sendall(said)
+            peer.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = free_port("127.0.0.1")
+        ports = (stranger.getsockname()[1], port)
+        offer = Munge("run", SECRET, 1234, ports)
+        try:
+            assert munge.ask("run", "127.0.0.1", ports) == (SECRET, 1234)
+        finally:
+            offer.close()
+            thread.join()
+
+
+def test_a_stranger_who_says_nothing_costs_a_second() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        begin = time.monotonic()
+        assert munge.ask("run", "127.0.0.1", [stranger.getsockname()[1]]) is None
+        assert time.monotonic() - begin < 5
+
+
+def test_taken_ports_are_named_with_their_holder() -> None:
+    with socket.create_server(("", 0)) as stranger, pytest.raises(UsageError, match="DDPDIAG_TOKEN"):
+        Munge("run", SECRET, 1234, [stranger.getsockname()[1]])
+
+
+@pytest.mark.parametrize("environ", [{"DDPDIAG_TOKEN": "t"}, {}], ids=["token", "munged is down"])
+def test_it_is_asked_last_and_only_where_it_works(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    monkeypatch.setenv("MUNGE_IS_DOWN", "1")
+    secrets = across_hosts((1,), **environ)
+    secrets.of_rank_0()
+    assert secrets.origin is (Origin.TOKEN if environ else Origin.NONE)
+
+
+def test_outside_of_slurm_it_is_not_asked() -> None:
+    secrets = Secrets("run", {}, whole=False, local=False, host="127.0.0.1", munge_ports=(1,))
+    assert not secrets.of_rank_0().locked
