@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ddpdiag.check import Seen
+from ddpdiag.checks.api import Seen
 from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import Odd
 

@@ -5,15 +5,19 @@ from statistics import median
 from typing import Any
 
 from ddpdiag.bandwidth.baseline import shape_of
-from ddpdiag.check import Seen
-from ddpdiag.checks import col001, lch002, lch003, trn001, trn003
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.launch import variables as lch002
+from ddpdiag.checks.launch import versions as lch003
+from ddpdiag.checks.training import mnist
+from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.world import World
 from ddpdiag.comparison.peers import kept
 from ddpdiag.model.bench import BaselineSeries
 from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
 from ddpdiag.model.train import TrainReport
 from ddpdiag.stats import Samples
-from ddpdiag.world import World
 
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
@@ -21,7 +25,7 @@ _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "T
 
 def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: TrainReport | None = None) -> Snapshot:
     """What this run can be held against another one by."""
-    steps = {rank: data.steps for rank, data in seen.of(trn003.CHECK).by_rank.items() if data.steps is not None}
+    steps = {rank: data.steps for rank, data in seen.of(ddp_step.CHECK).by_rank.items() if data.steps is not None}
     world = seen.world
     own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
     is_fleet = len(own) > KEPT_RANKS
@@ -92,9 +96,7 @@ def _rounded(value: float) -> float:
 
 
 def _training(seen: Seen[Any]) -> Iterator[Figure]:
-    speed = (
-        trn001.CHECK.figures(seen.of(trn001.CHECK)).get("training.samples_per_second") if trn001.CHECK.figures else 0
-    )
+    speed = mnist.CHECK.figures(seen.of(mnist.CHECK)).get("training.samples_per_second") if mnist.CHECK.figures else 0
     if isinstance(speed, int | float) and speed:
         yield Figure(
             name="training.samples_per_second",
@@ -121,8 +123,8 @@ def _strategies(train: TrainReport | None) -> Iterator[Figure]:
 
 def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
     """Of the ranks, which all leave a collective together, the one with the median time."""
-    rows: dict[str, list[col001.Data]] = {}
-    for row in seen.of(col001.CHECK).rows:
+    rows: dict[str, list[all_reduce.Data]] = {}
+    for row in seen.of(all_reduce.CHECK).rows:
         if "round" not in row.trial.params:
             rows.setdefault(row.data.backend, []).append(row.data)
     for backend, found in rows.items():

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ddpdiag.check import FIRST_USE_SECONDS, USUAL_RANKS_PER_CORE
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.api import FIRST_USE_SECONDS, USUAL_RANKS_PER_CORE
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.cli.plugin import guarded, unknown

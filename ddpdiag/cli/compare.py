@@ -83,7 +83,7 @@ def _of_json(data: bytes, where: str) -> Report:
 
 
 def _of_recording(path: str) -> Report:
-    from ddpdiag.checks import all_checks
+    from ddpdiag.checks.registry import all_checks
     from ddpdiag.judgement import judge
 
     return judge(read_recording([Path(path)]), all_checks())

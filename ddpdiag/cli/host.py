@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import ddpdiag
-from ddpdiag.check import Stage
-from ddpdiag.checks import by_code
+from ddpdiag.checks.api import Stage
+from ddpdiag.checks.registry import by_code
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.repeated import split, thresholds

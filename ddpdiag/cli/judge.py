@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import disassemble, read_recording
 from ddpdiag.errors import UsageError

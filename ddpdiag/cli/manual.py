@@ -18,7 +18,7 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
         rule = rule_of(code)
         page = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]\n"
         return explain(CheckRow(rule.code, rule.name, _LINT, rule.title), page, {}, width=width, color=color)
-    from ddpdiag.checks import by_code
+    from ddpdiag.checks.registry import by_code
 
     check = by_code(code)
     _, _, word = code.partition(".")
@@ -37,7 +37,7 @@ def _finding(code: str, page: str, word: str) -> str:
 
 def rows() -> list[CheckRow]:
     """Checks in the order in which they run, then rules in the order of their codes."""
-    from ddpdiag.checks import all_checks
+    from ddpdiag.checks.registry import all_checks
     from ddpdiag.lint import all_rules
 
     return [
@@ -62,7 +62,7 @@ def write_manual(path: str) -> int:
 
 
 def _pages() -> Iterator[ManualPage]:
-    from ddpdiag.checks import all_checks
+    from ddpdiag.checks.registry import all_checks
     from ddpdiag.lint import all_rules
 
     for check in all_checks():

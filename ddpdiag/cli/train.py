@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddpdiag.checks.train_jobs import BLOCKS
-from ddpdiag.checks.train_view import TOLERANCES
+from ddpdiag.checks.strategies.jobs import BLOCKS
+from ddpdiag.checks.strategies.view import TOLERANCES
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.repeated import split

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from ddpdiag.blame import is_echo
+from ddpdiag.checks.blame import is_echo
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import EventKind, Outcome, Recording, Report, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE

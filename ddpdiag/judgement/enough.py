@@ -4,14 +4,14 @@ from collections.abc import Container, Mapping, Sequence, Set
 
 from msgspec import structs
 
-from ddpdiag.check import Stage
+from ddpdiag.checks.api import Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.ladder_text import exports_text
+from ddpdiag.checks.p2p.fallback.text import exports_text
+from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.verdict import CANNOT_LOOK, Conclusion, exit_code, tested
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Status, Verdict
-from ddpdiag.world import World
 
 # Stages in which ranks exchange what a job does.
 _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)

@@ -5,13 +5,17 @@ from typing import Any
 
 from msgspec import structs
 
-from ddpdiag.check import Check, Seen
-from ddpdiag.checks import col001, lch002, p2p002, p2p003, run003
+from ddpdiag.checks.api import Check, Seen
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.launch import variables
+from ddpdiag.checks.p2p.copies import check as copies
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.run.trials import check as run003
+from ddpdiag.checks.world import World
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Finding, Recording, Severity
-from ddpdiag.world import World
 
-_LADDER = p2p003.CHECK
+_LADDER = fallback.CHECK
 _NO_P2P = "NCCL_P2P_DISABLE"
 # What P2P002 finds wrong with ways between GPUs, which is an error for a job that takes them.
 _COPIES = ("wrong", "hung", "died", "raised")
@@ -20,7 +24,7 @@ _COPIES = ("wrong", "hung", "died", "raised")
 def exports_of(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, str | None]:
     """The variables that the job needs, if there was a climb that this version can read."""
     seen = Seen(world, _LADDER, recording)
-    return p2p003.exports(seen) if _can_read(judged, _LADDER, lch002.CHECK, col001.CHECK) else {}
+    return fallback.exports(seen) if _can_read(judged, _LADDER, variables.CHECK, all_reduce.CHECK) else {}
 
 
 def _can_read(judged: Sequence[Judged], *checks: Check[Any]) -> bool:
@@ -31,7 +35,7 @@ def _can_read(judged: Sequence[Judged], *checks: Check[Any]) -> bool:
 def needed_of(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, str | None]:
     """Those without which it does not work, where the job will have them."""
     exports = exports_of(world, recording, judged) if world.options.exports else {}
-    return exports if exports and p2p003.works_with_exports(Seen(world, _LADDER, recording)) else {}
+    return exports if exports and fallback.works_with_exports(Seen(world, _LADDER, recording)) else {}
 
 
 def with_exports(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
@@ -45,9 +49,9 @@ def with_exports(world: World, recording: Recording, judged: Sequence[Judged]) -
         reasons |= dict.fromkeys(
             _own_failures(world, recording, judged), f"With the exports of {_LADDER.code} it works."
         )
-    if _can_read(judged, lch002.CHECK, col001.CHECK) and _goes_without_p2p(world, recording, needed):
+    if _can_read(judged, variables.CHECK, all_reduce.CHECK) and _goes_without_p2p(world, recording, needed):
         why = "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."
-        reasons |= dict.fromkeys(((p2p002.CHECK.code, f"{p2p002.CHECK.code}.{word}") for word in _COPIES), why)
+        reasons |= dict.fromkeys(((copies.CHECK.code, f"{copies.CHECK.code}.{word}") for word in _COPIES), why)
     return [structs.replace(own, findings=tuple(_eased(own.findings, own.check.code, reasons))) for own in judged]
 
 
@@ -65,11 +69,11 @@ def _own_failures(world: World, recording: Recording, judged: Sequence[Judged]) 
     trials = {
         trial.number
         for trial in recording.trials
-        if trial.code == col001.CHECK.code and trial.params.get("backend") == world.backend
+        if trial.code == all_reduce.CHECK.code and trial.params.get("backend") == world.backend
     }
     for own in judged:
         for finding in own.findings:
-            wrong = own.check is col001.CHECK and finding.evidence.get("backend") == world.backend
+            wrong = own.check is all_reduce.CHECK and finding.evidence.get("backend") == world.backend
             if wrong or (own.check is run003.CHECK and finding.evidence.get("trial") in trials):
                 yield own.check.code, finding.title
 
@@ -78,6 +82,6 @@ def _goes_without_p2p(world: World, recording: Recording, needed: Mapping[str, s
     """Does the job's NCCL make no copies between GPUs, because of the exports or of what is set on all ranks?"""
     if needed.get(_NO_P2P) == "1":
         return True
-    rows = Seen(world, lch002.CHECK, recording).by_rank
+    rows = Seen(world, variables.CHECK, recording).by_rank
     everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())
-    return everywhere and Seen(world, col001.CHECK, recording).own_backend_works
+    return everywhere and Seen(world, all_reduce.CHECK, recording).own_backend_works

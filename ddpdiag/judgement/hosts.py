@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.world import World
 from ddpdiag.judgement.interrupted import ended_by_ctrl_c
 from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.judgement.verdict import CANNOT_LOOK
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
-from ddpdiag.world import World
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "

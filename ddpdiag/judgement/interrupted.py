@@ -3,11 +3,11 @@
 import signal
 from collections.abc import Sequence
 
+from ddpdiag.checks.world import World
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.model import Outcome, Recording, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.world import World
 
 
 def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -> str:

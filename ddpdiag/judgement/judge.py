@@ -4,10 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ddpdiag.check import Check, Seen, Stage
-from ddpdiag.checks import col002, lch003, trn002
-from ddpdiag.checks.bench_report import bench_of
+from ddpdiag.checks.api import Check, Seen, Stage
+from ddpdiag.checks.bench import check as col002
+from ddpdiag.checks.bench.report import bench_of
+from ddpdiag.checks.launch import versions
 from ddpdiag.checks.snapshots import snapshot_of
+from ddpdiag.checks.strategies import check as strategies
+from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
@@ -35,7 +38,6 @@ from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.setting import Setting
 from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
-from ddpdiag.world import World
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -118,8 +120,8 @@ def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> Trai
     """The training by strategies, likewise."""
     if recording.header.options.train is None:
         return None
-    ran = any(own.check is trn002.CHECK and own.readable for own in judged)
-    return trn002.report(Seen(world, trn002.CHECK, recording)) if ran else None
+    ran = any(own.check is strategies.CHECK and own.readable for own in judged)
+    return strategies.report(Seen(world, strategies.CHECK, recording)) if ran else None
 
 
 def _world_line(world: World) -> WorldLine:
@@ -146,7 +148,7 @@ def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
 def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> tuple[Setting, ...]:
     """What ranks run with, as far as this version can read it."""
     readable = frozenset(own.check.code for own in judged if own.readable)
-    return settings_of(Seen(world, lch003.CHECK, recording), readable)
+    return settings_of(Seen(world, versions.CHECK, recording), readable)
 
 
 def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:
@@ -225,8 +227,8 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
 def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
     """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
     sums: dict[str, dict[int, float]] = {}
-    if any(own.check is lch003.CHECK and own.readable for own in judged):
-        imports = Seen(world, lch003.CHECK, recording).by_rank
+    if any(own.check is versions.CHECK and own.readable for own in judged):
+        imports = Seen(world, versions.CHECK, recording).by_rank
         sums["import"] = {
             rank: data.import_seconds for rank, data in imports.items() if data.import_seconds is not None
         }

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ddpdiag.check import Check
+from ddpdiag.checks.api import Check
 from ddpdiag.model import Finding, Matrix, Scalar, Skip
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from ddpdiag.check import Check, Stage
+from ddpdiag.checks.api import Check, Stage
+from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Depth, Options
-from ddpdiag.world import World, without_gpu
 
 _DEPTHS = tuple(Depth)
 # So many names fit into a sentence.

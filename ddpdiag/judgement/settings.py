@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import lch002, lch003
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.launch import variables
+from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model.setting import Setting, Value
 
 # Values of one setting, and ranks of one value: more are counted only.
@@ -20,16 +21,16 @@ def settings_of(seen: Seen[Any], readable: frozenset[str]) -> tuple[Setting, ...
         versions = seen.of(lch003.CHECK).by_rank
         for name in _VERSIONS:
             found += _setting("version", name, {rank: getattr(own, name) for rank, own in versions.items()})
-    if lch002.CHECK.code in readable:
-        rows = seen.of(lch002.CHECK).by_rank
+    if variables.CHECK.code in readable:
+        rows = seen.of(variables.CHECK).by_rank
         found += _all("variable", {rank: own.variables for rank, own in rows.items()})
-        found += _all("file", {rank: lch002.settings(own) for rank, own in rows.items()})
+        found += _all("file", {rank: variables.settings(own) for rank, own in rows.items()})
     return tuple(found)
 
 
 def _all(kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Setting]:
     """Every name that some rank has, but for those that tell ranks apart on purpose."""
-    for name in sorted({name for own in rows.values() for name in own} - lch002.OWN):
+    for name in sorted({name for own in rows.values() for name in own} - variables.OWN):
         yield from _setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
 
 

@@ -7,13 +7,14 @@ to these stages.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.check import Seen, Stage
-from ddpdiag.checks import run001, run002, run003
+from ddpdiag.checks.api import Seen, Stage
+from ddpdiag.checks.run import joined, stayed
+from ddpdiag.checks.run.trials import check as trials
+from ddpdiag.checks.world import World
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import EventKind, Finding, Outcome, Recording, Severity, StageLine, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import spent_seconds
-from ddpdiag.world import World
 
 ByCode = Mapping[str, Sequence[Outcome]]
 _FAILED = (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED)
@@ -102,13 +103,13 @@ def _is_cut(outcomes: Sequence[Outcome]) -> bool:
 def _of_the_run(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[Stage, _Beside]:
     findings = {j.check.code: j.findings for j in judged}
     beside: dict[Stage, _Beside] = {}
-    if roll := findings.get(run001.CHECK.code, ()):
+    if roll := findings.get(joined.CHECK.code, ()):
         absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
         remark = f"{len(absent):,} of {world.size:,} ranks never came"
         beside[Stage.LAUNCH] = _Beside(tuple(roll), remark)
     told = (
-        *_of_trials(world, recording, findings.get(run003.CHECK.code, ())),
-        *_of_losses(recording, findings.get(run002.CHECK.code, ())),
+        *_of_trials(world, recording, findings.get(trials.CHECK.code, ())),
+        *_of_losses(recording, findings.get(stayed.CHECK.code, ())),
     )
     stages = {j.check.code: j.check.stage for j in judged}
     for code, finding in told:
@@ -126,7 +127,7 @@ def _of_trials(world: World, recording: Recording, findings: Sequence[Finding]) 
     if not findings:
         return
     of_trials = {finding.evidence.get("trial"): finding for finding in findings}
-    for trial, first in run003.told_in(Seen(world, run003.CHECK, recording)):
+    for trial, first in trials.told_in(Seen(world, trials.CHECK, recording)):
         if first in of_trials:
             yield trial.code, of_trials[first]
 

@@ -7,7 +7,7 @@ from heapq import nlargest, nsmallest
 from statistics import median_low
 from typing import Any
 
-from ddpdiag.check import Check
+from ddpdiag.checks.api import Check
 from ddpdiag.judgement.trial_seconds import known
 from ddpdiag.model import EventKind, Outcome, Recording, Status, Trial
 from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished

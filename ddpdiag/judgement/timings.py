@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from ddpdiag.check import Check, Stage
+from ddpdiag.checks.api import Check, Stage
 from ddpdiag.judgement.trial_seconds import Late, Told, known, latest, told
 from ddpdiag.model import Arrival, EventKind, Outcome, Recording, Trial
 from ddpdiag.model.timings import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait

@@ -7,9 +7,10 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.bandwidth.text import rate_text, share_text
-from ddpdiag.check import Stage
+from ddpdiag.checks.api import Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.ladder_text import exports_text
+from ddpdiag.checks.p2p.fallback.text import exports_text
+from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal
 from ddpdiag.judgement.interrupted import interruption
@@ -18,7 +19,6 @@ from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.world import World
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
 # CODE.unmeasured, that there was nothing to judge; CODE.incomparable, that it could not be held against what the user

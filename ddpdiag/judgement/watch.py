@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from ddpdiag.checks.bundle import state_text
+from ddpdiag.checks.collective_traces import in_words, lag, split
+from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.flights import in_words, lag, split
 from ddpdiag.judgement.standing import Stand, call_of, is_busy, is_idle, is_launching, is_starting, place_of, stand
 from ddpdiag.judgement.watch_apart import apart
 from ddpdiag.judgement.watch_faults import FAULTS, Rule

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ddpdiag.checks.bundle import state_text
+from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.flights import in_words, last
 from ddpdiag.judgement.standing import Stand, call_of, is_busy, place_of
 from ddpdiag.model.watch import RankSeen, Stall, Standing
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from ddpdiag.check import Check
+from ddpdiag.checks.api import Check
 from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind, Options, Outcome, Place, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.children import Log, Worker

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddpdiag.check import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
@@ -24,7 +25,6 @@ from ddpdiag.runtime.spending import (
     with_number,
 )
 from ddpdiag.runtime.telling import Listener, Telling
-from ddpdiag.world import World
 
 AnyCheck = Check[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import structs
 
 import ddpdiag
-from ddpdiag.check import Check, Stage
+from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
 from ddpdiag.judgement.selection import selected

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from ddpdiag.check import Stage
+from ddpdiag.checks.api import Stage
 from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial
 from ddpdiag.model.news import (
     CheckBegan,

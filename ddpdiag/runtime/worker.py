@@ -14,9 +14,9 @@ import traceback
 import msgspec
 
 from ddpdiag import codec
-from ddpdiag.check import Opening
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
+from ddpdiag.model.context import Opening
 from ddpdiag.model.trial import GATE_STEP, is_first_use
 from ddpdiag.runtime import parcel
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
@@ -29,7 +29,7 @@ _MAX_DETAIL = 8_000
 
 
 class WorkerContext:
-    """What a measurement sees of the world; see `ddpdiag.check.Context`."""
+    """What a measurement sees of the world; see `ddpdiag.model.context.Context`."""
 
     def __init__(self, task: Task, link: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
@@ -105,7 +105,7 @@ def _apply(env: dict[str, str | None]) -> None:
 
 
 def _measure(task: Task, context: WorkerContext) -> Answer:
-    from ddpdiag.checks import by_code
+    from ddpdiag.checks.registry import by_code
 
     check = by_code(task.trial.code)
     if check.measure is None:

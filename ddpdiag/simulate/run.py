@@ -9,9 +9,11 @@ from msgspec import Raw, structs
 
 from ddpdiag.bandwidth.expectations import NETWORK_SHARE
 from ddpdiag.bandwidth.formulas import factor
-from ddpdiag.check import Seen
-from ddpdiag.checks import fab001, fab002
-from ddpdiag.checks.fab_view import Data
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric.gpus import check as gpus
+from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
@@ -19,7 +21,6 @@ from ddpdiag.model.recording import End, Header, Skip
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.simulate.fleet import Fleet
 from ddpdiag.stats import Samples
-from ddpdiag.world import World
 
 _BYTES = 64 << 20
 # What a pair of hosts needs, beside the calls: to meet, to open a group, to connect.
@@ -37,7 +38,7 @@ def simulate(
     arrivals = dict(_arrivals(fleet, ranks_per_host))
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
     known = Recording(header=header, arrivals=arrivals)
-    for check in (fab001.CHECK, fab002.CHECK):
+    for check in (fab001.CHECK, gpus.CHECK):
         while planned := check.plan(Seen(world, check, known)):
             known = _tried(fleet, known, planned, ranks_per_host)
         seen = Seen(world, check, known)

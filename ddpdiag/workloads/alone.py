@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from ddpdiag.check import Context
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model.alone import Group, Product
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.devices import choose_device, describe
 from ddpdiag.workloads.group import close_group, group_timeout, unknown_backend
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from msgspec import structs
 
 from ddpdiag.bandwidth.lines import Line
-from ddpdiag.check import Context
 from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.model.context import Context
 from ddpdiag.probes.cgroup import cgroup
 from ddpdiag.probes.limits import affinity
 from ddpdiag.probes.own_rates import Copier, loopback_bytes_per_s

@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddpdiag.check import Context
 from ddpdiag.errors import AbsentBackend, UnknownBackend
+from ddpdiag.model.context import Context
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 from ddpdiag.probes.sockets import allowed_ports
 from ddpdiag.workloads.devices import choose_device

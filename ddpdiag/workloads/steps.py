@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.model.steps import Steps, Window
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import batch, seeded

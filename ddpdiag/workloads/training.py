@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
-from ddpdiag.check import Context
 from ddpdiag.model import Depth
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.mnist import CLASSES, Digits
 
 # Mean and standard deviation of the pixels of MNIST's training set, between 0 and 1: every tutorial's numbers.

@@ -24,7 +24,7 @@ from typing import TypedDict
 import msgspec
 import zmq
 
-from ddpdiag.check import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.model import Arrival, Finding, Header, Options, Outcome, Place, Recording, Status
 from ddpdiag.model.news import CheckBegan, News
 from ddpdiag.probes.sockets import free_port, reach

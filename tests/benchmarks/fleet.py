@@ -22,13 +22,14 @@ HEAD = "| ranks | plan | judge | report | peak memory | us per rank | KiB per ra
 
 def measure(ranks: int) -> dict[str, float]:
     """One size, in this process."""
-    from ddpdiag.check import Seen
-    from ddpdiag.checks import all_checks, fab001
+    from ddpdiag.checks.api import Seen
+    from ddpdiag.checks.fabric.hosts import check as fab001
+    from ddpdiag.checks.registry import all_checks
+    from ddpdiag.checks.world import World
     from ddpdiag.judgement import judge
     from ddpdiag.model import Recording
     from ddpdiag.render.terminal import render
     from ddpdiag.simulate import Fault, Faults, Fleet, simulate
-    from ddpdiag.world import World
 
     hosts = ranks // RANKS_PER_HOST
     slow = Faults(((Fault.SLOW_HOST, max(1, hosts // 100)),))

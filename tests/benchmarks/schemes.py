@@ -1,4 +1,4 @@
-"""How others look for the slow hosts of a fleet, in the form of `ddpdiag.fabric.localise`, for fabric.py.
+"""How others look for the slow hosts of a fleet, in the form of `pair_confirm_cover`, for fabric.py.
 
 A scheme yields rounds (groups that are tried at the same time), is sent what each group reached as a share of the
 nominal rate, and returns the hosts that it blames.
@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 
-from ddpdiag.fabric.localise import Diagnosis, Reached, localise
-from ddpdiag.fabric.matching import Domain, pair_up, partners
-from ddpdiag.fabric.rules import Rules
+from ddpdiag.checks.fabric.search.matching import Domain, pair_up, partners
+from ddpdiag.checks.fabric.search.pair_confirm_cover import Diagnosis, Reached, localise
+from ddpdiag.checks.fabric.search.rules import Rules
 
 # Ours takes rates, and less than a byte in a second is none.
 NOMINAL_BYTES_PER_S = 100e9

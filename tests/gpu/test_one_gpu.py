@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import CHECK
 
-from ddpdiag.checks import by_code
+from ddpdiag.checks.registry import by_code
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.gpu_health import look
 from ddpdiag.probes.nvml import enumerate_gpus

@@ -97,6 +97,7 @@ def test_a_baseline_of_another_world_is_refused_with_the_reason(kept, start):
     assert job.report["out_of_bounds"] == {"count": 0, "okay": True}
 
 
+@pytest.mark.deep
 def test_one_corrupted_element_is_found_and_what_does_not_fit_into_memory_is_left_out(start):
     sizes = ("-b", "1K", "-e", "256G", "-f", "268435456", "-n", "3")
     job = start(*BENCH, *sizes, DDPDIAG_TEST_FAULT="corrupt 1")

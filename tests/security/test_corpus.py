@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from readers import HEALTHY, READERS, report_of
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli import compare, judge
 from ddpdiag.cli import lint as lint_command
 from ddpdiag.cli.outputs import Outputs

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.checks import ladder_rungs
-from ddpdiag.checks.hst005 import LOOPBACK
-from ddpdiag.checks.p2p004 import SUBSYSTEMS
+from ddpdiag.checks.host.alone import LOOPBACK
+from ddpdiag.checks.p2p.fallback import overrides
+from ddpdiag.checks.p2p.transport.check import SUBSYSTEMS
 from ddpdiag.codec import read_recording
 from ddpdiag.runtime.environment import refused_override
 
@@ -21,10 +21,10 @@ def test_whatever_a_check_has_ever_set_is_allowed(path: Path) -> None:
 
 
 MEMBERS = [
-    *(value for value in vars(ladder_rungs).values() if isinstance(value, ladder_rungs.Member)),
-    *ladder_rungs.ACROSS,
-    *ladder_rungs.interface_rungs(["eth0", "ib0.8001", "enp1s0f0np0"]),
-    *ladder_rungs.own_overrides(
+    *(value for value in vars(overrides).values() if isinstance(value, overrides.Member)),
+    *overrides.ACROSS,
+    *overrides.interface_rungs(["eth0", "ib0.8001", "enp1s0f0np0"]),
+    *overrides.own_overrides(
         {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth9"},
         {"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}, "/home/me/.nccl.conf": {"NCCL_DEBUG": "INFO"}},
     ),

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from ddpdiag.blame import without_backend
-from ddpdiag.checks.wrong_values import guilt
+from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.collective.all_reduce.wrong_values import guilt
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 from seen import seen_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002
-from ddpdiag.checks.p2p002 import CHECK
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu import devices as gpu002
+from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.workloads.copies import PROBE_BYTES, Job, Told, _words, copies, jobs

@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ddpdiag.checks.trn001 import ACCURACY
+from ddpdiag.checks.training.mnist import ACCURACY
 from ddpdiag.codec import decode, encode
 from ddpdiag.model import Depth
 from ddpdiag.workloads import mnist, training

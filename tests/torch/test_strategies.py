@@ -9,9 +9,9 @@ import torch.distributed as dist
 from msgspec import Struct, structs
 from torch import nn
 
-from ddpdiag.check import Opening
-from ddpdiag.checks import trn002
+from ddpdiag.checks.strategies import check as strategies
 from ddpdiag.model import Options, Place, Trial
+from ddpdiag.model.context import Opening
 from ddpdiag.model.train import Train
 from ddpdiag.model.trial import Kind
 from ddpdiag.workloads import mnist
@@ -141,12 +141,12 @@ def test_what_torch_lacks_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
     monkeypatch.delitem(sys.modules, "ddpdiag.workloads.strategies.fsdp")
     monkeypatch.delattr("ddpdiag.workloads.strategies.fsdp")
-    data = trn002.measure(Asked())
+    data = strategies.measure(Asked())
     assert "torch.distributed.fsdp.fully_shard" in data.not_possible
     assert data.losses == ()
 
 
 def test_what_it_has_is_measured():
-    data = trn002.measure(Asked())
+    data = strategies.measure(Asked())
     assert (data.device, len(data.losses), data.images, data.not_possible) == ("CPU", 2, 8, "")
     assert data.start == checksum(Lesson(steps=1, batch=1).network())

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpdiag.check import Context
-from ddpdiag.checks import p2p004
+from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Depth, Kind, Options, Place, Trial
+from ddpdiag.model.context import Context
 from ddpdiag.workloads import group
 
 LOGS = Path(__file__).parent.parent / "unit" / "nccl_logs"
@@ -64,7 +64,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_log_is_read_from_where_nccl_was_told_to_write(context: Alone, nccl: list[str]) -> None:
     nccl.append((LOGS / "sockets-2.18.log").read_text())
-    data = p2p004.measure(context)  # type: ignore[arg-type]
+    data = transport.measure(context)  # type: ignore[arg-type]
     assert data.log is not None
     assert (data.log.network, data.log.version) == ("Socket", "2.18.6")
     assert data.log.hops == (), "those of a larger group are not ours"
@@ -73,5 +73,5 @@ def test_the_log_is_read_from_where_nccl_was_told_to_write(context: Alone, nccl:
 
 
 def test_without_a_log_the_rest_is_told(context: Alone, nccl: list[str]) -> None:
-    data = p2p004.measure(context)  # type: ignore[arg-type]
+    data = transport.measure(context)  # type: ignore[arg-type]
     assert (data.log, data.gpu_uuid) == (None, None)

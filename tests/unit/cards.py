@@ -3,7 +3,7 @@
 from msgspec import structs
 from seen import seen_of
 
-from ddpdiag.checks import gpu003
+from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.probes.gpu_health import Clocks, Health, Look
 from ddpdiag.probes.gpu_links import Fabric, NvLink, PcieLink
 from ddpdiag.probes.gpu_memory import MemoryErrors
@@ -47,7 +47,7 @@ def host_of(sick=None, *, host=0, count=8, driver="580.1"):
 def seen(*looks, **world):
     """What GPU003 saw, one answer from each host of eight ranks."""
     rows = {8 * number: look for number, look in enumerate(looks)}
-    return seen_of(gpu003.CHECK, rows, **({"size": 8 * len(looks), "ranks_per_node": 8, "gpus": 8} | world))
+    return seen_of(memory_errors.CHECK, rows, **({"size": 8 * len(looks), "ranks_per_node": 8, "gpus": 8} | world))
 
 
 def judged(check, *looks, **world):

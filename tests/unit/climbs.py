@@ -6,8 +6,11 @@ from dataclasses import replace
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.check import Seen, new_trial
-from ddpdiag.checks import col001, gpu002, lch002, p2p003
+from ddpdiag.checks.api import Seen, new_trial
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.launch import variables as lch002
+from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.codec import encode
 from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
@@ -70,22 +73,22 @@ class Run:
             },
         )
         gpus = {
-            rank: gpu002.Data(torch="2", cuda="12", gpus=(gpu002.TorchGpu("H100", uuid_of(rank)),), chosen=0)
+            rank: devices.Data(torch="2", cuda="12", gpus=(devices.TorchGpu("H100", uuid_of(rank)),), chosen=0)
             for rank in range(ranks)
         }
-        self.told(gpu002.CHECK, gpus)
+        self.told(devices.CHECK, gpus)
         self._col001("gloo", (Status.DONE, gloo) if gloo is not None else HANGS)
         self._col001("nccl", answer(tuple(range(ranks)), {}))
 
     @property
-    def seen(self) -> Seen[p2p003.Data]:
-        return Seen(self.world, p2p003.CHECK, self.recording)
+    def seen(self) -> Seen[fallback.Data]:
+        return Seen(self.world, fallback.CHECK, self.recording)
 
     def climb(self, most: int = 80) -> "Run":
         """Every trial that the plan asks for, within the budget, as the coordinator runs them."""
         for _ in range(most):
             left = self.world.options.budget_seconds - RESERVE_SECONDS - spent_seconds(self.recording.outcomes)
-            trials = p2p003.plan(replace(self.seen, left_seconds=left))
+            trials = fallback.plan(replace(self.seen, left_seconds=left))
             if not trials:
                 self.recording = structs.replace(self.recording, end=End(seconds=60.0))
                 return self
@@ -98,7 +101,7 @@ class Run:
         self._add(trial, [o for group in trial.groups for o in self._outcomes(trial, group)])
 
     def findings(self) -> list[Finding]:
-        return list(p2p003.judge(self.seen))
+        return list(fallback.judge(self.seen))
 
     def tried(self) -> list[tuple[str, str]]:
         """Part and set of every trial of the ladder, in order."""
@@ -109,17 +112,17 @@ class Run:
         self.recording = structs.replace(self.recording, events=(*self.recording.events, event))
         self.world = structs.replace(self.world, out=self.world.out | {rank})
 
-    def cut(self, outcomes: int) -> Seen[p2p003.Data]:
+    def cut(self, outcomes: int) -> Seen[fallback.Data]:
         """The run as a recording shows it that ends after so many outcomes: trials are written before them."""
         kept = self.recording.outcomes[:outcomes]
         last = kept[-1].trial if kept else 0
         trials = tuple(trial for trial in self.recording.trials if trial.number <= last + 1)
         recording = structs.replace(self.recording, outcomes=kept, trials=trials, end=None)
-        return Seen(self.world, p2p003.CHECK, recording)
+        return Seen(self.world, fallback.CHECK, recording)
 
     def _outcomes(self, trial: Trial, group: tuple[int, ...]) -> list[Outcome]:
         status, seconds = self._answer(group, trial.env)
-        data = p2p003.Data("nccl", len(group), LARGE, samples([seconds]), 0, self._limits)
+        data = fallback.Data("nccl", len(group), LARGE, samples([seconds]), 0, self._limits)
         return [
             Outcome(
                 trial=trial.number,
@@ -134,8 +137,8 @@ class Run:
 
     def _col001(self, backend: str, answer: tuple[Status, float]) -> None:
         size, (status, seconds) = self.world.size, answer
-        row = col001.Data(backend, size, 4, samples([1e-4]), LARGE, samples([seconds]), 0)
-        self.told(col001.CHECK, dict.fromkeys(range(size), row), status, {"backend": backend})
+        row = all_reduce.Data(backend, size, 4, samples([1e-4]), LARGE, samples([seconds]), 0)
+        self.told(all_reduce.CHECK, dict.fromkeys(range(size), row), status, {"backend": backend})
 
     def told(self, check, rows, status=Status.DONE, params=None) -> None:
         """What another check saw."""

@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 
-from ddpdiag import checks
-from ddpdiag.check import Seen
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.manual import finding_text
 
 _text = cache(finding_text)
-_KNOWN = {check.code: check for check in checks.all_checks()}
+_KNOWN = {check.code: check for check in all_checks()}
 
 
 @pytest.fixture(autouse=True)

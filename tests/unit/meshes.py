@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.check import Seen, new_trial
-from ddpdiag.checks import rdz004
+from ddpdiag.checks.api import Seen, new_trial
+from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Recording, Status
 from ddpdiag.model.recording import Header
@@ -49,9 +49,9 @@ def cell(peer: int, **more: object) -> Cell:
     return Cell(peer=peer, **(usual | more))  # type: ignore[arg-type]
 
 
-def row(size: int, rank: int, faults: Mapping[Way, Mapping[str, object]], nominal: float | None = None) -> rdz004.Data:
+def row(size: int, rank: int, faults: Mapping[Way, Mapping[str, object]], nominal: float | None = None) -> mesh.Data:
     cells = [cell(peer, **faults.get((rank, peer), {})) for peer in range(size) if peer != rank]
-    return rdz004.Data(
+    return mesh.Data(
         offered=f"10.0.0.{rank + 1}",
         port=40_000 + rank,
         interfaces=(Interface(name="eth0", addresses=(f"10.0.0.{rank + 1}",), mtu=1500, bytes_per_s=nominal),),
@@ -67,12 +67,12 @@ def meshed(
     nominal: float | None = None,
     ended: Mapping[int, Status] | None = None,
     arrivals: Mapping[int, Arrival] | None = None,
-) -> Seen[rdz004.Data]:
+) -> Seen[mesh.Data]:
     """Trials of RDZ004 over `size` hosts, each with its bad ways; ranks in `ended` gave no answer."""
     world = world_of(size, ranks_per_node=1, options=Options(settings=dict(settings or {})))
     world = structs.replace(world, arrivals=dict(arrivals)) if arrivals else world
     header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0")
-    empty = Seen(world, rdz004.CHECK, Recording(header=header, arrivals=world.arrivals))
+    empty = Seen(world, mesh.CHECK, Recording(header=header, arrivals=world.arrivals))
     planned = [
         structs.replace(new_trial(empty, groups=(tuple(range(size)),), attempt=number), number=number)
         for number, _ in enumerate(trials)
@@ -85,7 +85,7 @@ def meshed(
         for rank in range(size)
     ]
     recording = structs.replace(empty.recording, trials=tuple(planned), outcomes=tuple(outcomes))
-    return Seen(world, rdz004.CHECK, recording)
+    return Seen(world, mesh.CHECK, recording)
 
 
 def every(size: int, fault: Mapping[str, object], *, sender: int | None = None, receiver: int | None = None) -> dict:

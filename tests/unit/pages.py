@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import structs
 from reports import SLOW, rank_row, unfit
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Matrix, Report, WorldLine

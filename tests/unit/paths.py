@@ -3,7 +3,7 @@
 from msgspec import structs
 from seen import seen_of, together
 
-from ddpdiag.checks.p2p001 import CHECK, Data
+from ddpdiag.checks.p2p.paths.check import CHECK, Data
 from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
 from ddpdiag.probes.iommu import Bridge, Slot, Surroundings
 

@@ -5,11 +5,11 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct, structs
 
-from ddpdiag.check import Check, Seen, new_trial
+from ddpdiag.checks.api import Check, Seen, new_trial
+from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Event, Options, Outcome, Place, Recording, Status
 from ddpdiag.model.recording import Header
-from ddpdiag.world import World
 
 D = TypeVar("D", bound=Struct)
 E = TypeVar("E", bound=Struct)

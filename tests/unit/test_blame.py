@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_flights import collective, flight
 
-from ddpdiag.blame import blamed, front, is_echo, unfinished
+from ddpdiag.checks.blame import blamed, front, is_echo, unfinished
 from ddpdiag.model import Kind, Outcome, ProcessState, Status, Trial
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"

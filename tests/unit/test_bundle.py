@@ -6,9 +6,9 @@ from ras_server import REPORT
 from test_flights import collective, flight
 from test_run_checks import only, outcome, run_of
 
-from ddpdiag.blame import blamed
-from ddpdiag.checks import run003
-from ddpdiag.checks.bundle import bundle, last_words, waits_text
+from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
+from ddpdiag.checks.run.trials import check as trials
 from ddpdiag.model import Outcome, ProcessState, Status
 
 WAIT = "connect all ranks: wait"
@@ -77,21 +77,21 @@ def test_thousands_of_ranks_that_all_differ_do_not_flood_the_report() -> None:
 
 
 def test_a_hang_is_told_in_one_message(golden) -> None:
-    finding = only(list(run003.judge(run_of(*WAITING, GUILTY))))
+    finding = only(list(trials.judge(run_of(*WAITING, GUILTY))))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (2,), ("n1",))
     golden(finding)
 
 
 def test_a_mismatch_has_a_code_of_its_own(golden) -> None:
     wrong = structs.replace(hung(2, 7), flight=(collective(7, elements=2),))
-    finding = only(list(run003.judge(run_of(*WAITING, wrong))))
+    finding = only(list(trials.judge(run_of(*WAITING, wrong))))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.mismatch", (2,), ("n1",))
     golden(finding)
 
 
 def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither(golden) -> None:
     wrong = structs.replace(hung(1, 7), flight=(collective(7, elements=2),))
-    finding = only(list(run003.judge(run_of(hung(0, 7), wrong, size=2))))
+    finding = only(list(trials.judge(run_of(hung(0, 7), wrong, size=2))))
     assert (finding.code, finding.ranks) == ("RUN003.mismatch", ())
     golden(finding)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import Raw, structs
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import End, Event, EventKind, Outcome, Recording, Report, Severity, Status, Trial, Verdict

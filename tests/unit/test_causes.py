@@ -5,10 +5,11 @@ from msgspec import structs
 from seen import seen_of
 from test_run_checks import judge_as, only, outcome, run_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import rdz002, run003
-from ddpdiag.checks.causes import between, causes
-from ddpdiag.checks.rdz002 import Data
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.rendezvous import coordinator_name
+from ddpdiag.checks.rendezvous.coordinator_name import Data
+from ddpdiag.checks.run.trials import check as run003
+from ddpdiag.checks.run.trials.causes import between, causes
 from ddpdiag.model import Collective, Finding, ProcessState, Severity, Status
 
 NAMES = Data("n0", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
@@ -17,7 +18,7 @@ GOOD = Data("n0", ("10.0.0.1",), 0.0, "n0", ("10.0.0.1",), None)
 
 def a_hang_beside(rows: dict[int, Data]) -> Seen[run003.Nothing]:
     """All ranks hang in COL001, one of them elsewhere; and what RDZ002 saw."""
-    names = seen_of(rdz002.CHECK, rows, size=4)
+    names = seen_of(coordinator_name.CHECK, rows, size=4)
     waits = ProcessState(pid=1, state="S", stack=("wait (a.py:1)",))
     alone = ProcessState(pid=1, state="S", stack=("connect (b.py:1)",))
     hang = run_of(*(outcome(rank, Status.HUNG, process=alone if rank == 0 else waits) for rank in range(4)))

@@ -7,10 +7,12 @@ import pytest
 import typer
 
 import ddpdiag.checks
-from ddpdiag.check import Stage
+from ddpdiag.checks.api import Stage
+from ddpdiag.checks.registry import MODULES
 from ddpdiag.cli.app import app
 
-SOURCES = {path.stem: path.read_text() for path in Path(ddpdiag.checks.__file__).parent.glob("*.py")}
+ROOM = Path(ddpdiag.checks.__file__).parent
+SOURCES = {path.relative_to(ROOM): path.read_text() for path in ROOM.rglob("*.py")}
 COMMANDS = sorted(
     {
         command
@@ -40,4 +42,4 @@ def test_thresholds_that_are_named_are_read():
     for code, name in {
         pair for text in SOURCES.values() for pair in re.findall(r"--set ([A-Z0-9]{3}\d{3})\.(\w+)", text)
     }:
-        assert f'number("{name}"' in SOURCES[code.lower()]
+        assert f'number("{name}"' in SOURCES[Path(MODULES[code].replace(".", "/")).with_suffix(".py")]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from seen import seen_of
 
 from ddpdiag.checks.hosts import answers_by_host, names_text, odd_text, ranks_text
-from ddpdiag.checks.lch002 import CHECK, Data
+from ddpdiag.checks.launch.variables import CHECK, Data
 from ddpdiag.stats import odd_ones_out
 
 

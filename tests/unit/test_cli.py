@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import ddpdiag
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute
 from ddpdiag.cli.edge import complain, guarded

@@ -6,12 +6,12 @@ from msgspec import structs
 from seen import with_arrivals, world_of
 
 from ddpdiag.bandwidth.lines import spread
-from ddpdiag.check import Seen
-from ddpdiag.checks import col002
-from ddpdiag.checks.bench_data import Data
-from ddpdiag.checks.bench_limits import links_up
-from ddpdiag.checks.bench_report import bench_of
-from ddpdiag.checks.bench_slow import standing
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.bench import check as col002
+from ddpdiag.checks.bench.data import Data
+from ddpdiag.checks.bench.limits import links_up
+from ddpdiag.checks.bench.report import bench_of
+from ddpdiag.checks.bench.slow import standing
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.model.bench import Average, Bench, Bottleneck, Limits
 from ddpdiag.model.recording import Header, Recording

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, cmp001, snapshots
+from ddpdiag.checks import snapshots
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.registry import all_checks
+from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.cli.compare import Files, read_baseline, read_report, run
 from ddpdiag.codec import encode, read_recording
 from ddpdiag.comparison import noise as limits

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec import Raw, Struct, structs
 from seen import arrival_of
 
-from ddpdiag.check import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.model import EventKind, Finding, Header, Kind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.news import (
     CheckBegan,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.explain import run
 from ddpdiag.errors import UsageError
 from ddpdiag.render.manual import CheckRow, ManualPage, as_markdown

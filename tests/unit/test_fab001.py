@@ -6,14 +6,16 @@ import pytest
 from msgspec import Raw, structs
 from seen import seen_of, world_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, col001, fab001
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.registry import all_checks
+from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge
 from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.recording import End
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
 from ddpdiag.simulate.run import host_name, outcomes_of
-from ddpdiag.world import World
 
 QUIET = Noise(sigma=0.005, transients=0.0)
 RANKS = 2  # a host
@@ -113,7 +115,7 @@ def after_the_all_reduce(hosts: int, status: Status, depth: Depth = Depth.QUICK)
     """A run in which the all-reduce over all ranks ended like this."""
     statuses = dict.fromkeys(range(RANKS * hosts), status)
     options = Options(backend="gloo", depth=depth)
-    seen = seen_of(col001.CHECK, {}, statuses=statuses, params={"backend": "gloo"}, options=options)
+    seen = seen_of(all_reduce.CHECK, {}, statuses=statuses, params={"backend": "gloo"}, options=options)
     return seen.of(fab001.CHECK)
 
 

@@ -6,18 +6,19 @@ from types import SimpleNamespace
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks import fab001, fab002
+from ddpdiag.checks.fabric.gpus import check as gpus
+from ddpdiag.checks.fabric.hosts import check as hosts
+from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Options
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
-from ddpdiag.world import World
 
 
 def planned(ranks: int, ranks_per_node: int, **options: object) -> set[int]:
     """The ranks of the first round."""
     own = Options(backend="gloo", **options)  # type: ignore[arg-type]
-    seen = seen_of(fab001.CHECK, {}, size=ranks, ranks_per_node=ranks_per_node, options=own)
-    empty = seen.of(fab002.CHECK)
-    return {rank for trial in fab002.CHECK.plan(empty) for rank in trial.ranks}
+    seen = seen_of(hosts.CHECK, {}, size=ranks, ranks_per_node=ranks_per_node, options=own)
+    empty = seen.of(gpus.CHECK)
+    return {rank for trial in gpus.CHECK.plan(empty) for rank in trial.ranks}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_only_what_is_bad_by_itself_is_looked_at_among_many():
 def test_of_two_ranks_none_can_be_told_from_the_other(golden):
     recording = simulate(Fleet(4), ranks_per_host=2)
     world = World(size=8, launcher="hand", options=recording.header.options, arrivals=recording.arrivals)
-    golden(fab002.CHECK.ground(world))
+    golden(gpus.CHECK.ground(world))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,6 @@ def test_of_two_ranks_none_can_be_told_from_the_other(golden):
 def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, other: dict, alike: bool):
     def joined(nvlinks: int, level: str) -> tuple[object, ...]:
         pair = SimpleNamespace(known=[SimpleNamespace(nvlinks=nvlinks)] * 2, is_linked=nvlinks > 0, level=level)
-        return fab002._joined(pair)  # type: ignore[arg-type]
+        return gpus._joined(pair)  # type: ignore[arg-type]
 
     assert (joined(**one) == joined(**other)) is alike

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement.judge import judge
 from ddpdiag.render.terminal import SCREEN_LINES, render

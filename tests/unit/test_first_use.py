@@ -6,9 +6,12 @@ import pytest
 from msgspec import Raw, structs
 from seen import seen_of
 
-from ddpdiag.check import FIRST_USE_SECONDS, Seen, new_trial
-from ddpdiag.checks import col001, p2p003, run003, trn003
-from ddpdiag.checks.run001 import Nothing
+from ddpdiag.checks.api import FIRST_USE_SECONDS, Seen, new_trial
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.checks.run.trials import check as trials
+from ddpdiag.checks.training.ddp_step import check as ddp_step
 from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
 from ddpdiag.runtime.launchers import Launch
@@ -20,7 +23,7 @@ TRIAL = Trial(code="COL001", groups=((0, 1),), kind=Kind.TORCH, deadline_seconds
 
 
 def planned(backend: str) -> Trial:
-    return new_trial(seen_of(col001.CHECK, {}, size=2, gpus=2), params={"backend": backend})
+    return new_trial(seen_of(all_reduce.CHECK, {}, size=2, gpus=2), params={"backend": backend})
 
 
 def test_what_starts_a_device_has_time_for_it_and_gloo_needs_none() -> None:
@@ -66,10 +69,10 @@ def outcome(rank: int, **timings: float) -> Outcome:
 
 
 def judged(*outcomes: Outcome, may_fail: bool = False, options: Options | None = None) -> list[Finding]:
-    seen = seen_of(run003.CHECK, dict.fromkeys(range(2), Nothing()), options=options)
+    seen = seen_of(trials.CHECK, dict.fromkeys(range(2), Nothing()), options=options)
     trial = structs.replace(TRIAL, may_fail=may_fail)
     recording = structs.replace(seen.recording, trials=(trial,), outcomes=outcomes)
-    return list(run003.CHECK.judge(Seen(seen.world, run003.CHECK, recording)))
+    return list(trials.CHECK.judge(Seen(seen.world, trials.CHECK, recording)))
 
 
 def test_a_usual_start_is_silent() -> None:
@@ -97,15 +100,15 @@ def test_what_is_slow_can_be_set_and_an_experiment_is_not_judged() -> None:
 
 @pytest.mark.parametrize(("took", "first_use"), [(0.5, 5.0), (8.0, 24.0), (40.0, 60.0)])
 def test_each_set_of_variables_has_three_times_what_starts_took_before(took: float, first_use: float) -> None:
-    seen = seen_of(p2p003.CHECK, {}, size=2, gpus=2)
+    seen = seen_of(fallback.CHECK, {}, size=2, gpus=2)
     recording = structs.replace(seen.recording, trials=(), outcomes=(outcome(0, context=took), outcome(1)))
-    seen = Seen(seen.world, p2p003.CHECK, recording)
-    (trial,) = (p2p003._trial(seen, p2p003.Step(p2p003.Part.WHOLE)),)
+    seen = Seen(seen.world, fallback.CHECK, recording)
+    (trial,) = (fallback._trial(seen, fallback.Step(fallback.Part.WHOLE)),)
     assert trial.first_use_seconds == first_use
 
 
 def test_a_ddp_step_shares_the_processes_of_the_training() -> None:
-    assert not trn003.CHECK.fresh
+    assert not ddp_step.CHECK.fresh
 
 
 def budget(ranks: int, local: int | None, gpus: int) -> float:

@@ -3,8 +3,8 @@
 import pytest
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu002
-from ddpdiag.checks.gpu001 import CHECK, Data
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.present.check import CHECK, Data
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.nvml import Enumeration, Gpu, Trouble
 from ddpdiag.probes.sysfs import PciFunction
@@ -194,8 +194,8 @@ def test_different_models_on_one_host_are_a_warning():
 def test_a_card_for_the_display_that_the_job_does_not_see_is_no_other_model():
     display = gpu(2, name="NVIDIA DGX Display", uuid="GPU-0-2")
     row = Data(nvml=Enumeration(gpus=(gpu(0), gpu(1), display)), functions=functions(3), visible=2, promised=2)
-    torch = gpu002.Data(torch="2", gpus=tuple(gpu002.TorchGpu("NVIDIA H100", f"GPU-0-{index}") for index in range(2)))
-    (known, other) = (seen_of(check, {0: own}) for check, own in ((CHECK, row), (gpu002.CHECK, torch)))
+    torch = devices.Data(torch="2", gpus=tuple(devices.TorchGpu("NVIDIA H100", f"GPU-0-{index}") for index in range(2)))
+    (known, other) = (seen_of(check, {0: own}) for check, own in ((CHECK, row), (devices.CHECK, torch)))
     assert [finding.code for finding in CHECK.judge(known)] == ["GPU001.mixed"]
     assert list(CHECK.judge(together(known, other))) == []
 

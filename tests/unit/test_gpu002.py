@@ -2,8 +2,8 @@
 
 from seen import arrival_of, seen_of, together, with_arrivals
 
-from ddpdiag.checks import gpu001
-from ddpdiag.checks.gpu002 import CHECK, Data, TorchGpu
+from ddpdiag.checks.gpu.devices import CHECK, Data, TorchGpu
+from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpus import device_index
 from ddpdiag.probes.nvml import Enumeration, Gpu
@@ -14,7 +14,7 @@ def seen(*rows, nvml=None, gpus=2, **world):
     if nvml is None:
         return run
     listed = Enumeration(gpus=tuple(Gpu(index=i, uuid=uuid) for i, uuid in enumerate(nvml)))
-    return together(run, seen_of(gpu001.CHECK, dict.fromkeys(range(len(rows)), gpu001.Data(nvml=listed)), gpus=gpus))
+    return together(run, seen_of(present.CHECK, dict.fromkeys(range(len(rows)), present.Data(nvml=listed)), gpus=gpus))
 
 
 def found(*rows, **world):
@@ -77,7 +77,7 @@ def test_a_gpu_that_nvml_does_not_list_is_named():
 def test_slices_are_not_compared():
     run = seen(rank(0, "GPU-slice"), gpus=2)
     listed = Enumeration(gpus=(Gpu(index=0, uuid="GPU-a", mig=True),))
-    assert list(CHECK.judge(together(run, seen_of(gpu001.CHECK, {0: gpu001.Data(nvml=listed)})))) == []
+    assert list(CHECK.judge(together(run, seen_of(present.CHECK, {0: present.Data(nvml=listed)})))) == []
 
 
 def test_there_is_no_ground_without_a_visible_gpu():

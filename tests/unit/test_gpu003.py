@@ -4,10 +4,11 @@ import pytest
 from cards import healthy, host_of, judged, memory, seen, uuid_of, with_fifth
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu001, gpu002
-from ddpdiag.checks.gpu003 import CHECK
-from ddpdiag.checks.gpu_cards import cards_of
-from ddpdiag.checks.gpu_view import Data as Enumerated
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.gpu.memory_errors import CHECK
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.gpu.present.data import Data as Enumerated
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Health, Look
 from ddpdiag.probes.gpu_memory import MemoryErrors
@@ -96,14 +97,14 @@ def test_a_gpu_that_cannot_be_opened_is_left_to_gpu001():
 
 
 def torch_row(*indices, chosen=0):
-    gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid_of(index)) for index in indices)
-    return gpu002.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=chosen)
+    gpus = tuple(devices.TorchGpu("NVIDIA H100", uuid_of(index)) for index in indices)
+    return devices.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=chosen)
 
 
 def of_job(look, rows, *, gpus):
     """Host n0 with this many visible GPUs for each rank, and what torch saw there."""
     world = {"size": len(rows), "ranks_per_node": len(rows), "gpus": gpus}
-    return together(seen_of(CHECK, {0: look}, **world), seen_of(gpu002.CHECK, rows, **world))
+    return together(seen_of(CHECK, {0: look}, **world), seen_of(devices.CHECK, rows, **world))
 
 
 def test_the_rank_that_takes_a_gpu_is_blamed():
@@ -134,7 +135,7 @@ def planned(views, **world):
         rank: Enumerated(nvml=Enumeration(gpus=tuple(Gpu(index=i, uuid=u) for i, u in enumerate(uuids))))
         for rank, uuids in views.items()
     }
-    seen_before = seen_of(gpu001.CHECK, rows, **({"ranks_per_node": 4, "gpus": 4} | world))
+    seen_before = seen_of(present.CHECK, rows, **({"ranks_per_node": 4, "gpus": 4} | world))
     return [group for trial in CHECK.plan(seen_before.of(CHECK)) for group in trial.groups]
 
 

@@ -2,7 +2,7 @@
 
 from cards import healthy, host_of, judged, pcie, seen, uuid_of, with_fifth
 
-from ddpdiag.checks.gpu004 import CHECK
+from ddpdiag.checks.gpu.pcie_link import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Look
 from ddpdiag.probes.gpu_links import PcieLink

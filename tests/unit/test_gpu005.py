@@ -5,7 +5,7 @@ from cards import clocks, host_of, judged, uuid_of, with_fifth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.gpu005 import CHECK
+from ddpdiag.checks.gpu.clocks import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Clocks
 

@@ -3,7 +3,7 @@
 import pytest
 from cards import LINKS, healthy, host_of, judged, links, uuid_of, with_fifth
 
-from ddpdiag.checks.gpu006 import CHECK
+from ddpdiag.checks.gpu.nvlink import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Look
 from ddpdiag.probes.gpu_links import Fabric, NvLink

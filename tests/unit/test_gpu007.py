@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu002
-from ddpdiag.checks.gpu007 import CHECK, health_words
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.nvswitch import CHECK, health_words
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_device import Broken
 from ddpdiag.probes.gpu_links import Fabric
@@ -34,9 +34,9 @@ def test_a_gpu_that_has_not_joined_is_an_error(golden, changes):
 
 
 def test_a_gpu_that_has_not_joined_and_on_which_cuda_starts_is_a_warning():
-    row = gpu002.Data(torch="2", gpus=tuple(gpu002.TorchGpu("H100", uuid_of(index)) for index in range(8)))
+    row = devices.Data(torch="2", gpus=tuple(devices.TorchGpu("H100", uuid_of(index)) for index in range(8)))
     world = {"size": 8, "ranks_per_node": 8, "gpus": 8}
-    torch = seen_of(gpu002.CHECK, dict.fromkeys(range(8), row), **world)
+    torch = seen_of(devices.CHECK, dict.fromkeys(range(8), row), **world)
     for changes, severity in (({"state": 2}, Severity.WARNING), ({"status": 999}, Severity.ERROR)):
         met = together(seen(host_of({5: fabric(**changes)})), torch)
         (finding,) = CHECK.judge(met.of(CHECK))

@@ -3,8 +3,8 @@
 from cards import host_of, judged, uuid_of, with_fifth
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu002, gpu003
-from ddpdiag.checks.gpu008 import CHECK
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.other_users import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Process
 
@@ -67,10 +67,10 @@ def test_an_exclusive_gpu_is_good_to_know_unless_somebody_has_it(golden):
 
 
 def test_an_exclusive_gpu_that_two_ranks_take_is_a_warning_that_names_them(golden):
-    rows = {rank: gpu002.Data(torch="2", gpus=(gpu002.TorchGpu("H100", uuid_of(0)),), chosen=0) for rank in range(2)}
+    rows = {rank: devices.Data(torch="2", gpus=(devices.TorchGpu("H100", uuid_of(0)),), chosen=0) for rank in range(2)}
     world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
-    look = seen_of(gpu003.CHECK, {0: host_of({0: {"compute_mode": 3}}, count=1)}, **world)
-    (finding,) = CHECK.judge(together(look, seen_of(gpu002.CHECK, rows, **world)).of(CHECK))
+    look = seen_of(memory_errors.CHECK, {0: host_of({0: {"compute_mode": 3}}, count=1)}, **world)
+    (finding,) = CHECK.judge(together(look, seen_of(devices.CHECK, rows, **world)).of(CHECK))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, (0, 1))
     golden(finding)
 

@@ -4,8 +4,8 @@ import pytest
 from cards import host_of, judged, memory, seen, uuid_of, with_fifth
 from seen import seen_of, together
 
-from ddpdiag.checks import lch003
-from ddpdiag.checks.gpu009 import CHECK
+from ddpdiag.checks.gpu.configuration import CHECK
+from ddpdiag.checks.launch import versions
 from ddpdiag.model import Severity
 
 
@@ -49,11 +49,11 @@ def test_another_driver_names_its_host(golden):
 def test_drivers_that_lch003_tells_apart_are_not_told_twice():
     looks = (host_of(), host_of(host=1), host_of(host=2, driver="570.1"))
     rows = {
-        rank: lch003.Data(torch="2.13", cuda="12.8", hip=None, nccl=None, python="3.11", driver=driver)
+        rank: versions.Data(torch="2.13", cuda="12.8", hip=None, nccl=None, python="3.11", driver=driver)
         for rank, driver in ((0, "580.1"), (8, "580.1"), (16, "570.1"))
     }
     world = {"size": 24, "ranks_per_node": 8, "gpus": 8}
-    met = together(seen(*looks), seen_of(lch003.CHECK, rows, **world))
+    met = together(seen(*looks), seen_of(versions.CHECK, rows, **world))
     assert list(CHECK.judge(met.of(CHECK))) == []
 
 

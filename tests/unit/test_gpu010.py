@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu003
-from ddpdiag.checks.gpu010 import CHECK
-from ddpdiag.checks.gpu_rises import COUNTERS
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.counters.check import CHECK
+from ddpdiag.checks.gpu.counters.deltas import COUNTERS
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.gpu_device import Broken
 from ddpdiag.probes.gpu_health import Health, Look
@@ -25,7 +25,7 @@ def at(look, seconds):
 def judged(before, after, *, seconds=30.0, **world):
     """The findings where the second look came so many seconds after the first one."""
     place = WORLD | world
-    first = seen_of(gpu003.CHECK, {0: at(before, 1000.0)}, **place)
+    first = seen_of(memory_errors.CHECK, {0: at(before, 1000.0)}, **place)
     second = seen_of(CHECK, {0: at(after, 1000.0 + seconds)}, **place)
     return list(CHECK.judge(together(second, first)))
 
@@ -136,7 +136,7 @@ def test_a_second_look_that_fails_is_unknown_and_not_healthy(golden):
 
 
 def test_a_second_look_that_hung_is_left_to_run003():
-    first = seen_of(gpu003.CHECK, {0: host_of()}, **WORLD)
+    first = seen_of(memory_errors.CHECK, {0: host_of()}, **WORLD)
     second = seen_of(CHECK, {}, statuses={0: Status.HUNG}, **WORLD)
     assert list(CHECK.judge(together(second, first))) == []
 
@@ -144,7 +144,7 @@ def test_a_second_look_that_hung_is_left_to_run003():
 def test_ranks_that_see_a_gpu_of_their_own_each_are_held_against_themselves():
     parts = {rank: Look(gpus=(healthy(rank),)) for rank in range(8)}
     later = parts | {5: Look(gpus=(healthy(5, **memory(uncorrected=1)),))}
-    met = together(seen_of(CHECK, later, **WORLD), seen_of(gpu003.CHECK, parts, **WORLD))
+    met = together(seen_of(CHECK, later, **WORLD), seen_of(memory_errors.CHECK, parts, **WORLD))
     (finding,) = CHECK.judge(met)
     assert finding.gpus == (uuid_of(5),)
 
@@ -152,7 +152,7 @@ def test_ranks_that_see_a_gpu_of_their_own_each_are_held_against_themselves():
 def test_a_gpu_that_two_ranks_see_is_one_finding():
     looks = dict.fromkeys((0, 1), host_of())
     later = dict.fromkeys((0, 1), host_of({5: memory(uncorrected=1)}))
-    met = together(seen_of(CHECK, later, **WORLD), seen_of(gpu003.CHECK, looks, **WORLD))
+    met = together(seen_of(CHECK, later, **WORLD), seen_of(memory_errors.CHECK, looks, **WORLD))
     assert len(list(CHECK.judge(met))) == 1
 
 
@@ -216,7 +216,7 @@ def test_counters_have_words_of_their_own():
 
 
 def planned(rows, **world):
-    met = seen_of(gpu003.CHECK, rows, **(WORLD | world)).of(CHECK)
+    met = seen_of(memory_errors.CHECK, rows, **(WORLD | world)).of(CHECK)
     return [group for trial in CHECK.plan(met) for group in trial.groups], CHECK.moot(met)
 
 

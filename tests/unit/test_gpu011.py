@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, together
 
-from ddpdiag.checks import gpu002, gpu003
-from ddpdiag.checks.gpu011 import CHECK
-from ddpdiag.checks.xids import XIDS, Kind, meaning_of
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.driver_log.check import CHECK
+from ddpdiag.checks.gpu.driver_log.xids import XIDS, Kind, meaning_of
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu_health import Health
 from ddpdiag.probes.kernel_log import KernelLog, Xid
@@ -33,7 +33,7 @@ def log_of(*xids):
 def judged(log, look=None, *, start=START, options=None, more=()):
     world = {"size": 8, "ranks_per_node": 8, "gpus": 8} | ({"options": options} if options else {})
     look = structs.replace(host_of() if look is None else look, kernel_line=start)
-    met = together(seen_of(CHECK, {0: log}, **world), seen_of(gpu003.CHECK, {0: look}, **world))
+    met = together(seen_of(CHECK, {0: log}, **world), seen_of(memory_errors.CHECK, {0: look}, **world))
     for other in more:
         met = together(met, other)
     return list(CHECK.judge(met))
@@ -128,10 +128,10 @@ def test_what_a_switch_calls_not_fatal_is_a_warning_at_any_time():
 
 def test_a_gpu_that_is_none_of_this_jobs_is_only_told():
     world = {"size": 2, "ranks_per_node": 2, "gpus": 2}
-    gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid_of(index)) for index in (0, 1))
-    rows = {rank: gpu002.Data(torch="2", gpus=gpus, chosen=rank) for rank in (0, 1)}
-    met = together(seen_of(CHECK, {0: log_of(xid(79))}, **world), seen_of(gpu003.CHECK, {0: host_of()}, **world))
-    (finding,) = CHECK.judge(together(met, seen_of(gpu002.CHECK, rows, **world)))
+    gpus = tuple(devices.TorchGpu("NVIDIA H100", uuid_of(index)) for index in (0, 1))
+    rows = {rank: devices.Data(torch="2", gpus=gpus, chosen=rank) for rank in (0, 1)}
+    met = together(seen_of(CHECK, {0: log_of(xid(79))}, **world), seen_of(memory_errors.CHECK, {0: host_of()}, **world))
+    (finding,) = CHECK.judge(together(met, seen_of(devices.CHECK, rows, **world)))
     assert (finding.code, finding.severity, finding.gpus) == ("GPU011.elsewhere", Severity.INFO, ())
     assert "0000:5b:00" in finding.message
 

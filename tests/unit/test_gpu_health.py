@@ -9,7 +9,7 @@ import fake_nvml
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks import all_checks, by_code
+from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_device import Broken

@@ -8,7 +8,7 @@ import fake_nvml
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.p2p001 import CHECK, Data
+from ddpdiag.checks.p2p.paths.check import CHECK, Data
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_paths import Level, Paths

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, together, with_arrivals
 
-from ddpdiag.checks import gpu001, gpu002, gpu003
-from ddpdiag.checks.gpu_cards import cards_of
-from ddpdiag.checks.gpu_shown import visible_uuids
-from ddpdiag.checks.gpu_view import Data as Enumerated
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.gpu.present.data import Data as Enumerated
+from ddpdiag.checks.gpu.visibility import visible_uuids
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpus import device_index
 from ddpdiag.probes.nvml import Enumeration, Gpu
@@ -37,8 +38,8 @@ def row(value, visible, gpus=None):
 
 
 def torch_row(uuids, local_rank):
-    gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid) for uuid in uuids)
-    return gpu002.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=device_index(local_rank, len(gpus)))
+    gpus = tuple(devices.TorchGpu("NVIDIA H100", uuid) for uuid in uuids)
+    return devices.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=device_index(local_rank, len(gpus)))
 
 
 def job(look, values, *, torch=None, gpus=None, visible=None):
@@ -46,17 +47,17 @@ def job(look, values, *, torch=None, gpus=None, visible=None):
     count = len(values)
     shown = [visible] * count if visible is not None else [len(v.split(",")) if v is not None else 8 for v in values]
     world = {"size": count, "ranks_per_node": count, "gpus": 8}
-    met = seen_of(gpu003.CHECK, {0: look}, **world)
-    met = together(met, seen_of(gpu001.CHECK, {r: row(v, shown[r], gpus) for r, v in enumerate(values)}, **world))
+    met = seen_of(memory_errors.CHECK, {0: look}, **world)
+    met = together(met, seen_of(present.CHECK, {r: row(v, shown[r], gpus) for r, v in enumerate(values)}, **world))
     if torch is not None:
-        met = together(met, seen_of(gpu002.CHECK, {r: torch_row(u, r) for r, u in enumerate(torch)}, **world))
+        met = together(met, seen_of(devices.CHECK, {r: torch_row(u, r) for r, u in enumerate(torch)}, **world))
     arrivals = met.world.arrivals
     return with_arrivals(met, {rank: structs.replace(arrivals[rank], gpus=shown[rank]) for rank in arrivals})
 
 
 def blamed(met):
     """What GPU003 says, as UUIDs with their ranks and severities."""
-    return {finding.gpus: (finding.ranks, finding.severity) for finding in gpu003.CHECK.judge(met)}
+    return {finding.gpus: (finding.ranks, finding.severity) for finding in memory_errors.CHECK.judge(met)}
 
 
 SICK = host_of({5: memory(uncorrected=1)})
@@ -105,7 +106,7 @@ def test_two_ranks_on_one_gpu_are_both_named(with_torch):
     met = job(SICK, ["5", "5"], torch=torch)
     assert blamed(met) == {FIFTH: ((0, 1), Severity.ERROR)}
     if with_torch:
-        (shared,) = [f for f in gpu002.CHECK.judge(met.of(gpu002.CHECK)) if f.code == "GPU002.shared"]
+        (shared,) = [f for f in devices.CHECK.judge(met.of(devices.CHECK)) if f.code == "GPU002.shared"]
         assert (shared.ranks, shared.gpus) == ((0, 1), FIFTH)
 
 
@@ -115,13 +116,13 @@ def test_a_rank_without_a_gpu_takes_none_and_is_told():
     met = with_arrivals(met, arrivals)
     assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
     rows = {0: row("5", 1), 1: row("", 0)}
-    found = list(gpu001.CHECK.judge(seen_of(gpu001.CHECK, rows, size=2, gpus=1)))
+    found = list(present.CHECK.judge(seen_of(present.CHECK, rows, size=2, gpus=1)))
     assert [(f.code, f.severity, f.ranks) for f in found] == [("GPU001.hidden", Severity.ERROR, (1,))]
 
 
 def test_fewer_gpus_than_promised_are_told_and_the_rest_is_still_who_it_is():
     rows = {rank: structs.replace(row(None, 7, listed(7)), promised=8) for rank in range(8)}
-    found = list(gpu001.CHECK.judge(seen_of(gpu001.CHECK, rows, ranks_per_node=8, gpus=7)))
+    found = list(present.CHECK.judge(seen_of(present.CHECK, rows, ranks_per_node=8, gpus=7)))
     assert [(f.code, f.severity) for f in found] == [("GPU001.fewer", Severity.ERROR)]
     look = host_of({5: memory(uncorrected=1)}, count=7)
     met = job(look, [None] * 8, gpus=listed(7), visible=7)
@@ -145,7 +146,7 @@ def test_a_slice_of_the_only_gpu_that_is_cut_belongs_to_it():
 def test_a_slice_that_may_be_of_several_gpus_leaves_a_warning_that_says_so(golden):
     met = job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(3, 5)), visible=1)
     assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
-    golden(*gpu003.CHECK.judge(met))
+    golden(*memory_errors.CHECK.judge(met))
 
 
 def test_a_uuid_of_a_slice_in_torch_does_not_hide_its_gpu():
@@ -175,13 +176,13 @@ def test_where_a_gpu_is_lost_indices_are_no_certainty():
 
 def test_one_rank_that_did_not_answer_leaves_the_gpus_uncertain():
     world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
-    met = together(seen_of(gpu003.CHECK, {0: SICK}, **world), seen_of(gpu001.CHECK, {0: row("0", 1)}, **world))
+    met = together(seen_of(memory_errors.CHECK, {0: SICK}, **world), seen_of(present.CHECK, {0: row("0", 1)}, **world))
     assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
 
 
 def test_a_gpu_that_a_rank_is_known_to_take_is_an_error_even_so():
     world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
-    met = together(seen_of(gpu003.CHECK, {0: SICK}, **world), seen_of(gpu001.CHECK, {0: row("5", 1)}, **world))
+    met = together(seen_of(memory_errors.CHECK, {0: SICK}, **world), seen_of(present.CHECK, {0: row("5", 1)}, **world))
     assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
 
 

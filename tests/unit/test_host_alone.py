@@ -6,9 +6,12 @@ import pytest
 from msgspec import structs
 from seen import arrival_of, seen_of, world_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, by_code, hst002, run003, run004
-from ddpdiag.checks.run001 import Nothing
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.host import memory
+from ddpdiag.checks.registry import all_checks, by_code
+from ddpdiag.checks.run import budget
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.checks.run.trials import check as trials
 from ddpdiag.cli.host import WITH_TORCH, WITHOUT_TORCH, codes
 from ddpdiag.judgement import judge
 from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial
@@ -27,11 +30,11 @@ def hung(options: Options, process: ProcessState, *, hurried: bool) -> Seen[Noth
     )
     header = Header(run_id="r", world_size=1, launcher=ALONE, options=options, created="", version="")
     recording = Recording(header=header, arrivals={0: arrival_of(0, 1)}, trials=(trial,), outcomes=(outcome,))
-    return Seen(world_of(1, options=options), run003.CHECK, recording)
+    return Seen(world_of(1, options=options), trials.CHECK, recording)
 
 
 def words(seen: Seen[Nothing]) -> list[str]:
-    return [finding.code for check in (run003, run004) for finding in check.judge(replace(seen, check=check.CHECK))]
+    return [finding.code for check in (trials, budget) for finding in check.judge(replace(seen, check=check.CHECK))]
 
 
 @pytest.mark.parametrize(
@@ -49,15 +52,15 @@ def test_a_hang_on_a_host_alone_needs_the_whole_time_or_the_kernel_to_be_one(opt
 
 
 def test_what_had_not_ended_is_named_with_where_it_stood(golden):
-    (finding,) = run004.judge(replace(hung(Options(alone=True), SLEEPS, hurried=True), check=run004.CHECK))
+    (finding,) = budget.judge(replace(hung(Options(alone=True), SLEEPS, hurried=True), check=budget.CHECK))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN004.unfinished", (), ())
     golden(finding)
 
 
 def report(left_bytes: int) -> Report:
     """A host with so much memory, of which nothing else is known."""
-    data = hst002.Data(available_bytes=left_bytes, left_bytes=None, oom_kills=0)
-    seen = seen_of(hst002.CHECK, {0: data}, size=1, options=Options(alone=True))
+    data = memory.Data(available_bytes=left_bytes, left_bytes=None, oom_kills=0)
+    seen = seen_of(memory.CHECK, {0: data}, size=1, options=Options(alone=True))
     header = structs.replace(seen.recording.header, launcher=ALONE, checks=("HST002",), options=Options(alone=True))
     recording = structs.replace(seen.recording, header=header, end=End(seconds=0.1))
     return judge(recording, all_checks())

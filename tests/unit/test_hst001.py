@@ -2,7 +2,7 @@
 
 from seen import seen_of
 
-from ddpdiag.checks.hst001 import CHECK, Data
+from ddpdiag.checks.host.cores import CHECK, Data
 from ddpdiag.model import Severity, Status
 
 

@@ -2,8 +2,8 @@
 
 from seen import seen_of
 
+from ddpdiag.checks.host.memory import CHECK, Data
 from ddpdiag.checks.hosts import GIB, MIB
-from ddpdiag.checks.hst002 import CHECK, Data
 from ddpdiag.model import Options, Severity
 
 

@@ -2,8 +2,8 @@
 
 from seen import seen_of
 
+from ddpdiag.checks.host.shared_memory import CHECK, Data
 from ddpdiag.checks.hosts import GIB, MIB
-from ddpdiag.checks.hst003 import CHECK, Data
 from ddpdiag.model import Severity
 from ddpdiag.probes.limits import SharedMemory
 

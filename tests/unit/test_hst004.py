@@ -3,8 +3,8 @@
 import pytest
 from seen import seen_of
 
+from ddpdiag.checks.host.limits import CHECK, Data
 from ddpdiag.checks.hosts import GIB
-from ddpdiag.checks.hst004 import CHECK, Data
 from ddpdiag.model import Severity
 from ddpdiag.probes.cgroup import Share
 from ddpdiag.probes.limits import Limit, Limits

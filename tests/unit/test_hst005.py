@@ -5,8 +5,8 @@ from dataclasses import replace
 from msgspec import structs
 from seen import seen_of
 
-from ddpdiag.checks import gpu002
-from ddpdiag.checks.hst005 import CHECK, LOOPBACK, Data
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.host.alone import CHECK, LOOPBACK, Data
 from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Finding, Options, Recording, Severity
 from ddpdiag.model.alone import Group, Product
@@ -46,7 +46,7 @@ def test_a_group_of_one_that_fails_or_sums_wrong_is_an_error(golden):
 
 def test_without_cuda_its_group_is_no_second_finding():
     seen = seen_of(CHECK, {0: Data(products=(CPU,), group=Group(backend="nccl", error="built without nccl"))}, gpus=1)
-    built = seen_of(gpu002.CHECK, {0: gpu002.Data(torch="2.13.0+cpu")}, gpus=1).recording
+    built = seen_of(devices.CHECK, {0: devices.Data(torch="2.13.0+cpu")}, gpus=1).recording
     (outcome,) = built.outcomes
     (trial,) = built.trials
     recording = structs.replace(

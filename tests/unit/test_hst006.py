@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, together
 
-from ddpdiag.checks import hst004, rdz003
-from ddpdiag.checks.hst006 import CHECK
-from ddpdiag.checks.port_rises import Limits, Pair, rises
+from ddpdiag.checks.host import limits
+from ddpdiag.checks.host.network_ports.check import CHECK
+from ddpdiag.checks.host.network_ports.deltas import Limits, Pair, rises
+from ddpdiag.checks.rendezvous.interfaces import check as interfaces
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.interfaces import Interface, Wanted
 from ddpdiag.probes.network_counters import NetworkLook, PortCounters
@@ -53,7 +54,7 @@ def judged(before, after, *, seconds=30.0, chosen=None, **world):
 def looked_twice(begun, later, chosen, place):
     own = seen_of(CHECK, begun, **place)
     seen = together(own, seen_of(CHECK, later, **place))
-    return together(seen, seen_of(rdz003.CHECK, chosen, **place)) if chosen else seen
+    return together(seen, seen_of(interfaces.CHECK, chosen, **place)) if chosen else seen
 
 
 def only(findings):
@@ -84,7 +85,7 @@ def test_an_interface_that_the_job_does_not_use_is_silent():
 
 def test_an_interface_without_a_route_is_used_where_the_library_chooses_it():
     addresses = (Interface(name="eth0", addresses=("10.0.0.1",)), Interface(name="ib0", addresses=("10.1.0.1",)))
-    data = rdz003.Data(interfaces=addresses, own_addresses=(), names=Wanted("ib0", None), source="10.0.0.1")
+    data = interfaces.Data(interfaces=addresses, own_addresses=(), names=Wanted("ib0", None), source="10.0.0.1")
     before, after = host(nic(), nic("ib0")), host(nic(), nic("ib0", carrier_down_count=2))
     assert only(judged({1: before}, {1: after}, chosen={1: data}))[:2] == ("link-down", Severity.ERROR)
     assert judged({1: before}, {1: after}) == []
@@ -293,7 +294,7 @@ def test_nothing_is_told_of_a_port_that_no_job_uses(before, after):
 
 
 def test_one_rank_of_each_host_looks_first_and_is_told_where_another_host_is():
-    world = seen_of(hst004.CHECK, {}, size=6)
+    world = seen_of(limits.CHECK, {}, size=6)
     (trial,) = CHECK.first(world.of(CHECK))
     assert (trial.groups, trial.params) == (((0,), (2,), (4,)), {"towards": "10.0.0.2"})
 
@@ -307,15 +308,15 @@ def test_who_saw_something_looks_again_once():
 
 
 def ulimits(*rdma):
-    return hst004.Data(limits=None, rdma=rdma)
+    return limits.Data(limits=None, rdma=rdma)
 
 
 def test_one_host_without_rdma_is_not_looked_at(golden):
-    alone = seen_of(hst004.CHECK, {0: ulimits(), 1: ulimits()}).of(CHECK)
+    alone = seen_of(limits.CHECK, {0: ulimits(), 1: ulimits()}).of(CHECK)
     assert CHECK.first(alone) == CHECK.plan(alone) == ()
     golden(CHECK.moot(alone))
-    assert len(CHECK.first(seen_of(hst004.CHECK, {0: ulimits("mlx5_0")}).of(CHECK))) == 1
-    assert len(CHECK.first(seen_of(hst004.CHECK, {}).of(CHECK))) == 1
+    assert len(CHECK.first(seen_of(limits.CHECK, {0: ulimits("mlx5_0")}).of(CHECK))) == 1
+    assert len(CHECK.first(seen_of(limits.CHECK, {}).of(CHECK))) == 1
 
 
 def test_hosts_that_show_nothing_are_said_so(golden):
@@ -331,4 +332,4 @@ def test_a_second_look_that_hung_is_left_to_run003():
 
 
 def test_a_run_that_never_looked_has_nothing_to_say():
-    assert list(CHECK.judge(seen_of(hst004.CHECK, {}).of(CHECK))) == []
+    assert list(CHECK.judge(seen_of(limits.CHECK, {}).of(CHECK))) == []

@@ -4,8 +4,10 @@ import pytest
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.check import Stage
-from ddpdiag.checks import all_checks, col001, rdz002
+from ddpdiag.checks.api import Stage
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.registry import all_checks
+from ddpdiag.checks.rendezvous import coordinator_name
 from ddpdiag.codec import encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import (
@@ -31,7 +33,7 @@ STEADY = Samples(min=1e-3, median=1e-3, p95=1e-3, count=8)
 
 
 def answer(wrong: int = 0) -> Raw:
-    return Raw(encode(col001.Data("gloo", 2, 4, STEADY, 4 << 20, STEADY, wrong)))
+    return Raw(encode(all_reduce.Data("gloo", 2, 4, STEADY, 4 << 20, STEADY, wrong)))
 
 
 def recording(
@@ -175,7 +177,7 @@ def test_numbers_of_a_stranger_are_unreadable_and_no_crash(data: bytes) -> None:
 
 
 def test_an_address_that_is_none_is_unreadable_and_no_crash() -> None:
-    data = rdz002.Data("x", ("x",), 0.1, "n0", ("n0",), None)
+    data = coordinator_name.Data("x", ("x",), 0.1, "n0", ("n0",), None)
     trial = Trial(code="RDZ002", groups=((0,),), kind=Kind.PLAIN, deadline_seconds=5, number=2)
     outcome = Outcome(trial=2, code="RDZ002", rank=0, status=Status.DONE, data=Raw(encode(data)))
     run = recording()
@@ -306,9 +308,9 @@ def test_strict_makes_warnings_count_in_the_exit_code_only() -> None:
 
 
 def _with_slow_import(run: Recording) -> Recording:
-    from ddpdiag.checks import lch003
+    from ddpdiag.checks.launch import versions
 
-    data = lch003.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0)
+    data = versions.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0)
     trial = Trial(code="LCH003", groups=((0,),), kind=Kind.TORCH, deadline_seconds=5, number=2)
     outcome = Outcome(trial=2, code="LCH003", rank=0, status=Status.DONE, data=Raw(encode(data)))
     return structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome))

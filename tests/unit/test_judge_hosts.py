@@ -4,15 +4,15 @@ from msgspec import structs
 from reports import finding_of, fit
 from seen import seen_of, world_of
 
-from ddpdiag.checks import run001
+from ddpdiag.checks.run import joined
+from ddpdiag.checks.world import World
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.judgement.hosts import sort_hosts
 from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Verdict
-from ddpdiag.world import World
 
 
 def run_of(*events: Event, ended: bool = True) -> Recording:
-    recording = seen_of(run001.CHECK, {rank: run001.Nothing() for rank in range(8)}).recording
+    recording = seen_of(joined.CHECK, {rank: joined.Nothing() for rank in range(8)}).recording
     return structs.replace(recording, events=events, end=End(seconds=1.0) if ended else None)
 
 

@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.ladder import CONFIRMED, Ended, Ground, Kind, Member, Part, Step, Tried, climb, pairs_of
-from ddpdiag.checks.ladder_rungs import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_rungs
+from ddpdiag.checks.p2p.fallback.overrides import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_rungs
+from ddpdiag.checks.p2p.fallback.search import (
+    CONFIRMED,
+    Ended,
+    Ground,
+    Kind,
+    Member,
+    Part,
+    Step,
+    Tried,
+    climb,
+    pairs_of,
+)
 
 ONE_HOST = ((0, 1, 2, 3),)
 TWO_HOSTS = ((0, 1), (2, 3))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from seen import seen_of
 
-from ddpdiag.checks import run001
-from ddpdiag.checks.ladder import Ended, Ground, Kind, Part, Step, Tried
-from ddpdiag.checks.ladder_pairs import Places, places
+from ddpdiag.checks.p2p.fallback.pairs import Places, places
+from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
+from ddpdiag.checks.run import joined
 
 FAILS = Tried(Step(Part.WHOLE), works=False, how="hung")
 
@@ -14,7 +14,7 @@ FAILS = Tried(Step(Part.WHOLE), works=False, how="hung")
 def placed(hosts: tuple[tuple[int, ...], ...], *tried: Tried, inside_works: bool = False) -> Places:
     """Of ranks on hosts n0, n1, ... with two each, unless each has one."""
     ranks = [rank for own in hosts for rank in own]
-    seen = seen_of(run001.CHECK, {}, size=len(ranks), ranks_per_node=len(hosts[0]))
+    seen = seen_of(joined.CHECK, {}, size=len(ranks), ranks_per_node=len(hosts[0]))
     ground = Ground(broken=True, slow_below=None, hosts=hosts)
     end = Ended(Kind.NOTHING, inside_works=inside_works)
     return places(seen, (FAILS, *tried), FAILS, end, ground)

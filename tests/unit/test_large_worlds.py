@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import arrival_of, world_of
 
-from ddpdiag.check import crowded_seconds
+from ddpdiag.checks.api import crowded_seconds
+from ddpdiag.checks.world import World
 from ddpdiag.model import Arrival, Kind, Trial
 from ddpdiag.runtime.control.messages import Ping, RunTrial
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.flight import Flight, addresses
-from ddpdiag.world import World
 
 
 def trial(*groups: tuple[int, ...]) -> Trial:

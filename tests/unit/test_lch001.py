@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from seen import arrival_of, seen_of, with_arrivals, with_events
 
-from ddpdiag.checks.lch001 import CHECK
+from ddpdiag.checks.launch.ranks import CHECK
 from ddpdiag.model import Event, EventKind, Options, Severity
 
 

@@ -3,7 +3,7 @@
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.lch002 import CHECK, Data
+from ddpdiag.checks.launch.variables import CHECK, Data
 from ddpdiag.model import Severity
 
 

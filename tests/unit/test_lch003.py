@@ -3,7 +3,7 @@
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.lch003 import CHECK, Data
+from ddpdiag.checks.launch.versions import CHECK, Data
 from ddpdiag.model import Options, Severity
 
 

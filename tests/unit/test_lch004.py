@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 from seen import seen_of, with_arrivals, with_events
 
-from ddpdiag.checks.lch004 import CHECK, Data
-from ddpdiag.checks.slurm_view import step_of
+from ddpdiag.checks.launch.slurm_step.check import CHECK, Data
+from ddpdiag.checks.launch.slurm_step.data import step_of
 from ddpdiag.model import Event, EventKind, Options, Severity
 from ddpdiag.probes.slurm import VARIABLES, job_and_step, slurm_variables
 

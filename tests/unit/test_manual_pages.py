@@ -1,29 +1,32 @@
 """Every finding that the sources name has its manual page, and every page has its sections."""
 
 import ast
+import inspect
+import pkgutil
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from importlib import import_module
 
 import pytest
 
 import ddpdiag.checks
 from ddpdiag import manual
-from ddpdiag.check import Check
+from ddpdiag.checks.api import Check
+from ddpdiag.checks.registry import MODULES, all_checks, by_code
 from ddpdiag.cli.manual import manual_page
 from ddpdiag.errors import UsageError
 from ddpdiag.lint import all_rules
 from ddpdiag.symptoms import all_symptoms
 
-CHECKS = {check.code.lower(): check for check in ddpdiag.checks.all_checks()}
-ROOM = Path(ddpdiag.checks.__file__).parent
+CHECKS = {f"ddpdiag.checks.{MODULES[check.code]}": check for check in all_checks()}
+ALL = {m.name for m in pkgutil.walk_packages(ddpdiag.checks.__path__, "ddpdiag.checks.")}
 # What makes a finding, or what one is made of: the word is among the first arguments.
 MAKERS = ("finding", "_finding", "Fault", "Trait", "_Way", "Mishap")
 
 
 @cache
 def tree(module: str) -> ast.Module:
-    return ast.parse((ROOM / f"{module}.py").read_text())
+    return ast.parse(inspect.getsource(import_module(module)))
 
 
 def helpers(module: str) -> set[str]:
@@ -33,8 +36,8 @@ def helpers(module: str) -> set[str]:
         found.add(here := todo.pop())
         for node in ast.walk(tree(here)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddpdiag.checks"):
-                names = [node.module.rpartition(".")[2], *(alias.name for alias in node.names)]
-                todo += [n for n in names if (ROOM / f"{n}.py").exists() and n not in CHECKS and n not in found]
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                todo += [n for n in names if n in ALL and n not in CHECKS and n not in found]
     return found
 
 
@@ -45,7 +48,7 @@ def words(module: str) -> Iterator[str]:
             yield from first[:1]
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
+@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_a_page_has_its_sections(check: Check) -> None:
     assert manual.missing_sections(check.manual) == ()
     assert manual.findings_of(check.manual)
@@ -53,9 +56,9 @@ def test_a_page_has_its_sections(check: Check) -> None:
     assert prose, "what it asks, why, and how it measures"
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
+@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_what_a_check_can_find_is_explained(check: Check) -> None:
-    own = set(words(check.code.lower()))
+    own = set(words(f"ddpdiag.checks.{MODULES[check.code]}"))
     assert {word for word in own if manual.finding_text(check.manual, word) is None} == set()
 
 
@@ -79,7 +82,7 @@ def test_a_symptom_leads_to_a_page_that_exists(symptom) -> None:
     if code.startswith("LNT"):
         assert code in {rule.code for rule in all_rules()}
     else:
-        assert not word or manual.finding_text(CHECKS[code.lower()].manual, word) is not None
+        assert not word or manual.finding_text(by_code(code).manual, word) is not None
 
 
 PAGE = """Title.

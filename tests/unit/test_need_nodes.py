@@ -6,14 +6,17 @@ from reports import finding_of
 from seen import world_of
 from test_judge import recording
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, col001, fab001
-from ddpdiag.checks.fab_view import FabricView
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric.hosts.data import FabricView
+from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.registry import all_checks
+from ddpdiag.checks.world import World
 from ddpdiag.cli.judge import run as judge_files
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.codec import disassemble, encode_line
 from ddpdiag.errors import UsageError
-from ddpdiag.fabric.rules import Rules
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
@@ -23,7 +26,6 @@ from ddpdiag.judgement.verdict import Conclusion, conclude
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
-from ddpdiag.world import World
 
 EXIT_CODES = {Verdict.FIT: 0, Verdict.UNFIT: 1, Verdict.UNKNOWN: 3}
 
@@ -36,7 +38,7 @@ def concluded(
     options = Options(need_nodes=need, strict=strict)
     run = structs.replace(run, header=structs.replace(run.header, options=options))
     world = world or World(size=4, launcher="hand", options=options, arrivals=run.arrivals)
-    judged = [Judged(check=col001.CHECK, findings=findings)]
+    judged = [Judged(check=all_reduce.CHECK, findings=findings)]
     judged += [
         Judged(check=check, skip=skip) for check in all_checks() for skip in run.skips if skip.code == check.code
     ]
@@ -216,7 +218,7 @@ def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
 def test_exports_that_the_good_ones_need_are_told(golden) -> None:
     run = recording(size=4, options=Options(need_nodes=3))
     world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
-    judged = [Judged(check=col001.CHECK, findings=(BAD,))]
+    judged = [Judged(check=all_reduce.CHECK, findings=(BAD,))]
     hosts = HostsLine(bad=("n2",), good=("n0", "n1", "n3"))
     found = enough(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
     golden(found.sentence)

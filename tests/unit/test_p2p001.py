@@ -21,9 +21,10 @@ from paths import (
 )
 from seen import seen_of, world_of
 
-from ddpdiag.checks import gpu001, gpu002, gpu003
-from ddpdiag.checks.gpu_view import Data as Enumerated
-from ddpdiag.checks.p2p001 import CHECK, Data, ground
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.gpu.present.data import Data as Enumerated
+from ddpdiag.checks.p2p.paths.check import CHECK, Data, ground
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu_paths import P2P, Paths
 from ddpdiag.probes.nvml import Enumeration, Gpu
@@ -154,11 +155,11 @@ def test_nvml_that_cannot_be_asked_is_not_known():
 
 def test_gpus_of_others_are_left_out():
     # torch shows GPUs 0 and 1 of four; the pair that is switched off is somebody else's.
-    look = seen_of(gpu003.CHECK, {0: cards_on(count=4)}, size=2, gpus=2)
-    cuda = gpu002.Data(
-        torch="2.9", cuda="12.8", gpus=tuple(gpu002.TorchGpu("NVIDIA H100", healthy(index).uuid) for index in (0, 1))
+    look = seen_of(memory_errors.CHECK, {0: cards_on(count=4)}, size=2, gpus=2)
+    cuda = devices.Data(
+        torch="2.9", cuda="12.8", gpus=tuple(devices.TorchGpu("NVIDIA H100", healthy(index).uuid) for index in (0, 1))
     )
-    torch = seen_of(gpu002.CHECK, {0: cuda, 1: cuda}, size=2, gpus=2)
+    torch = seen_of(devices.CHECK, {0: cuda, 1: cuda}, size=2, gpus=2)
     own = seen_of_rows({0: host_of(both(2, 3, **OFF))}, others=(look, torch), size=2, ranks_per_node=2, gpus=2)
     assert list(CHECK.judge(own)) == []
     (matrix,) = CHECK.matrices(own)
@@ -166,7 +167,7 @@ def test_gpus_of_others_are_left_out():
 
 
 def test_slices_have_no_p2p():
-    look = seen_of(gpu003.CHECK, {0: cards_on({3: {"mig": True}}, count=4)}, size=8, ranks_per_node=8, gpus=4)
+    look = seen_of(memory_errors.CHECK, {0: cards_on({3: {"mig": True}}, count=4)}, size=8, ranks_per_node=8, gpus=4)
     changes = both(3, 0, **NO) | both(3, 1, **NO) | both(3, 2, **NO)
     assert judged(host_of(changes), others=(look,)) == []
 
@@ -190,10 +191,10 @@ def test_one_rank_of_each_host_asks_or_each_that_is_bound():
     def shown(*indices):
         return Enumerated(nvml=Enumeration(gpus=tuple(Gpu(index=index, uuid=uuid_of(index)) for index in indices)))
 
-    whole = seen_of(gpu001.CHECK, dict.fromkeys(range(4), shown(0, 1, 2, 3)), ranks_per_node=4, gpus=4).of(CHECK)
+    whole = seen_of(present.CHECK, dict.fromkeys(range(4), shown(0, 1, 2, 3)), ranks_per_node=4, gpus=4).of(CHECK)
     assert [trial.groups for trial in CHECK.plan(whole)] == [((0,),)]
     rows = {rank: shown(rank) for rank in range(4)}
-    alone = seen_of(gpu001.CHECK, rows, ranks_per_node=4, gpus=1).of(CHECK)
+    alone = seen_of(present.CHECK, rows, ranks_per_node=4, gpus=1).of(CHECK)
     assert [trial.groups for trial in CHECK.plan(alone)] == [((0,), (1,), (2,), (3,))]
 
 

@@ -11,9 +11,10 @@ from paths import around
 from paths import host_of as paths_of
 from seen import seen_of, together, with_events
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import gpu002, gpu003, p2p001
-from ddpdiag.checks.p2p002 import CHECK, MOST_RETRIES
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
+from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
@@ -60,8 +61,8 @@ def takers(count, *, size=None, apart=False):
     for rank in range(size):
         host, local = divmod(rank, count)
         shown = [local] if apart else range(count)
-        gpus = tuple(gpu002.TorchGpu("NVIDIA H100", uuid_of(index, host)) for index in shown)
-        rows[rank] = gpu002.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=0 if apart else local)
+        gpus = tuple(devices.TorchGpu("NVIDIA H100", uuid_of(index, host)) for index in shown)
+        rows[rank] = devices.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=0 if apart else local)
     return rows
 
 
@@ -69,7 +70,7 @@ def world(count, rows=None, *, apart=False, hosts=1, **options):
     """Hosts with `count` ranks; `rows` is what P2P002 saw."""
     size = count * hosts
     shape = {"size": size, "ranks_per_node": count, "gpus": 1 if apart else count}
-    before = seen_of(gpu002.CHECK, takers(count, size=size, apart=apart), **shape, **options)
+    before = seen_of(devices.CHECK, takers(count, size=size, apart=apart), **shape, **options)
     if rows is None:
         return before.of(CHECK)
     return together(seen_of(CHECK, rows, **shape, **options), before)
@@ -233,7 +234,7 @@ def with_slots(*changes, rate=50 * GB):
     look = Look(gpus=tuple(healthy(index, **pcie(**own)) for index, own in enumerate(changes)))
     shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
     met = world(2, {0: host_of(2, gpus={0: slow, 1: slow})})
-    return list(CHECK.judge(together(met, seen_of(gpu003.CHECK, {0: look}, **shape))))
+    return list(CHECK.judge(together(met, seen_of(memory_errors.CHECK, {0: look}, **shape))))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_a_narrow_link_is_the_cause(golden):
     shape = {"size": 4, "ranks_per_node": 4, "gpus": 4}
     look = Look(gpus=tuple(healthy(index, **(pcie(**narrow) if index == 2 else {})) for index in range(4)))
     met = world(4, {0: host_of(gpus={2: {"to_bytes_per_s": 26 * GB}})})
-    (finding,) = CHECK.judge(together(met, seen_of(gpu003.CHECK, {0: look}, **shape)))
+    (finding,) = CHECK.judge(together(met, seen_of(memory_errors.CHECK, {0: look}, **shape)))
     assert (finding.code, finding.gpus) == ("P2P002.host-slow", (uuid_of(2),))
     golden(finding)
 
@@ -346,7 +347,7 @@ def test_a_gpu_that_allows_one_process_only_is_no_fault():
 
     def judged_in(mode):
         look = Look(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
-        return list(CHECK.judge(together(refused, seen_of(gpu003.CHECK, {0: look}, **shape))))
+        return list(CHECK.judge(together(refused, seen_of(memory_errors.CHECK, {0: look}, **shape))))
 
     assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.taken", Severity.INFO)]
     assert [(finding.code, finding.gpus) for finding in judged_in(0)] == [("P2P002.raised", (uuid_of(1),))]
@@ -436,8 +437,8 @@ def test_without_torchs_view_the_counts_decide():
 
 
 def test_where_torch_shows_nothing_nothing_is_tried():
-    rows = {0: gpu002.Data(torch="2.13+cpu")}
-    seen = seen_of(gpu002.CHECK, rows, gpus=2, ranks_per_node=1).of(CHECK)
+    rows = {0: devices.Data(torch="2.13+cpu")}
+    seen = seen_of(devices.CHECK, rows, gpus=2, ranks_per_node=1).of(CHECK)
     assert CHECK.plan(seen) == ()
     assert "GPU002" in CHECK.moot(seen)
 

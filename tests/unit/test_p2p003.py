@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import all_checks, p2p001, p2p003
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.p2p.paths import check as paths
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
@@ -48,7 +50,7 @@ def test_a_found_set_stands_though_no_time_is_left_for_pairs():
     run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).climb()
     found = only(run)
     assert (found.code, found.env) == ("P2P003.fallback", P2P)
-    assert p2p003.exports(run.seen) == P2P
+    assert fallback.exports(run.seen) == P2P
     assert len([part for part, _ in run.tried() if part == "pairs"]) < 2
 
 
@@ -71,7 +73,7 @@ def test_pairs_get_less_time_once_it_is_known_how_long_it_takes():
 
 def interrupted(run, status=Status.SKIPPED, **changes):
     """The next trial of the ladder, which ends like that on all ranks."""
-    (trial,) = p2p003.plan(run.seen)
+    (trial,) = fallback.plan(run.seen)
     trial = structs.replace(trial, number=len(run.recording.trials) + 1, **changes)
     outcomes = [Outcome(trial=trial.number, code="P2P003", rank=rank, status=status) for rank in trial.ranks]
     run.recording = structs.replace(
@@ -82,7 +84,7 @@ def interrupted(run, status=Status.SKIPPED, **changes):
 
 def test_what_ctrl_c_ends_has_not_failed(golden):
     run = Run(4, hangs_unless(P2P))
-    run.take(*p2p003.plan(run.seen))
+    run.take(*fallback.plan(run.seen))
     run = interrupted(run)
     event = Event(kind=EventKind.SIGNAL, seconds=30.0, detail="2")
     run.recording = structs.replace(run.recording, events=(event,))
@@ -100,11 +102,11 @@ def test_a_hang_in_less_time_than_usual_is_no_answer(golden):
 
 def test_a_rank_that_is_lost_ends_the_climb(golden):
     run = Run(4, hangs_unless(P2P))
-    run.take(*p2p003.plan(run.seen))
+    run.take(*fallback.plan(run.seen))
     run = interrupted(run, Status.UNHEARD)
     run.lose(2)
-    assert p2p003.plan(run.seen) == ()
-    assert (only(run).code, p2p003.exports(run.seen)) == ("P2P003.unfinished", {})
+    assert fallback.plan(run.seen) == ()
+    assert (only(run).code, fallback.exports(run.seen)) == ("P2P003.unfinished", {})
     golden(only(run))
 
 
@@ -121,10 +123,10 @@ def test_a_recording_cut_anywhere_is_judged(data):
     variables = {0: {"NCCL_P2P_DISABLE": "1"}} if data.draw(st.booleans()) else {}
     run = Run(8, answer, per_host=data.draw(st.sampled_from([8, 4, 1])), variables=variables, options=LONG).climb()
     seen = run.cut(data.draw(st.integers(0, len(run.recording.outcomes))))
-    found = list(p2p003.judge(seen))
+    found = list(fallback.judge(seen))
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
-    if wanted := p2p003.exports(seen):
+    if wanted := fallback.exports(seen):
         good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.went_well(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
@@ -137,7 +139,7 @@ def test_a_recording_without_the_ladder_is_judged():
     run = Run(4, hangs_unless(P2P))
     report = judge(run.recording, all_checks())
     assert report.exports == {}
-    assert list(p2p003.judge(Seen(run.world, p2p003.CHECK, run.recording))) == []
+    assert list(fallback.judge(Seen(run.world, fallback.CHECK, run.recording))) == []
 
 
 def nvml_says(run, status, nvlinks):
@@ -156,7 +158,7 @@ def nvml_says(run, status, nvlinks):
         )
         for a in range(2)
     )
-    run.told(p2p001.CHECK, {0: p2p001.Data(paths=Paths(gpus=gpus, ways=ways), around=Surroundings())})
+    run.told(paths.CHECK, {0: paths.Data(paths=Paths(gpus=gpus, ways=ways), around=Surroundings())})
     return run
 
 
@@ -181,10 +183,10 @@ def test_training_does_not_take_what_only_makes_it_faster():
     variables = dict.fromkeys(range(4), P2P)
     run = Run(4, answer, variables=variables, options=LONG).climb()
     assert only(run).code == "P2P003.held-back"
-    assert p2p003.exports(run.seen) == {"NCCL_P2P_DISABLE": None}
-    assert p2p003.job_exports(run.seen) == {}
+    assert fallback.exports(run.seen) == {"NCCL_P2P_DISABLE": None}
+    assert fallback.job_exports(run.seen) == {}
     asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, exports=True)).climb()
-    assert p2p003.job_exports(asked.seen) == {"NCCL_P2P_DISABLE": None}
+    assert fallback.job_exports(asked.seen) == {"NCCL_P2P_DISABLE": None}
 
 
 def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):
@@ -258,7 +260,7 @@ def test_one_rank_is_not_blamed_before_all_pairs_were_tried(golden):
         trials=tuple(trial for trial in run.recording.trials if trial.number < number),
         outcomes=tuple(outcome for outcome in run.recording.outcomes if outcome.trial < number),
     )
-    (found,) = p2p003.judge(Seen(run.world, p2p003.CHECK, fewer))
+    (found,) = fallback.judge(Seen(run.world, fallback.CHECK, fewer))
     assert found.ranks == ()
     assert len(found.links) == 2
     golden(found)
@@ -275,13 +277,13 @@ def test_no_variable_is_looked_for_where_none_can_help(error, climbs):
         structs.replace(o, status=Status.RAISED, error=error) if o.trial == own else o for o in run.recording.outcomes
     )
     run.recording = structs.replace(run.recording, outcomes=outcomes)
-    assert bool(p2p003.plan(run.seen)) is climbs
-    assert (p2p003.moot(run.seen) is None) is climbs
+    assert bool(fallback.plan(run.seen)) is climbs
+    assert (fallback.moot(run.seen) is None) is climbs
 
 
 def test_what_hung_before_a_rank_was_lost_is_told():
     run = Run(4, hangs_unless({"NCCL_SHM_DISABLE": "1"}))
-    run.take(*p2p003.plan(run.seen))
+    run.take(*fallback.plan(run.seen))
     run = interrupted(run, Status.UNHEARD)
     run.lose(2)
     codes = {finding.code for finding in judge(run.recording, all_checks()).findings}
@@ -295,7 +297,7 @@ def test_what_hung_before_a_rank_was_lost_is_told():
 )
 def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
     run = Run(4, answer, options=LONG).climb()
-    if reason := p2p003.moot(run.seen):
+    if reason := fallback.moot(run.seen):
         skip = Skip(code="P2P003", reason=reason, grounds=True)
         run.recording = structs.replace(run.recording, skips=(skip,))
     report = judge(run.recording, all_checks())

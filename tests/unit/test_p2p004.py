@@ -6,8 +6,10 @@ import pytest
 from msgspec import structs
 from seen import seen_of, together, world_of
 
-from ddpdiag.checks import lch002, lch003, p2p004
-from ddpdiag.checks.transport_view import Data
+from ddpdiag.checks.launch import variables as lch002
+from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p.transport.data import Data
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.nccl_log import Hop, Log
 from ddpdiag.probes.nvlink import Connections
@@ -65,10 +67,10 @@ def with_log(data: Data, **changes: object) -> Data:
 
 
 def judged(rows: Mapping[int, Data], **variables: str) -> list[Finding]:
-    seen = seen_of(p2p004.CHECK, rows, ranks_per_node=HOST, gpus=HOST)
+    seen = seen_of(transport.CHECK, rows, ranks_per_node=HOST, gpus=HOST)
     if variables:
         seen = together(seen, seen_of(lch002.CHECK, {r: lch002.Data(variables, {}) for r in rows}, ranks_per_node=HOST))
-    return list(p2p004.judge(seen))
+    return list(transport.judge(seen))
 
 
 def only(rows: Mapping[int, Data], **variables: str) -> Finding:
@@ -219,13 +221,13 @@ def test_another_version_is_an_error_unless_it_was_told_before() -> None:
     rows[3] = with_log(rows[3], version="2.21.5")
     finding = only(rows)
     assert (finding.code, finding.severity, finding.ranks) == ("P2P004.mixed-versions", Severity.ERROR, (3,))
-    seen = seen_of(p2p004.CHECK, rows, ranks_per_node=HOST, gpus=HOST)
+    seen = seen_of(transport.CHECK, rows, ranks_per_node=HOST, gpus=HOST)
     told = {
-        rank: lch003.Data(python="3.12", torch="2.9", nccl=data.log.version)
+        rank: versions.Data(python="3.12", torch="2.9", nccl=data.log.version)
         for rank, data in rows.items()
         if data.log is not None
     }
-    assert list(p2p004.judge(together(seen, seen_of(lch003.CHECK, told, ranks_per_node=HOST)))) == []
+    assert list(transport.judge(together(seen, seen_of(versions.CHECK, told, ranks_per_node=HOST)))) == []
 
 
 def test_a_rank_without_a_log_is_unknown(golden) -> None:
@@ -251,31 +253,31 @@ def test_warnings_of_nccl_are_told_once(golden) -> None:
 
 
 def test_columns_matrix_and_figures() -> None:
-    seen = seen_of(p2p004.CHECK, healthy(8), ranks_per_node=HOST, gpus=HOST)
-    assert p2p004.columns(seen)[3] == {"transport": "P2P/CUMEM, NET/IB/GDRDMA, NVLS"}
-    assert p2p004.columns(seen)[1] == {"transport": "P2P/CUMEM, NVLS"}
-    (matrix,) = p2p004.matrices(seen)
+    seen = seen_of(transport.CHECK, healthy(8), ranks_per_node=HOST, gpus=HOST)
+    assert transport.columns(seen)[3] == {"transport": "P2P/CUMEM, NET/IB/GDRDMA, NVLS"}
+    assert transport.columns(seen)[1] == {"transport": "P2P/CUMEM, NVLS"}
+    (matrix,) = transport.matrices(seen)
     assert (matrix.name, matrix.rows[0]) == ("p2p.transport", "rank 0")
     assert (matrix.cells[0][1], matrix.cells[3][4], matrix.cells[1][0]) == ("P2P/CUMEM", "NET/IB/GDRDMA", None)
-    assert p2p004.figures(seen) == {"nccl.version": "2.27.7", "nccl.network": "IB"}
-    assert p2p004.matrices(seen_of(p2p004.CHECK, healthy(20), ranks_per_node=HOST)) == ()
+    assert transport.figures(seen) == {"nccl.version": "2.27.7", "nccl.network": "IB"}
+    assert transport.matrices(seen_of(transport.CHECK, healthy(20), ranks_per_node=HOST)) == ()
 
 
 def test_only_nccl_between_gpus_has_ground(golden) -> None:
-    assert p2p004.ground(world_of(2, gpus=2)) is None
+    assert transport.ground(world_of(2, gpus=2)) is None
     others = world_of(2), world_of(1, gpus=1), world_of(2, options=Options(backend="nccl"))
-    golden(*map(p2p004.ground, others))
+    golden(*map(transport.ground, others))
 
 
 def test_the_trial_has_a_worker_of_its_own() -> None:
-    seen = seen_of(p2p004.CHECK, {}, size=2, gpus=2)
+    seen = seen_of(transport.CHECK, {}, size=2, gpus=2)
     fresh = type(seen)(seen.world, seen.check, structs.replace(seen.recording, trials=(), outcomes=()))
-    (trial,) = p2p004.plan(fresh)
+    (trial,) = transport.plan(fresh)
     assert trial.fresh
     assert trial.env["NCCL_DEBUG"] == "INFO"
-    assert p2p004.plan(seen) == ()
+    assert transport.plan(seen) == ()
 
 
 def test_ranks_of_a_group_are_the_jobs_ranks() -> None:
     log = Log(hops=(hop(0, 1), hop(1, 7)), nvlinked={0: (1,), 1: (0, 9)})
-    assert p2p004._as_ranks(log, (4, 6)) == Log(hops=(hop(4, 6),), nvlinked={4: (6,)})
+    assert transport._as_ranks(log, (4, 6)) == Log(hops=(hop(4, 6),), nvlinked={4: (6,)})

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from paths import around, both, bound, host_of, port_of, seen, seen_of_rows, translating, uuid_of
 from seen import seen_of
 
-from ddpdiag.checks import gpu001, gpu003, hst003
-from ddpdiag.checks.gpu_view import Data as Enumerated
-from ddpdiag.checks.p2p001 import CHECK
-from ddpdiag.checks.p2p_suspicions import suspicions
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.gpu.present.data import Data as Enumerated
+from ddpdiag.checks.host import shared_memory
+from ddpdiag.checks.p2p.fallback.suspicions import suspicions
+from ddpdiag.checks.p2p.paths.check import CHECK
 from ddpdiag.probes.gpu_paths import P2P
 from ddpdiag.probes.limits import SharedMemory
 from ddpdiag.probes.nvml import Enumeration, Gpu
@@ -27,7 +29,7 @@ def shown(indices):
 
 
 def enumerated(rows, **world):
-    return seen_of(gpu001.CHECK, rows, **({"size": 8, "ranks_per_node": 8, "gpus": 4} | world))
+    return seen_of(present.CHECK, rows, **({"size": 8, "ranks_per_node": 8, "gpus": 4} | world))
 
 
 def said(*hosts, others=(), ranks=HOST):
@@ -66,7 +68,10 @@ def test_acs_that_cannot_be_judged_is_said_to_be_hidden(golden, surroundings):
 
 def test_a_fabric_that_was_not_joined_comes_first(golden):
     look = seen_of(
-        gpu003.CHECK, {0: cards_on({index: fabric(state=2) for index in range(4)}, count=4)}, size=8, ranks_per_node=8
+        memory_errors.CHECK,
+        {0: cards_on({index: fabric(state=2) for index in range(4)}, count=4)},
+        size=8,
+        ranks_per_node=8,
     )
     first, *others = said(host_of(surroundings=translating()), others=(look,))
     assert "nvidia-fabricmanager" in first
@@ -93,7 +98,7 @@ def test_a_registry_key_is_told(golden):
 
 def test_small_shared_memory_comes_last(golden):
     small = SharedMemory(size_bytes=64 << 20, free_bytes=64 << 20, error=None)
-    memory = seen_of(hst003.CHECK, {0: hst003.Data(small)}, size=8, ranks_per_node=8, gpus=4)
+    memory = seen_of(shared_memory.CHECK, {0: shared_memory.Data(small)}, size=8, ranks_per_node=8, gpus=4)
     sockets, last = said(host_of(), others=(memory,))
     assert "SYS" in sockets
     assert "/dev/shm" in last

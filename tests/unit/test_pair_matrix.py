@@ -4,12 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshes import DROPPED, meshed, slow
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import fab001, rdz004
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.pair_matrix import MOST_ROWS, pair_matrix
+from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.world import World
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
 from ddpdiag.simulate.run import host_name
-from ddpdiag.world import World
 
 
 def named(hosts):
@@ -41,7 +42,7 @@ def test_many_hosts_share_cells_and_the_slowest_is_seen(hosts, data):
 
 
 def test_a_mesh_has_the_rate_of_each_way_and_what_failed_is_0():
-    (matrix,) = rdz004.matrices(meshed(3, {(0, 1): slow(1e6), (2, 1): DROPPED}))
+    (matrix,) = mesh.matrices(meshed(3, {(0, 1): slow(1e6), (2, 1): DROPPED}))
     assert matrix.cells == ((None, 1e6, 1e9), (1e9, None, 1e9), (1e9, 0.0, None))
 
 

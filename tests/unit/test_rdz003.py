@@ -4,9 +4,9 @@ from meshes import meshed
 from msgspec import Raw, structs
 from seen import seen_of, together, world_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import rdz003
-from ddpdiag.checks.mesh_offers import offers
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.rendezvous.interfaces import check as interfaces
+from ddpdiag.checks.rendezvous.interfaces.offers import offers
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.interfaces import Interface, Wanted
@@ -16,7 +16,7 @@ LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
 DOCKER0 = Interface(name="docker0", addresses=("172.17.0.1",))
 
 
-def host(rank: int = 0, *, gloo: str | None = None, nccl: str | None = None, **more: object) -> rdz003.Data:
+def host(rank: int = 0, *, gloo: str | None = None, nccl: str | None = None, **more: object) -> interfaces.Data:
     """Host n<rank>, whose name leads to eth0, as does the way to the coordinator."""
     address = f"10.0.0.{rank + 1}"
     values = {
@@ -25,15 +25,15 @@ def host(rank: int = 0, *, gloo: str | None = None, nccl: str | None = None, **m
         "names": Wanted(gloo, nccl),
         "source": address,
     }
-    return rdz003.Data(**(values | more))  # type: ignore[arg-type]
+    return interfaces.Data(**(values | more))  # type: ignore[arg-type]
 
 
-def seen(*rows: rdz003.Data, gpus: int = 0) -> Seen[rdz003.Data]:
-    return seen_of(rdz003.CHECK, dict(enumerate(rows)), ranks_per_node=1, gpus=gpus)
+def seen(*rows: interfaces.Data, gpus: int = 0) -> Seen[interfaces.Data]:
+    return seen_of(interfaces.CHECK, dict(enumerate(rows)), ranks_per_node=1, gpus=gpus)
 
 
-def judged(*rows: rdz003.Data, gpus: int = 0) -> list[Finding]:
-    return list(rdz003.judge(seen(*rows, gpus=gpus)))
+def judged(*rows: interfaces.Data, gpus: int = 0) -> list[Finding]:
+    return list(interfaces.judge(seen(*rows, gpus=gpus)))
 
 
 def test_hosts_that_offer_their_own_address_are_silent():
@@ -42,7 +42,7 @@ def test_hosts_that_offer_their_own_address_are_silent():
 
 
 def test_one_host_has_no_ground():
-    assert rdz003.ground(world_of(2, ranks_per_node=2)) is not None
+    assert interfaces.ground(world_of(2, ranks_per_node=2)) is not None
 
 
 def test_an_interface_that_one_host_does_not_have_names_that_host(golden):
@@ -102,17 +102,17 @@ def test_docker0_everywhere_is_one_finding_that_names_all_hosts(golden):
 
 def test_containers_that_share_a_machines_network_share_its_address():
     rows = {rank: host(0, network=42) for rank in range(2)}
-    base = seen_of(rdz003.CHECK, rows, ranks_per_node=1)
+    base = seen_of(interfaces.CHECK, rows, ranks_per_node=1)
     one = {rank: structs.replace(a, host_id="boot") for rank, a in base.world.arrivals.items()}
     same = Seen(structs.replace(base.world, arrivals=one), base.check, structs.replace(base.recording, arrivals=one))
-    assert list(rdz003.judge(same)) == []
-    assert [finding.code for finding in rdz003.judge(base)] == ["RDZ003.shared"]
+    assert list(interfaces.judge(same)) == []
+    assert [finding.code for finding in interfaces.judge(base)] == ["RDZ003.shared"]
 
 
 BRIDGE = Interface(name="br-9f2", addresses=("172.30.0.1",))
 
 
-def on_a_bridge(rank: int) -> rdz003.Data:
+def on_a_bridge(rank: int) -> interfaces.Data:
     return host(rank, gloo="br-9f2", interfaces=(*(host(rank).interfaces or ()), BRIDGE))
 
 
@@ -123,7 +123,7 @@ def test_another_interface_than_that_of_the_route_is_a_warning(golden):
     golden(finding)
 
 
-def with_mesh(own: Seen[rdz003.Data], *ways: dict[str, object], **way: object) -> Seen[rdz003.Data]:
+def with_mesh(own: Seen[interfaces.Data], *ways: dict[str, object], **way: object) -> Seen[interfaces.Data]:
     """The same run, in which host 1 offered the bridge, and `way` is what host 0 saw of it (or `ways`, in turn)."""
     mesh = meshed(2, *({(0, 1): seen} for seen in ways or (way,)))
     offered = [
@@ -135,7 +135,7 @@ def with_mesh(own: Seen[rdz003.Data], *ways: dict[str, object], **way: object) -
 
 def test_what_the_others_could_not_connect_to_is_an_error(golden):
     missed = with_mesh(seen(host(0), on_a_bridge(1)), missed=Reach.DROPPED)
-    (finding,) = rdz003.judge(missed)
+    (finding,) = interfaces.judge(missed)
     assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.ERROR)
     golden(finding)
 
@@ -143,12 +143,12 @@ def test_what_the_others_could_not_connect_to_is_an_error(golden):
 def test_what_the_others_reached_at_the_second_try_is_silent():
     bridge: dict[str, object] = {"address": "172.30.0.1"}
     own = seen(host(0), on_a_bridge(1))
-    assert list(rdz003.judge(with_mesh(own, {"missed": Reach.DROPPED}, bridge))) == []
-    assert list(rdz003.judge(with_mesh(own, bridge, {"missed": Reach.DROPPED}))) == []
+    assert list(interfaces.judge(with_mesh(own, {"missed": Reach.DROPPED}, bridge))) == []
+    assert list(interfaces.judge(with_mesh(own, bridge, {"missed": Reach.DROPPED}))) == []
 
 
 def test_a_second_network_that_all_reach_is_silent():
-    assert list(rdz003.judge(with_mesh(seen(host(0), on_a_bridge(1)), address="172.30.0.1"))) == []
+    assert list(interfaces.judge(with_mesh(seen(host(0), on_a_bridge(1)), address="172.30.0.1"))) == []
 
 
 def test_hosts_whose_interfaces_have_different_names_get_no_common_export(golden):
@@ -164,7 +164,7 @@ def test_interfaces_that_cannot_be_listed_are_unknown():
 
 
 def test_the_measurements_show_what_every_host_offers():
-    assert rdz003.figures(seen(host(0), host(1, gloo="docker0"), host(2, gloo="eth9"))) == {
+    assert interfaces.figures(seen(host(0), host(1, gloo="docker0"), host(2, gloo="eth9"))) == {
         "interface.n0": "eth0 10.0.0.1",
         "interface.n1": "docker0 172.17.0.1",
         "interface.n2": None,
@@ -174,14 +174,14 @@ def test_the_measurements_show_what_every_host_offers():
 def test_a_backend_that_was_asked_for_decides_whose_rule_counts():
     options = Options(backend="nccl")
     rows = {0: host(0), 1: host(1, nccl="docker0")}
-    asked = seen_of(rdz003.CHECK, rows, ranks_per_node=1, options=options)
-    (finding,) = rdz003.judge(asked)
+    asked = seen_of(interfaces.CHECK, rows, ranks_per_node=1, options=options)
+    (finding,) = interfaces.judge(asked)
     assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.WARNING)
-    assert rdz003.figures(asked)["interface.n1"] == "docker0 172.17.0.1"
+    assert interfaces.figures(asked)["interface.n1"] == "docker0 172.17.0.1"
 
 
 def test_the_mesh_is_read_once_however_many_hosts_there_are(monkeypatch):
     calls: list[object] = []
-    monkeypatch.setattr(rdz003, "offers", lambda met: calls.append(met) or offers(met))
+    monkeypatch.setattr(interfaces, "offers", lambda met: calls.append(met) or offers(met))
     judged(*(host(rank) for rank in range(8)))
     assert len(calls) == 1

@@ -7,18 +7,19 @@ from meshes import DROPPED, REFUSED, SILENT, STUCK, cell, every, losing, meshed,
 from msgspec import structs
 from seen import seen_of, together, world_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import rdz001, rdz004
-from ddpdiag.checks.mesh import better, failure, usual_rate
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.rendezvous import methods
+from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.rendezvous.mesh.data import better, failure, usual_rate
 from ddpdiag.model import Arrival, Finding, Severity, Status
 from ddpdiag.probes.sockets import Reach
 
 
-def judged(seen: Seen[rdz004.Data]) -> list[Finding]:
-    return list(rdz004.judge(seen))
+def judged(seen: Seen[mesh.Data]) -> list[Finding]:
+    return list(mesh.judge(seen))
 
 
-def only(seen: Seen[rdz004.Data]) -> Finding:
+def only(seen: Seen[mesh.Data]) -> Finding:
     (finding,) = judged(seen)
     return finding
 
@@ -28,8 +29,8 @@ def test_a_healthy_mesh_is_silent():
 
 
 def test_one_host_alone_has_no_ground():
-    assert rdz004.ground(world_of(4, ranks_per_node=4)) is not None
-    assert rdz004.ground(world_of(4, ranks_per_node=2)) is None
+    assert mesh.ground(world_of(4, ranks_per_node=4)) is not None
+    assert mesh.ground(world_of(4, ranks_per_node=2)) is None
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,14 @@ def test_who_is_named_of_hosts_that_do_not_reach_each_other(golden, seen, word, 
 
 @pytest.mark.parametrize(("gpus", "severity"), [(0, Severity.WARNING), (1, Severity.ERROR)])
 def test_a_way_that_gloo_does_not_need_is_a_warning_to_a_job_over_gloo(golden, gpus, severity):
-    ranks = {rank: rdz001.Data("tcp", 0.1) for rank in range(3)}
-    met = seen_of(rdz001.CHECK, ranks, params={"backend": "gloo"}, gpus=gpus, ranks_per_node=1)
-    finding = only(together(Seen(met.world, rdz004.CHECK, closed().recording), met))
+    ranks = {rank: methods.Data("tcp", 0.1) for rank in range(3)}
+    met = seen_of(methods.CHECK, ranks, params={"backend": "gloo"}, gpus=gpus, ranks_per_node=1)
+    finding = only(together(Seen(met.world, mesh.CHECK, closed().recording), met))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.dropped", severity, ("n2",))
     golden(finding)
 
 
-def closed() -> Seen[rdz004.Data]:
+def closed() -> Seen[mesh.Data]:
     """Three hosts, of which the last lets nobody in."""
     return meshed(3, every(3, DROPPED, receiver=2))
 
@@ -163,37 +164,37 @@ def test_ways_to_a_host_that_gave_no_answer_are_not_judged():
 
 def test_the_first_trial_takes_one_rank_of_each_host():
     seen = meshed(3)
-    (trial,) = rdz004.plan(seen)
+    (trial,) = mesh.plan(seen)
     assert trial.groups == ((0, 1, 2),)
 
 
 @pytest.mark.parametrize("fault", [STUCK, slow(12e6), losing(0.05)])
 def test_a_doubtful_way_is_tried_again_and_no_third_time(fault):
-    (trial,) = rdz004.plan(meshed(3, {(0, 1): fault}))
+    (trial,) = mesh.plan(meshed(3, {(0, 1): fault}))
     assert trial.groups == ((0, 1, 2),)
-    assert rdz004.plan(meshed(3, {(0, 1): fault}, {(0, 1): fault})) == ()
+    assert mesh.plan(meshed(3, {(0, 1): fault}, {(0, 1): fault})) == ()
 
 
 def test_nothing_is_tried_again_when_all_is_well_or_all_is_closed_or_a_rank_failed():
-    assert rdz004.plan(meshed(3, {})) == ()
-    assert rdz004.plan(meshed(3, every(3, DROPPED))) == ()
-    assert rdz004.plan(meshed(3, {(0, 1): STUCK}, ended={2: Status.HUNG})) == ()
+    assert mesh.plan(meshed(3, {})) == ()
+    assert mesh.plan(meshed(3, every(3, DROPPED))) == ()
+    assert mesh.plan(meshed(3, {(0, 1): STUCK}, ended={2: Status.HUNG})) == ()
 
 
 @given(st.integers(2, 1000))
 def test_large_worlds_are_measured_in_groups_of_at_most_64(hosts):
-    groups = rdz004._groups(range(hosts))
+    groups = mesh._groups(range(hosts))
     assert sorted(rank for group in groups for rank in group) == list(range(hosts))
-    assert all(2 <= len(group) <= rdz004.MAX_HOSTS for group in groups)
+    assert all(2 <= len(group) <= mesh.MAX_HOSTS for group in groups)
 
 
 def test_the_measurements_say_how_many_pairs_were_looked_at():
-    figures = rdz004.figures(meshed(3, {(0, 1): slow(5e8)}))
+    figures = mesh.figures(meshed(3, {(0, 1): slow(5e8)}))
     assert figures["mesh.pairs"] == "3 of 3"
     assert figures["mesh.min_bytes_per_s"] == 5e8
     assert figures["mesh.median_bytes_per_s"] == 1e9
     assert figures["mesh.max_round_trip_seconds"] == 1e-4
-    assert rdz004.figures(meshed(3)) == {}
+    assert mesh.figures(meshed(3)) == {}
 
 
 faults = st.sampled_from([{}, DROPPED, REFUSED, SILENT, STUCK, slow(1e7), losing(0.1)])
@@ -245,4 +246,4 @@ def test_a_slow_machine_among_containers_is_still_found():
 
 def test_an_address_that_was_missed_once_is_tried_again():
     seen = meshed(2, {(0, 1): {"missed": Reach.DROPPED}})
-    assert len(rdz004.plan(seen)) == 1
+    assert len(mesh.plan(seen)) == 1

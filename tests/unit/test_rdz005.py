@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 from seen import seen_of, with_arrivals, world_of
 
-from ddpdiag.checks import rdz005
-from ddpdiag.checks.rdz005 import CHECK, Data
+from ddpdiag.checks.rendezvous import master_port
+from ddpdiag.checks.rendezvous.master_port import CHECK, Data
 from ddpdiag.model import Severity
 from ddpdiag.probes.doors import Knock
 from ddpdiag.probes.sockets import Reach, Reached
@@ -103,23 +103,23 @@ def test_an_ephemeral_port_is_worth_a_word_on_several_hosts_only():
 
 
 def test_what_cannot_be_used_is_known_to_other_checks():
-    assert rdz005.usable(seen_of(CHECK, {0: OPEN, 1: OPEN}, ranks_per_node=1))
-    assert not rdz005.usable(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
-    assert rdz005.usable(seen_of(CHECK, {}, size=2))
+    assert master_port.usable(seen_of(CHECK, {0: OPEN, 1: OPEN}, ranks_per_node=1))
+    assert not master_port.usable(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
+    assert master_port.usable(seen_of(CHECK, {}, size=2))
 
 
 def test_one_rank_of_each_host_takes_part_rank_0_first():
     seen = seen_of(CHECK, {}, size=6)
-    (trial,) = rdz005.plan(before_the_first_trial(seen))
+    (trial,) = master_port.plan(before_the_first_trial(seen))
     assert (trial.groups, trial.params) == (((0, 2, 4),), {"agent_store": False})
-    assert rdz005.plan(seen) == ()
+    assert master_port.plan(seen) == ()
 
 
 def test_an_agent_is_known_by_any_rank_that_has_one():
     seen = before_the_first_trial(seen_of(CHECK, {}, size=2))
     arrivals = world_of(2).arrivals
     arrivals = {**arrivals, 1: structs.replace(arrivals[1], agent_store=True)}
-    (trial,) = rdz005.plan(with_arrivals(seen, arrivals))
+    (trial,) = master_port.plan(with_arrivals(seen, arrivals))
     assert trial.params == {"agent_store": True}
 
 
@@ -130,7 +130,7 @@ def test_more_hosts_than_can_be_greeted_are_told_apart():
 
 
 def test_the_slowest_host_stands_in_the_figures():
-    figures = rdz005.figures(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
+    figures = master_port.figures(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
     assert figures == {"master_port.hosts": 1, "master_port.slowest_seconds": 0.001}
 
 

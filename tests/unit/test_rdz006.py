@@ -4,9 +4,9 @@ import pytest
 from msgspec import structs
 from seen import seen_of, world_of
 
-from ddpdiag.checks import rdz006
-from ddpdiag.checks.rdz006 import CHECK
-from ddpdiag.checks.shared_view import Data
+from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
+from ddpdiag.checks.rendezvous.shared_dir.check import CHECK
+from ddpdiag.checks.rendezvous.shared_dir.data import Data
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.mounts import Mount, Space
 from ddpdiag.probes.stores import Store
@@ -104,27 +104,27 @@ def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age(golden):
 
 
 def test_without_a_directory_there_is_no_ground():
-    assert rdz006.ground(world_of(2, options=SHARED)) is None
-    assert "--shared-dir" in (rdz006.ground(world_of(2)) or "")
+    assert shared_dir.ground(world_of(2, options=SHARED)) is None
+    assert "--shared-dir" in (shared_dir.ground(world_of(2)) or "")
 
 
 def test_one_rank_of_each_host_takes_part_as_far_as_64_hosts():
     run = seen_of(CHECK, {}, size=200, ranks_per_node=2, options=SHARED)
     before = type(run)(run.world, run.check, structs.replace(run.recording, trials=()))
-    (trial,) = rdz006.plan(before)
+    (trial,) = shared_dir.plan(before)
     assert trial.groups == (tuple(range(0, 128, 2)),)
     run = seen_of(CHECK, {0: host()}, size=200, ranks_per_node=2, options=SHARED)
     assert [finding.code for finding in CHECK.judge(run)] == ["RDZ006.partly"]
 
 
 def test_what_cannot_be_used_is_known_to_other_checks():
-    assert rdz006.usable(seen(host(), host()))
-    assert not rdz006.usable(seen(host(), host(error="EROFS")))
-    assert not rdz006.usable(seen(host(), statuses={1: Status.HUNG}))
+    assert shared_dir.usable(seen(host(), host()))
+    assert not shared_dir.usable(seen(host(), host(error="EROFS")))
+    assert not shared_dir.usable(seen(host(), statuses={1: Status.HUNG}))
 
 
 def test_the_directory_stands_in_the_figures():
-    assert rdz006.figures(seen(host(), host(seconds=0.5))) == {
+    assert shared_dir.figures(seen(host(), host(seconds=0.5))) == {
         "shared_directory.filesystem": "nfs4",
         "shared_directory.free_bytes": 1 << 40,
         "shared_directory.visible_seconds": 0.5,

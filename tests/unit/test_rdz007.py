@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from meshes import meshed
 from seen import world_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import rdz007
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.rendezvous import clocks as rdz007
 from ddpdiag.model import Finding, Options, Recording, Severity
 from ddpdiag.model.recording import Header
 

@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 from seen import seen_of, together, with_arrivals, world_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import col001, rdz001, rdz002, rdz005, rdz006
-from ddpdiag.checks.shared_view import Data as Directory
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.rendezvous import coordinator_name, master_port
+from ddpdiag.checks.rendezvous import methods as rdz001
+from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
+from ddpdiag.checks.rendezvous.shared_dir.data import Data as Directory
 from ddpdiag.codec import encode
 from ddpdiag.model import Depth, Finding, Options, Outcome, Severity, Status, Trial
 from ddpdiag.stats import Samples
@@ -18,8 +21,8 @@ def timing(seconds: float) -> Samples:
     return Samples(min=seconds, median=seconds, p95=seconds, count=8)
 
 
-def reduced(wrong: int = 0, seconds: float = 1e-3, ranks: int = 2) -> col001.Data:
-    return col001.Data("gloo", ranks, 4, timing(1e-4), 1 << 20, timing(seconds), wrong)
+def reduced(wrong: int = 0, seconds: float = 1e-3, ranks: int = 2) -> all_reduce.Data:
+    return all_reduce.Data("gloo", ranks, 4, timing(1e-4), 1 << 20, timing(seconds), wrong)
 
 
 def codes(findings: list[Finding]) -> list[str]:
@@ -28,28 +31,31 @@ def codes(findings: list[Finding]) -> list[str]:
 
 @given(st.integers(2, 10_000), st.floats(1e-6, 100), st.integers(1, 1 << 40))
 def test_busbw_is_as_nccl_tests_defines_it(ranks: int, seconds: float, size: int) -> None:
-    assert col001.busbw(size, seconds, ranks) == pytest.approx(size / seconds * 2 * (ranks - 1) / ranks)
+    assert all_reduce.busbw(size, seconds, ranks) == pytest.approx(size / seconds * 2 * (ranks - 1) / ranks)
 
 
 def test_right_values_are_silent() -> None:
-    assert list(col001.judge(seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"}))) == []
+    assert (
+        list(all_reduce.judge(seen_of(all_reduce.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"})))
+        == []
+    )
 
 
 def test_wrong_values_everywhere_blame_nobody(golden) -> None:
-    seen = seen_of(col001.CHECK, {rank: reduced(wrong=7) for rank in range(4)}, params={"backend": "gloo"})
-    (finding,) = col001.judge(seen)
+    seen = seen_of(all_reduce.CHECK, {rank: reduced(wrong=7) for rank in range(4)}, params={"backend": "gloo"})
+    (finding,) = all_reduce.judge(seen)
     assert (finding.code, finding.ranks) == ("COL001.wrong", ())
     golden(finding)
 
 
-def spoilt(*, wrong_from: tuple[int, ...] = (), off_by: int | None = None, ranks: int = 4) -> col001.Data:
+def spoilt(*, wrong_from: tuple[int, ...] = (), off_by: int | None = None, ranks: int = 4) -> all_reduce.Data:
     """A rank whose sum is wrong, and which heard these ranks' broadcasts wrong."""
     return structs.replace(reduced(7, ranks=ranks), senders=ranks, wrong_from=wrong_from, off_by=off_by)
 
 
 def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host(golden) -> None:
     rows = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
-    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
     assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
     assert finding.evidence["wrong_from"] == ["ranks 0-1,3: wrong from rank 2"]
     golden(finding)
@@ -57,7 +63,7 @@ def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host(golden) -
 
 def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
     rows = {0: spoilt(wrong_from=(1,), ranks=2), 1: spoilt(ranks=2)}
-    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
     assert (finding.ranks, finding.nodes, finding.links) == ((), (), ("rank 1 -> rank 0",))
 
 
@@ -68,18 +74,18 @@ def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
 )
 def test_only_a_sum_that_is_off_by_one_ranks_part_says_whose(golden, offs: list[int | None]) -> None:
     rows = {rank: spoilt(off_by=off) for rank, off in enumerate(offs)}
-    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
     assert (finding.code, finding.ranks) == ("COL001.wrong", ())
     golden(finding)
 
 
-def in_pairs(bad: int, rows: dict[int, col001.Data]) -> Seen[col001.Data]:
+def in_pairs(bad: int, rows: dict[int, all_reduce.Data]) -> Seen[all_reduce.Data]:
     """The same ranks, after they summed in pairs as long as that was planned; pairs with `bad` are wrong."""
-    seen = seen_of(col001.CHECK, rows, params={"backend": "gloo"})
-    while planned := col001.plan(seen):
+    seen = seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"})
+    while planned := all_reduce.plan(seen):
         (trial,) = (structs.replace(trial, number=len(seen.trials)) for trial in planned)
         pairs = {rank: reduced(wrong=int(bad in group)) for group in trial.groups for rank in group}
-        own = seen_of(col001.CHECK, pairs, size=len(rows))
+        own = seen_of(all_reduce.CHECK, pairs, size=len(rows))
         outcomes = tuple(structs.replace(outcome, trial=trial.number) for outcome in own.outcomes)
         done = (*seen.recording.outcomes, *outcomes)
         recording = structs.replace(seen.recording, trials=(*seen.recording.trials, trial), outcomes=done)
@@ -91,17 +97,17 @@ def in_pairs(bad: int, rows: dict[int, col001.Data]) -> Seen[col001.Data]:
 @pytest.mark.parametrize("bad", [0, 2])
 def test_where_broadcasts_are_right_pairs_find_the_rank_that_sums_wrong(ranks: int, bad: int) -> None:
     seen = in_pairs(bad, {rank: spoilt(ranks=ranks) for rank in range(ranks)})
-    (finding,) = col001.judge(seen)
+    (finding,) = all_reduce.judge(seen)
     assert finding.ranks == (bad,)
-    assert len(seen.trials) <= 1 + col001.MAX_ROUNDS
-    assert all(row["busbw_bytes_per_s"] for row in col001.columns(seen).values())
-    assert set(col001.columns(seen)) == set(range(ranks))
+    assert len(seen.trials) <= 1 + all_reduce.MAX_ROUNDS
+    assert all(row["busbw_bytes_per_s"] for row in all_reduce.columns(seen).values())
+    assert set(all_reduce.columns(seen)) == set(range(ranks))
 
 
 def test_a_pair_that_was_not_parted_in_time_is_named_as_a_way() -> None:
     seen = in_pairs(2, {rank: spoilt(ranks=8) for rank in range(8)})
     first = structs.replace(seen.recording, trials=seen.trials[:2])
-    (finding,) = col001.judge(Seen(seen.world, seen.check, first))
+    (finding,) = all_reduce.judge(Seen(seen.world, seen.check, first))
     assert finding.ranks == ()
     assert len(finding.links) == 2
     assert all("rank 2" in link for link in finding.links)
@@ -109,7 +115,7 @@ def test_a_pair_that_was_not_parted_in_time_is_named_as_a_way() -> None:
 
 def test_pairs_that_all_sum_right_blame_nobody(golden) -> None:
     seen = in_pairs(99, {rank: spoilt() for rank in range(4)})
-    (finding,) = col001.judge(seen)
+    (finding,) = all_reduce.judge(seen)
     assert finding.ranks == ()
     golden(finding)
 
@@ -123,36 +129,36 @@ def test_pairs_are_not_tried_where_broadcasts_say_enough_or_all_is_right() -> No
 
 def test_wrong_values_on_one_rank_of_four_blame_it() -> None:
     rows = {rank: reduced(wrong=int(rank == 0)) for rank in range(4)}
-    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
     assert finding.ranks == (0,)
 
 
 def test_wrong_values_on_one_rank_of_two_cannot_be_pinned() -> None:
     rows = {0: reduced(), 1: reduced(wrong=1)}
-    (finding,) = col001.judge(seen_of(col001.CHECK, rows, params={"backend": "gloo"}))
+    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
     assert finding.ranks == ()
 
 
 def test_the_slowest_rank_stands_in_the_figures_and_every_rank_in_its_row() -> None:
-    seen = seen_of(col001.CHECK, {0: reduced(seconds=1e-3), 1: reduced(seconds=2e-3)}, params={"backend": "gloo"})
-    assert col001.figures(seen)["all_reduce.gloo.busbw_bytes_per_s"] == pytest.approx((1 << 20) / 2e-3)
-    assert col001.columns(seen)[0]["busbw_bytes_per_s"] == pytest.approx((1 << 20) / 1e-3)
+    seen = seen_of(all_reduce.CHECK, {0: reduced(seconds=1e-3), 1: reduced(seconds=2e-3)}, params={"backend": "gloo"})
+    assert all_reduce.figures(seen)["all_reduce.gloo.busbw_bytes_per_s"] == pytest.approx((1 << 20) / 2e-3)
+    assert all_reduce.columns(seen)[0]["busbw_bytes_per_s"] == pytest.approx((1 << 20) / 1e-3)
 
 
 def test_gloo_is_tried_before_the_jobs_own_backend() -> None:
-    seen = seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"}, gpus=2)
-    (trial,) = col001.plan(seen)
+    seen = seen_of(all_reduce.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"}, gpus=2)
+    (trial,) = all_reduce.plan(seen)
     assert trial.params["backend"] == "nccl"
 
 
 def test_without_gpus_gloo_is_all() -> None:
-    assert col001.plan(seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"})) == ()
+    assert all_reduce.plan(seen_of(all_reduce.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"})) == ()
 
 
 def test_a_collective_has_no_ground_for_one_rank_or_for_nccl_without_gpus(golden) -> None:
     nccl = Options(backend="nccl")
-    assert col001.ground(world_of(2)) is col001.ground(world_of(2, gpus=1, options=nccl)) is None
-    golden(col001.ground(world_of(1)), col001.ground(world_of(2, options=nccl)))
+    assert all_reduce.ground(world_of(2)) is all_reduce.ground(world_of(2, gpus=1, options=nccl)) is None
+    golden(all_reduce.ground(world_of(1)), all_reduce.ground(world_of(2, options=nccl)))
 
 
 @pytest.mark.parametrize(
@@ -160,28 +166,28 @@ def test_a_collective_has_no_ground_for_one_rank_or_for_nccl_without_gpus(golden
     [(1e-3, 10.0, (2, 8)), (1.0, 10.0, (1, 4)), (2.0, 10.0, (1, 1)), (8.0, 7.0, (0, 1)), (1.0, -1.0, (0, 1))],
 )
 def test_a_slow_all_reduce_is_called_less_often(call_seconds: float, left_seconds: float, calls: object) -> None:
-    assert col001.affordable(2, 8, call_seconds, left_seconds) == calls
+    assert all_reduce.affordable(2, 8, call_seconds, left_seconds) == calls
 
 
 def test_deadlines_grow_with_the_group_unless_given() -> None:
     def deadline(size: int, **options: object) -> float:
         options_ = Options(**options)  # type: ignore[arg-type]
-        return seen_of(col001.CHECK, {}, size=size, options=options_).trials[0].deadline_seconds
+        return seen_of(all_reduce.CHECK, {}, size=size, options=options_).trials[0].deadline_seconds
 
-    assert deadline(128) == pytest.approx(col001.CHECK.deadline + 128 * 0.15)
+    assert deadline(128) == pytest.approx(all_reduce.CHECK.deadline + 128 * 0.15)
     assert deadline(128, settings={"COL001.deadline_seconds": "7"}) == 7
-    assert seen_of(rdz002.CHECK, {}, size=128).trials[0].deadline_seconds == rdz002.CHECK.deadline
+    assert seen_of(coordinator_name.CHECK, {}, size=128).trials[0].deadline_seconds == coordinator_name.CHECK.deadline
 
 
 def test_the_jobs_own_backend_decides_whether_a_check_is_ready() -> None:
     failed = {1: Status.DIED}
-    assert seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}).hindrance
-    assert not seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}, gpus=2).hindrance
-    assert seen_of(col001.CHECK, {0: reduced()}, statuses=failed, params={"backend": "nccl"}, gpus=2).hindrance
+    assert seen_of(all_reduce.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}).hindrance
+    assert not seen_of(all_reduce.CHECK, {0: reduced()}, statuses=failed, params={"backend": "gloo"}, gpus=2).hindrance
+    assert seen_of(all_reduce.CHECK, {0: reduced()}, statuses=failed, params={"backend": "nccl"}, gpus=2).hindrance
 
 
 def test_every_depth_has_its_size() -> None:
-    assert set(col001.LARGE_BYTES) == set(Depth)
+    assert set(all_reduce.LARGE_BYTES) == set(Depth)
 
 
 def met(method: str, statuses: dict[int, Status] | None = None, **world: object) -> Seen[rdz001.Data]:
@@ -227,15 +233,17 @@ def test_a_file_needs_a_shared_directory_on_several_hosts() -> None:
 
 def test_a_directory_that_is_no_good_is_another_checks_finding_and_is_not_tried() -> None:
     full = Directory(directory="/shared", error="ENOSPC")
-    directory = seen_of(rdz006.CHECK, {0: Directory(directory="/shared"), 1: full}, ranks_per_node=1, options=SHARED)
+    directory = seen_of(
+        shared_dir.CHECK, {0: Directory(directory="/shared"), 1: full}, ranks_per_node=1, options=SHARED
+    )
     seen = together(unmet(ranks_per_node=1, options=SHARED), directory)
     assert methods(seen) == ["tcp", "env"]
     assert list(rdz001.judge(seen)) == []
 
 
 def test_a_master_port_that_is_no_good_is_another_checks_finding_and_is_not_tried() -> None:
-    taken = rdz005.Data(name="n0", port=29500, error="EADDRINUSE")
-    port = seen_of(rdz005.CHECK, {0: taken}, size=2, ranks_per_node=1, params={"agent_store": False})
+    taken = master_port.Data(name="n0", port=29500, error="EADDRINUSE")
+    port = seen_of(master_port.CHECK, {0: taken}, size=2, ranks_per_node=1, params={"agent_store": False})
     assert methods(together(unmet(ranks_per_node=1), port)) == ["tcp"]
 
 
@@ -258,7 +266,7 @@ def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_w
         return seen_of(rdz001.CHECK, rows, statuses=statuses, params=params, size=2, gpus=2)
 
     tried = together(over_gloo("tcp"), over_gloo("env", {1: Status.RAISED}))
-    nccl = seen_of(col001.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "nccl"}, gpus=2)
+    nccl = seen_of(all_reduce.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "nccl"}, gpus=2)
     (finding,) = rdz001.judge(tried)
     assert finding.severity is Severity.ERROR
     (finding,) = rdz001.judge(together(tried, nccl))
@@ -268,63 +276,71 @@ def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_w
 
 def named(
     addresses: tuple[str, ...] | None = ("10.0.0.1",), own: tuple[str, ...] = ("10.0.0.2",), **more: object
-) -> rdz002.Data:
+) -> coordinator_name.Data:
     values = {"name": "n0", "seconds": 0.01, "own_name": "n1", "interface": None} | more
-    return rdz002.Data(addresses=addresses, own_addresses=own, **values)  # type: ignore[arg-type]
+    return coordinator_name.Data(addresses=addresses, own_addresses=own, **values)  # type: ignore[arg-type]
 
 
 def test_good_names_are_silent() -> None:
-    assert list(rdz002.judge(seen_of(rdz002.CHECK, {0: named(), 1: named()}, ranks_per_node=1))) == []
+    assert (
+        list(coordinator_name.judge(seen_of(coordinator_name.CHECK, {0: named(), 1: named()}, ranks_per_node=1))) == []
+    )
 
 
 def test_an_unknown_coordinator_is_named_with_the_host_that_does_not_know_it() -> None:
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, {0: named(), 1: named(addresses=())}, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(
+        seen_of(coordinator_name.CHECK, {0: named(), 1: named(addresses=())}, ranks_per_node=1)
+    )
     assert (finding.code, finding.nodes) == ("RDZ002.unknown", ("n1",))
 
 
 def test_loopback_matters_on_several_hosts_only() -> None:
     rows = {0: named(addresses=("127.0.1.1",)), 1: named()}
-    assert codes(list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1)))) == ["RDZ002.loopback"]
-    assert list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=2))) == []
+    assert codes(list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1)))) == [
+        "RDZ002.loopback"
+    ]
+    assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=2))) == []
 
 
 def test_gloo_offering_loopback_is_an_error_unless_an_interface_is_named() -> None:
     rows = {0: named(), 1: named(own=("127.0.1.1",))}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.own", Severity.ERROR, ("n1",))
     rows = {0: named(), 1: named(own=("127.0.1.1",), interface="eth0")}
-    assert list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))) == []
+    assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))) == []
 
 
 def test_gloo_takes_the_first_address_even_if_a_better_one_follows() -> None:
     rows = {0: named(), 1: named(own=("127.0.1.1", "10.0.0.2")), 2: named(own=("10.0.0.3", "127.0.1.1"))}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.nodes) == ("RDZ002.own", ("n1",))
 
 
 def test_a_slow_look_up_is_a_warning() -> None:
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, {0: named(seconds=3.0), 1: named()}, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(
+        seen_of(coordinator_name.CHECK, {0: named(seconds=3.0), 1: named()}, ranks_per_node=1)
+    )
     assert (finding.code, finding.severity) == ("RDZ002.slow", Severity.WARNING)
 
 
 def test_a_resolver_that_never_answers_is_an_error_and_no_unknown_name(golden) -> None:
     rows = {0: named(), 1: named(addresses=None, seconds=12.0)}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.slow", Severity.ERROR, ("n1",))
     golden(finding)
 
 
 def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_met() -> None:
-    seen = seen_of(rdz002.CHECK, {0: named(addresses=("127.0.1.1",)), 1: named()}, ranks_per_node=1)
-    (finding,) = rdz002.judge(together(seen, met("tcp", ranks_per_node=1)))
+    seen = seen_of(coordinator_name.CHECK, {0: named(addresses=("127.0.1.1",)), 1: named()}, ranks_per_node=1)
+    (finding,) = coordinator_name.judge(together(seen, met("tcp", ranks_per_node=1)))
     assert (finding.code, finding.severity) == ("RDZ002.loopback", Severity.WARNING)
-    (finding,) = rdz002.judge(together(seen, met("tcp", {1: Status.HUNG}, ranks_per_node=1)))
+    (finding,) = coordinator_name.judge(together(seen, met("tcp", {1: Status.HUNG}, ranks_per_node=1)))
     assert finding.severity is Severity.ERROR
 
 
 def test_a_slow_reverse_look_up_is_a_warning_that_names_the_host(golden) -> None:
     rows = {0: named(), 1: named(reverse_seconds=6.1), 2: named(reverse_seconds=None)}
-    slow, silent = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    slow, silent = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (slow.code, slow.severity, slow.nodes) == ("RDZ002.reverse", Severity.WARNING, ("n1",))
     assert (silent.code, silent.nodes) == ("RDZ002.reverse", ("n2",))
     golden(slow, silent)
@@ -336,7 +352,7 @@ def test_a_host_without_an_address_of_the_coordinators_family_is_named(golden) -
         1: named(("fd00::1",), families=("IPv4",)),
         2: named(("fd00::1",), families=("IPv6",)),
     }
-    (finding, _) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding, _) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.family", Severity.ERROR, ("n1",))
     golden(finding)
 
@@ -344,39 +360,46 @@ def test_a_host_without_an_address_of_the_coordinators_family_is_named(golden) -
 def test_hosts_with_no_family_in_common_cannot_connect_and_the_odd_one_is_named() -> None:
     only = [("IPv4",), ("IPv4",), ("IPv4",), ("IPv6",)]
     rows = {rank: named(("10.0.0.1", "fd00::1"), families=families) for rank, families in enumerate(only)}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.nodes) == ("RDZ002.family", ("n3",))
     rows = {0: rows[0], 1: rows[3]}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert finding.nodes == ()
 
 
 def test_hosts_that_share_a_family_are_silent_about_the_other() -> None:
     rows = {0: named(families=("IPv4",)), 1: named(families=("IPv4", "IPv6")), 2: named(families=())}
-    assert list(rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))) == []
+    assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))) == []
 
 
 def test_the_host_with_another_address_is_the_odd_one_out(golden) -> None:
     rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(("10.0.0.1",)), 2: named(("192.168.7.1",))}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.differs", Severity.WARNING, ("n2",))
     golden(finding)
 
 
 def test_of_two_hosts_that_differ_neither_is_blamed() -> None:
     rows = {0: named(("10.0.0.1",)), 1: named(("10.0.0.9",))}
-    (finding,) = rdz002.judge(seen_of(rdz002.CHECK, rows, ranks_per_node=1))
+    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
     assert (finding.code, finding.nodes) == ("RDZ002.differs", ())
 
 
 def test_the_coordinators_addresses_are_among_the_measurements() -> None:
     rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(()), 2: named(None)}
-    assert rdz002.figures(seen_of(rdz002.CHECK, rows, ranks_per_node=1)) == {
+    assert coordinator_name.figures(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1)) == {
         "coordinator.n0": "10.0.0.1, fe80::1",
         "coordinator.n1": "unknown",
         "coordinator.n2": None,
     }
-    assert len(rdz002.figures(seen_of(rdz002.CHECK, dict.fromkeys(range(99), named()), ranks_per_node=1))) == 64
+    assert (
+        len(
+            coordinator_name.figures(
+                seen_of(coordinator_name.CHECK, dict.fromkeys(range(99), named()), ranks_per_node=1)
+            )
+        )
+        == 64
+    )
 
 
 def test_stores_of_ones_own_and_mpi_are_tried_in_more_than_a_quick_check() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec import structs
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine

@@ -4,17 +4,19 @@ import pytest
 from msgspec import Raw, structs
 from seen import seen_of, with_arrivals, with_events
 
-from ddpdiag.check import Check, Seen
-from ddpdiag.checks import run001, run002, run003, run004, run005
+from ddpdiag.checks.api import Check, Seen
+from ddpdiag.checks.run import budget as run004
+from ddpdiag.checks.run import joined, stayed, survivors
+from ddpdiag.checks.run.trials import check as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
 from ddpdiag.stats import Samples
 
 STEADY = Samples(min=1.0, median=1.0, p95=1.0, count=1)
 
 
-def run_of(*outcomes: Outcome, size: int = 4) -> Seen[run001.Nothing]:
+def run_of(*outcomes: Outcome, size: int = 4) -> Seen[joined.Nothing]:
     """A trial of COL001 over `size` ranks that ended like this."""
-    seen = seen_of(run003.CHECK, dict.fromkeys(range(size), run001.Nothing()))
+    seen = seen_of(run003.CHECK, dict.fromkeys(range(size), joined.Nothing()))
     trial = structs.replace(seen.trials[0], code="COL001", groups=(tuple(range(size)),), params={"backend": "gloo"})
     recording = structs.replace(seen.recording, trials=(trial,), outcomes=outcomes)
     return Seen(seen.world, seen.check, recording)
@@ -24,7 +26,7 @@ def outcome(rank: int, status: Status, **more: object) -> Outcome:
     return Outcome(trial=0, code="COL001", rank=rank, status=status, **more)  # type: ignore[arg-type]
 
 
-def judge_as(check: Check[run001.Nothing], seen: Seen[run001.Nothing]) -> list[Finding]:
+def judge_as(check: Check[joined.Nothing], seen: Seen[joined.Nothing]) -> list[Finding]:
     return list(check.judge(Seen(seen.world, check, seen.recording)))
 
 
@@ -35,17 +37,17 @@ def only(findings: list[Finding]) -> Finding:
 
 def test_a_clean_run_is_silent() -> None:
     seen = run_of(*(outcome(rank, Status.DONE, data=Raw(b"{}")) for rank in range(4)))
-    for check in (run001.CHECK, run002.CHECK, run003.CHECK, run004.CHECK, run005.CHECK):
+    for check in (joined.CHECK, stayed.CHECK, run003.CHECK, run004.CHECK, survivors.CHECK):
         assert list(check.judge(seen)) == []
 
 
-def absent_in(seen: Seen[run001.Nothing], *ranks: int, layout: tuple[str, ...] = (), **more: object) -> Finding:
+def absent_in(seen: Seen[joined.Nothing], *ranks: int, layout: tuple[str, ...] = (), **more: object) -> Finding:
     """RUN001's finding for ranks that never came."""
     arrivals = {rank: arrival for rank, arrival in seen.world.arrivals.items() if rank not in ranks}
     events = [Event(kind=EventKind.ABSENT, rank=rank, seconds=15.0, **more) for rank in ranks]  # type: ignore[arg-type]
     seen = with_events(with_arrivals(seen, arrivals), *events)
     header = structs.replace(seen.recording.header, layout=layout)
-    return only(judge_as(run001.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header))))
+    return only(judge_as(joined.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header))))
 
 
 @pytest.mark.parametrize(
@@ -92,11 +94,11 @@ def lost(*ranks: int, seconds: float = 8.0, **more: object) -> list[Event]:
     return [Event(kind=EventKind.LOST, rank=rank, seconds=seconds, detail="x", **more) for rank in ranks]  # type: ignore[arg-type]
 
 
-def losses(seen: Seen[run001.Nothing], *events: Event, writer: int = 0) -> list[Finding]:
+def losses(seen: Seen[joined.Nothing], *events: Event, writer: int = 0) -> list[Finding]:
     """RUN002's findings, as the host of rank `writer` sees them."""
     seen = with_events(seen, *events)
     header = structs.replace(seen.recording.header, writer=writer)
-    return judge_as(run002.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header)))
+    return judge_as(stayed.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header)))
 
 
 def test_a_lost_rank_is_blamed_on_its_host() -> None:
@@ -197,7 +199,7 @@ def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) ->
 def test_a_bystanders_process_that_survives_is_told_as_well(golden) -> None:
     process = ProcessState(pid=78, state="D", survived=True)
     seen = run_of(outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=process))
-    finding = only(judge_as(run005.CHECK, seen))
+    finding = only(judge_as(survivors.CHECK, seen))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN005.survived", (1,), ("n0",))
     golden(finding)
 

@@ -2,7 +2,8 @@
 
 from seen import seen_of, together
 
-from ddpdiag.checks import lch002, lch003
+from ddpdiag.checks.launch import variables as lch002
+from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.judgement.settings import MOST_RANKS, MOST_VALUES, settings_of
 from ddpdiag.model.setting import Value
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import convert, structs
 from typer.testing import CliRunner
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.app import app
 from ddpdiag.cli.edge import guarded
 from ddpdiag.errors import UsageError

@@ -6,8 +6,8 @@ import pytest
 from msgspec import Raw, structs
 from test_simulate import QUIET, fleet, names, simulated
 
-from ddpdiag.checks import all_checks
-from ddpdiag.checks.fab_view import Data
+from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Finding, Skip

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import arrival_of
 
-from ddpdiag.checks import all_checks
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode, encode_line
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds

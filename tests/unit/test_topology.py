@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 from seen import arrival_of
 
+from ddpdiag.checks.world import World
 from ddpdiag.cli.check import _topology
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.errors import UsageError
@@ -11,7 +12,6 @@ from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
 from ddpdiag.runtime.launchers import Launch
 from ddpdiag.runtime.slurm import leaf_of
-from ddpdiag.world import World
 
 
 def read(tmp_path, text: str) -> dict[str, str]:

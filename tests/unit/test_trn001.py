@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of
 
-from ddpdiag.checks.trn001 import CHECK, Data, Training
+from ddpdiag.checks.training.mnist import CHECK, Data, Training
 from ddpdiag.model import Depth, Finding, Options, Severity, Status
 
 GOOD = Training(

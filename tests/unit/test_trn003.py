@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of
 
-from ddpdiag.check import Seen
-from ddpdiag.checks import trn003
-from ddpdiag.checks.stragglers import Limits, Why, slow_ways, stragglers
-from ddpdiag.checks.trn003 import Data
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.training.ddp_step.check import Data
+from ddpdiag.checks.training.ddp_step.stragglers import Limits, Why, slow_ways, stragglers
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.steps import Proof, Steps, Window
 
@@ -40,8 +40,8 @@ def proofs(ranks: int) -> dict[int, Proof]:
 
 def judged(rows: dict[int, Proof], **options: object) -> list[Finding]:
     data = {rank: Data(proof=proof) for rank, proof in rows.items()}
-    seen: Seen[Data] = seen_of(trn003.CHECK, data, options=Options(**options))  # type: ignore[arg-type]
-    return list(trn003.judge(seen))
+    seen: Seen[Data] = seen_of(ddp_step.CHECK, data, options=Options(**options))  # type: ignore[arg-type]
+    return list(ddp_step.judge(seen))
 
 
 def off(sketch: tuple[float, ...], by: float = 0.5) -> tuple[float, ...]:
@@ -237,13 +237,13 @@ def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ran
 
 def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: {"data": 4e-3}}).items()}
-    seen: Seen[Data] = seen_of(trn003.CHECK, rows)
-    (found,) = trn003.judge(seen)
+    seen: Seen[Data] = seen_of(ddp_step.CHECK, rows)
+    (found,) = ddp_step.judge(seen)
     assert (found.code, found.ranks, found.severity) == ("TRN003.straggler", (2,), Severity.WARNING)
     assert found.evidence["class"] == "data"
     golden(found)
-    assert set(trn003.columns(seen)[2]) == {"work_seconds", "wait_seconds"}
-    assert trn003.figures(seen)["step.overlap_share"] == 0.5
+    assert set(ddp_step.columns(seen)[2]) == {"work_seconds", "wait_seconds"}
+    assert ddp_step.figures(seen)["step.overlap_share"] == 0.5
 
 
 # Found by reviewers ---------------------------------------------------------------------------------------------------

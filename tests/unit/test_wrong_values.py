@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.wrong_values import guilt, suspects
-from ddpdiag.fabric.matching import round_robin
+from ddpdiag.checks.collective.all_reduce.wrong_values import guilt, suspects
+from ddpdiag.checks.fabric.search.matching import round_robin
 
 
 def heard(ranks, *wrong):

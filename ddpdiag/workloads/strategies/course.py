@@ -10,7 +10,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.lesson import Lesson

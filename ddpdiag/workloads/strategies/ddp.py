@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained
 from ddpdiag.workloads.strategies.lesson import Lesson

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained

@@ -2,7 +2,7 @@
 
 from torch.nn.functional import cross_entropy
 
-from ddpdiag.check import Context
+from ddpdiag.model.context import Context
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.strategies.course import Course, Trained

@@ -75,7 +75,6 @@ FAULTS = {
         blame=Blame(nodes={"h1"}),
         before=lambda network: network[1].resolve("h1", None),
         options=("--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
-        deep=False,
     ),
     "reverse_lookup_is_slow": Fault(
         about="The name server says nothing, and one host knows rank 0 by its address alone (R7): each connection "
@@ -132,7 +131,6 @@ FAULTS = {
         blame=Blame(nodes={"h0"}),
         before=lambda network: network[0].hold_port(29500, ["train.py", "--other-job"]),
         options=("--set", "RDZ001.deadline_seconds=6"),
-        deep=False,
     ),
     "shared_directory_is_full": Fault(
         about="What one host sees in the place of the shared directory has no room left (C3).",

@@ -1,0 +1,355 @@
+"""What a check is made of: a documented question, a plan, a measurement, a judgement.
+
+`plan` and `judge` are pure functions of what was seen: no clock, no environment, no randomness. `measure` alone touches
+the world, inside a worker that may die.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
+
+from ddpdiag.checks.world import World
+from ddpdiag.codec import decode
+from ddpdiag.model import (
+    Depth,
+    Finding,
+    Kind,
+    Matrix,
+    Options,
+    Outcome,
+    Place,
+    Recording,
+    Scalar,
+    Severity,
+    Status,
+    Trial,
+    Verdict,
+)
+from ddpdiag.model.context import Context
+from ddpdiag.model.trial import NOTHING
+
+D = TypeVar("D")
+E = TypeVar("E")
+
+
+class Stage(Enum):
+    """The stages, in the order in which they run."""
+
+    LAUNCH = "launch"
+    HOST = "host"
+    GPU = "gpu"
+    RENDEZVOUS = "rendezvous"
+    COLLECTIVE = "collective"
+    P2P = "p2p"
+    FABRIC = "fabric"
+    TRAINING = "training"
+    RUN = "run"  # not run by itself: what happened to our own run
+
+
+class Scope(Enum):
+    """Who takes part: every rank alone, one rank of each host alone, all ranks together and none may be missing, or
+    those that are left, together."""
+
+    RANK = "rank"
+    NODE = "node"
+    WORLD = "world"
+    LIVING = "living"
+
+
+class Row(NamedTuple, Generic[D]):
+    """One rank's answer in one trial."""
+
+    place: Place
+    data: D
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Seen(Generic[D]):
+    """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
+
+    `left_seconds` is what the budget leaves for trials, which a plan may heed and no judgement does.
+    """
+
+    world: World
+    check: "Check[D]"
+    recording: Recording
+    left_seconds: float = math.inf
+
+    @cached_property
+    def memo(self) -> dict[str, object]:
+        """What a check has already worked out from this, under names of its own: its parts are asked one by one."""
+        return {}
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """This check's trials so far, in order."""
+        return tuple(trial for trial in self.recording.trials if trial.code == self.check.code)
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """This check's outcomes so far, by trial and rank."""
+        return tuple(outcome for outcome in self.recording.outcomes if outcome.code == self.check.code)
+
+    @cached_property
+    def rows(self) -> tuple[Row[D], ...]:
+        """Answers of the ranks on which a trial was done."""
+        trials = {trial.number: trial for trial in self.trials}
+        places = self.world.places
+        return tuple(
+            Row(places[o.rank], decode(o.data, self.check.data), trials[o.trial])
+            for o in self.outcomes
+            if o.status is Status.DONE and o.rank in places and o.trial in trials
+        )
+
+    @cached_property
+    def rows_so_far(self) -> tuple[Row[D], ...]:
+        """As `rows`, and what ranks had handed over whose trial was cut short."""
+        trials = {trial.number: trial for trial in self.trials}
+        places = self.world.places
+        answers = ((o, o.data if o.status is Status.DONE else o.so_far) for o in self.outcomes)
+        return tuple(
+            Row(places[o.rank], decode(data, self.check.data), trials[o.trial])
+            for o, data in answers
+            if bytes(data) != bytes(NOTHING) and o.rank in places and o.trial in trials
+        )
+
+    @cached_property
+    def by_rank(self) -> dict[int, D]:
+        """Each rank's last answer."""
+        return {row.place.rank: row.data for row in self.rows}
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.world.options
+
+    def of(self, other: "Check[E]") -> "Seen[E]":
+        """The same run as another check sees it."""
+        return Seen(self.world, other, self.recording)
+
+    def went_well(self, trial: Trial) -> bool:
+        """Was this trial done on every rank that took part?"""
+        return all(o.status is Status.DONE for o in self.outcomes if o.trial == trial.number) and any(
+            o.trial == trial.number for o in self.outcomes
+        )
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why a check that needs this one cannot run, or None. What other backends than the job's own did is none."""
+        if self.check.hindrance is not None:
+            return self.check.hindrance(self)
+        if all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial)):
+            return None
+        return f"{self.check.code} ({self.check.name}) did not go well"
+
+    def is_beside(self, trial: Trial) -> bool:
+        """Was this trial run over another backend than the one that the job takes, and that nobody asked for?"""
+        backend = trial.params.get("backend", self.world.backend)
+        named = self.options.bench.backends if self.options.bench is not None else ()
+        return backend != self.world.backend and backend not in named
+
+    def is_excused(self, trial: Trial) -> bool:
+        """Does a failure of this trial not concern the job? It went another way, and the job's own one works."""
+        return self.is_beside(trial) and self.own_backend_works
+
+    @cached_property
+    def own_backend_works(self) -> bool:
+        """Was there a trial of any check over the job's own backend, and did all of them go well?"""
+        own = {
+            t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
+        }
+        statuses = {o.status for o in self.recording.outcomes if o.trial in own}
+        return statuses == {Status.DONE}
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """The threshold `name` of this check: `--set CODE.name=value`, or `default`, or the check's own."""
+        usual = self.check.thresholds[name] if default is None else default
+        return float(self.options.settings.get(f"{self.check.code}.{name}", usual))
+
+    def finding(
+        self,
+        word: str,
+        severity: Severity,
+        title: str,
+        message: str,
+        *,
+        ranks: Sequence[int] = (),
+        nodes: Sequence[str] | None = None,
+        gpus: Sequence[str] = (),
+        links: Sequence[str] = (),
+        evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
+        remedy: str = "",
+        env: Mapping[str, str | None] | None = None,
+        of_the_run: bool = False,
+    ) -> Finding:
+        """A finding of this check, `CODE.word`; `nodes` are those of the ranks unless given."""
+        return Finding(
+            code=f"{self.check.code}.{word}",
+            severity=severity,
+            title=title,
+            message=message,
+            ranks=tuple(ranks),
+            nodes=tuple(nodes) if nodes is not None else self.world.nodes_of(ranks),
+            gpus=tuple(gpus),
+            links=tuple(links),
+            evidence=dict(evidence or {}),
+            remedy=remedy,
+            env=dict(env or {}),
+            of_the_run=of_the_run,
+        )
+
+
+def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
+    """The groups in which the living ranks take part in a trial of that scope."""
+    living = world.living
+    match scope:
+        case Scope.WORLD | Scope.LIVING:
+            return (living,) if living else ()
+        case Scope.RANK:
+            return tuple((rank,) for rank in living)
+        case Scope.NODE:
+            alive = set(living)
+            leaders = (next((r for r in ranks if r in alive), None) for ranks in world.hosts.values())
+            return tuple((rank,) for rank in leaders if rank is not None)
+
+
+def once(seen: Seen[D]) -> Sequence[Trial]:
+    """The plan of most checks: one trial, everybody in scope."""
+    return () if seen.trials else (new_trial(seen),)
+
+
+# gloo connects every rank with every other: 128 ranks on 2 cores took 17 s (measured, torch 2.13), 0.13 s each.
+PER_RANK_SECONDS = 0.15
+
+
+# The start of a rank (supervisor, worker, `import torch` and what training needs of it) is 3 s of a core (measured,
+# torch 2.13): 16 ranks on 2 cores hold each other up for 24 s, and nobody among them hangs. Two ranks on a core are
+# within what the checks' own deadlines allow.
+START_CORE_SECONDS = 3.0
+USUAL_RANKS_PER_CORE = 2.0
+
+
+def crowded_seconds(ranks_per_core: float) -> float:
+    """What any trial may take longer because so many ranks share each core."""
+    return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
+
+
+# NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646).
+FIRST_USE_SECONDS = 60.0
+
+
+def new_trial(
+    seen: Seen[D],
+    *,
+    groups: tuple[tuple[int, ...], ...] | None = None,
+    params: Mapping[str, str | int | float | bool] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    fresh: bool | None = None,
+    attempt: int | None = None,
+    may_fail: bool = False,
+    late_after: float | None = None,
+) -> Trial:
+    """A trial of this check, without its number.
+
+    The deadline grows with the largest group, and where many ranks share a core, unless `--set CODE.deadline_seconds`
+    gives it.
+    """
+    check = seen.check
+    backend = dict(params or {}).get("backend", seen.world.backend)
+    chosen = scope_groups(check.scope, seen.world) if groups is None else groups
+    largest = max(map(len, chosen), default=1)
+    grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
+    grown += crowded_seconds(seen.world.ranks_per_core)
+    return Trial(
+        code=check.code,
+        groups=chosen,
+        kind=check.kind,
+        deadline_seconds=seen.number("deadline_seconds", grown),
+        attempt=len(seen.trials) if attempt is None else attempt,
+        params=dict(params or {}),
+        env=dict(env or {}),
+        fresh=check.fresh if fresh is None else fresh,
+        may_fail=may_fail,
+        late_after=late_after,
+        # gloo starts nothing: it connects within a trial's own deadline.
+        first_use_seconds=FIRST_USE_SECONDS if check.kind is Kind.TORCH and backend != "gloo" else 0.0,
+    )
+
+
+def nothing_planned(seen: Seen[D]) -> Sequence[Trial]:
+    """The plan of a check that only judges what others measured."""
+    return ()
+
+
+def has_ground(world: World) -> str | None:
+    """The ground of checks that always make sense."""
+    return None
+
+
+@dataclass(frozen=True)
+class Check(Generic[D]):
+    """One documented question.
+
+    `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
+    asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
+    left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
+    cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
+    `effect` is the verdict that an error finding leads to.
+    `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
+    `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
+    where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
+    did not go well. A check with `last` looks once more at what the others may have changed, after all of them: it
+    tells the seconds that this takes, which are kept for it. With `first` it also looks before them, in its stage: that
+    is what `first` plans.
+    A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
+    """
+
+    code: str
+    name: str
+    stage: Stage
+    scope: Scope
+    _: KW_ONLY
+    manual: str
+    judge: Callable[[Seen[D]], Iterator[Finding]]
+    data: type[D]
+    measure: Callable[[Context], D] | None = None
+    plan: Callable[[Seen[D]], Sequence[Trial]] = once
+    ground: Callable[[World], str | None] = has_ground
+    columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
+    figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
+    matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
+    moot: Callable[[Seen[D]], str | None] | None = None
+    hindrance: Callable[[Seen[D]], str | None] | None = None
+    last: Callable[[Seen[D]], float] | None = None
+    first: Callable[[Seen[D]], Sequence[Trial]] | None = None
+    needs: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()
+    kind: Kind = Kind.PLAIN
+    deadline: float = 5.0
+    fresh: bool = False
+    optional: bool = False
+    by_name: bool = False
+    effect: Verdict = Verdict.UNFIT
+    depth: Depth = Depth.QUICK
+    settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        """All that `--set` can change, with its defaults: the check's own, and the deadline where it runs trials."""
+        return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
+
+    @property
+    def beforehand(self) -> "Check[D] | None":
+        """What runs of it in its stage: itself, or of one that looks once more at the end its first look, if any."""
+        if self.last is None:
+            return self
+        return replace(self, plan=self.first, first=None, last=None, moot=None) if self.first is not None else None
+
+    @property
+    def title(self) -> str:
+        """First line of the manual page."""
+        return self.manual.strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,1 @@
+"""COL002: the benchmark of collectives."""

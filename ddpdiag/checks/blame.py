@@ -1,0 +1,215 @@
+"""Who stopped a group, from what every rank left behind. Pure.
+
+The rank that complains is seldom the guilty one: survivors of a crash print "Connection closed by peer", and in a hang
+everybody waits.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.collective_traces import in_words, lag, split
+from ddpdiag.errors import AbsentBackend, UnknownBackend
+from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
+from ddpdiag.stats import odd_ones_out
+
+# Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
+ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection was likely closed",
+    "Connection refused",
+    "Broken pipe",
+    "Socket closed",
+    "Connect timeout",
+    "timed out connecting",
+    "Timed out waiting",
+    "wait timeout after",
+    "Wait timeout",
+    "Socket Timeout",
+    "client socket has timed out",
+    "clients joined",
+    "failed to recv, got 0 bytes",
+    "Failed to recv, got 0 bytes",
+    "ncclRemoteError",
+    "remote process exited",
+    # Of two ranks that post different sizes, the one with the smaller buffer complains, whoever is wrong.
+    "data size doesn't match expected size",
+    "Detected mismatch between collectives",
+)
+
+
+# A rank whose last step was announced within this share of the deadline before its end was not stuck.
+_MOVING_SHARE = 0.05
+
+
+class Blame(Struct, frozen=True, kw_only=True):
+    """The guilty ranks and how they failed, with the deciding evidence; no ranks when it cannot decide.
+
+    `sides` tells what the ranks posted under the same number, if that was not the same (their paths through the code
+    differ, or their shapes): an example of each kind with its ranks, the most common one last.
+    """
+
+    status: Status
+    ranks: tuple[int, ...]
+    why: str
+    sides: tuple[tuple[Collective, tuple[int, ...]], ...] = ()
+
+
+def is_echo(outcome: Outcome) -> bool:
+    """Did this rank fail only because another one did?"""
+    if outcome.told:
+        return True
+    if outcome.status is Status.RAISED:
+        return _echoes(outcome.error)
+    # NCCL's watchdog aborts the process of a rank whose peer has gone; any other signal is an end of its own.
+    aborted = "SIGABRT" in outcome.error and _echoes(outcome.detail)
+    return outcome.status is Status.DIED and (aborted or _echoes(outcome.error))
+
+
+def _echoes(text: str) -> bool:
+    return any(echo in text for echo in ECHOES)
+
+
+def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
+    """Ranks that stopped a group; None if nobody failed.
+
+    A rank that never reported explains all others; a crash explains the hangs around it, and so does a failure of its
+    own, and then another collective than most ranks posted under the same number; among the hung, the guilty are the
+    stopped, then those stuck in the kernel, then those short of the step that most ranks reached, then those that
+    posted fewer collectives, then the one that stands elsewhere in the code.
+
+    `cause` says why messages between the ranks do not arrive, if that is known: then where a rank waits proves nothing.
+    """
+    failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+    if not failed:
+        return None
+    for status, why in (
+        (Status.UNHEARD, "nothing was heard of it"),
+        (Status.DIED, "its process ended"),
+        (Status.RAISED, "it failed by itself"),
+    ):
+        guilty = _ranks(o for o in failed if o.status is status and not is_echo(o))
+        if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
+            return Blame(status=status, ranks=(), why="nothing was heard of any of them")
+        if guilty and len(guilty) == len(outcomes) > 1 and _alike(failed):
+            return Blame(status=status, ranks=(), why="all ranks failed alike")
+        if guilty:
+            return Blame(status=status, ranks=guilty, why=why)
+    if mismatch := _mismatch(failed):
+        return mismatch
+    hung = [o for o in failed if o.status is Status.HUNG]
+    if not hung:
+        return Blame(status=failed[0].status, ranks=(), why=cause or "every rank reports that somebody else failed")
+    blame = _among_hung(hung, len(outcomes), cause)
+    died = _ranks(o for o in failed if o.status is Status.DIED)
+    if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
+        return Blame(status=Status.DIED, ranks=died, why="only its process ended, and the others were told to stop")
+    return blame
+
+
+def without_backend(
+    outcomes: Iterable[Outcome], kinds: Collection[type[AbsentBackend]] = (AbsentBackend, UnknownBackend)
+) -> dict[int, str]:
+    """Ranks whose torch does not have the backend, with what was said of it."""
+    names = {kind.__name__ for kind in kinds}
+    said = ((outcome.rank, *outcome.error.partition(": ")) for outcome in outcomes)
+    return {rank: text for rank, name, _, text in said if name in names}
+
+
+def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
+    """Did a hang want time rather than an end? Who is blamed (or anybody, if nobody is) was still going on.
+
+    It had taken a step shortly before; or it used a core, in the import of torch (which may take minutes) or in a trial
+    that the budget gave less time than usual. `patient`: who was given less time than usual may be going on in any
+    case, unless it is stopped, or stuck in the kernel.
+    """
+    if blame.status is not Status.HUNG or blame.sides:
+        return False
+    suspects = [o for o in outcomes if not blame.ranks or o.rank in blame.ranks]
+    return any(goes_on(o, trial, patient=patient) for o in suspects if o.status is Status.HUNG and not o.told)
+
+
+def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
+    """Was this rank at work when its time was over?"""
+    process = outcome.process
+    if process is None or (process.state or "") in "TtD":
+        return False
+    since = process.step_seconds
+    moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
+    waiting = patient and trial.hurried
+    return moving or waiting or (process.busy and (trial.hurried or outcome.at == IMPORT_STEP))
+
+
+def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
+    if members == 1 or (len(hung) == 1 and not cause):
+        own = _ranks(o for o in hung if not o.told)
+        return Blame(status=Status.HUNG, ranks=own, why="only it did not end" if own else "it was told to stop")
+    for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
+        if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
+            return Blame(status=Status.HUNG, ranks=guilty, why=why)
+    if cause:
+        return Blame(status=Status.HUNG, ranks=(), why=cause)
+    if guilty := _short(hung):
+        return Blame(status=Status.HUNG, ranks=guilty, why="it did not reach the step at which the others wait for it")
+    return _unequal(hung)
+
+
+def _alike(failed: Sequence[Outcome]) -> bool:
+    """Did all ranks give the same reason? Then it is none of one rank."""
+    return len({o.error.partition("\n")[0] for o in failed}) == 1
+
+
+def _unequal(hung: Sequence[Outcome]) -> Blame:
+    """Of ranks at one step: who posted fewer collectives, or stands elsewhere in the code."""
+    where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
+    odd = odd_ones_out(where)
+    behind, lacking = lag({o.rank: o.flight for o in hung if o.flight is not None})
+    # Who stands where those ahead wait waits as they do: what was sent to it did not arrive, whoever's fault that is.
+    ahead = {frame for rank, frame in where.items() if rank not in behind}
+    told = _ranks(o for o in hung if o.told)  # earlier than it would have hung by itself
+    guilty = tuple(rank for rank in behind if where.get(rank) not in ahead and rank not in told)
+    if guilty and lacking is not None:
+        why = f"it did not post {in_words(lacking)}, in which the others wait for it"
+        return Blame(status=Status.HUNG, ranks=guilty, why=why)
+    if odd is not None and odd.ranks:
+        return Blame(status=Status.HUNG, ranks=odd.ranks, why="it stands elsewhere in the code than the others")
+    if behind and lacking is not None:
+        why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: what was sent did not arrive"
+        return Blame(status=Status.HUNG, ranks=(), why=why)
+    return Blame(status=Status.HUNG, ranks=(), why="all ranks stand at the same step")
+
+
+def _mismatch(failed: Sequence[Outcome]) -> Blame | None:
+    """Who posted another collective than most did; without a majority it is told, and nobody is blamed."""
+    found = split({o.rank: o.flight for o in failed if o.flight})
+    if found is None:
+        return None
+    usual = in_words(found.sides[-1][0])
+    odd = next((collective for collective, ranks in found.sides if set(ranks) & set(found.odd)), None)
+    why = f"it posted {in_words(odd)}, where most posted {usual}" if odd else "the ranks posted different collectives"
+    status = next(o.status for o in failed if not found.odd or o.rank in found.odd)
+    return Blame(status=status, ranks=found.odd, why=why, sides=found.sides)
+
+
+def front(outcomes: Sequence[Outcome]) -> int:
+    """The step that most ranks had reached; of several, the highest."""
+    counts = Counter(o.step for o in outcomes)
+    return max(counts, key=lambda step: (counts[step], step))
+
+
+def _short(hung: Sequence[Outcome]) -> tuple[int, ...]:
+    reached = front(hung)
+    return _ranks(o for o in hung if o.step < reached)
+
+
+def _where(outcome: Outcome) -> str:
+    """Innermost frame without its line number: waiting ranks differ in lines of a retry loop."""
+    frame = outcome.process.stack[0] if outcome.process else ""
+    return os.path.basename(frame.rpartition(":")[0])
+
+
+def _ranks(outcomes: Iterable[Outcome]) -> tuple[int, ...]:
+    return tuple(sorted(o.rank for o in outcomes))

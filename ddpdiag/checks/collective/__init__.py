@@ -1,0 +1,1 @@
+"""Collectives over the job's backend."""

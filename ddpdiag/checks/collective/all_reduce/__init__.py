@@ -1,0 +1,1 @@
+"""COL001: all-reduce."""

@@ -1,0 +1,318 @@
+"""All-reduce: right values, latency and bandwidth on every rank.
+
+The collective that DDP spends its time in. Every rank contributes integers that depend on its number, so that the sum
+is known exactly: a wrong one means corrupted data (seen with P2P behind an IOMMU) or a rank that was counted twice.
+Then a small message is timed for the latency and a large one for the bandwidth, with each rank's own clock.
+
+Where a sum is wrong, one rank after the other broadcasts what all know. A sender that most of the others hear wrong is
+named, and so is a receiver that hears most of the others wrong; a single way that is wrong is named, and neither of its
+ends, unless one finds its own copy spoilt. If all broadcasts are right, the ranks sum in pairs, and who is in a wrong
+pair each time is named. If the sum is off by exactly one rank's part, the finding says whose.
+
+busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
+ranks. With more ranks than cores the numbers say nothing about the machine and are not judged.
+
+Findings:
+- wrong: a sum is not what was contributed. The message says whose part is wrong, as far as it can be told.
+
+Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the
+interface in use.
+
+Confirm by hand: Nccl-tests' `all_reduce_perf -b 8 -e 128M -f 2 -g 1 -c 1` under the same launcher; over gloo, `ddpdiag
+allreduce-bench`.
+
+Sources: nccl-tests, doc/PERFORMANCE.md (bus bandwidth); PyTorch issue 84803 (wrong values with P2P behind an IOMMU).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.collective.all_reduce.wrong_values import Guilt, guilt, suspects
+from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.stats import Samples, odd_ones_out, samples
+
+SMALL_BYTES = 4
+# The share of a trial's time left that one size may take.
+_SHARE = 0.5
+# Where something is wrong, so many ranks at most broadcast, one after the other, so much.
+MAX_SENDERS = 64
+BROADCAST_BYTES = 1 << 20
+# Rounds of pairs, each with other partners: two tell one rank from its first partner, three if it had none at first.
+MAX_ROUNDS = 3
+# Parts of ranks that lie so far apart are alike (see workloads.collectives.pattern).
+RANK_PERIOD = 64
+LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
+
+
+class Data(Struct, frozen=True):
+    """This rank's seconds for one call of each size (bytes per rank), and the elements that were wrong.
+
+    Where any rank's were, the first `senders` ranks broadcast, and those of `wrong_from` were heard wrong here; the
+    only timings are then those of the checked calls. `off_by` is by how many ramps the large sum differs everywhere.
+    """
+
+    backend: str
+    ranks: int
+    small_bytes: int
+    small_seconds: Samples
+    large_bytes: int
+    large_seconds: Samples
+    wrong: int
+    senders: int = 0
+    wrong_from: tuple[int, ...] = ()
+    off_by: int | None = None
+
+
+def measure(ctx: Context) -> Data:
+    """Check both sizes; then time them, or find out whose values are wrong."""
+    from ddpdiag.workloads.collectives import (
+        Calls,
+        broadcasts,
+        check_all_reduce,
+        connect,
+        on_any_rank,
+        time_all_reduce,
+    )
+    from ddpdiag.workloads.group import process_group
+
+    backend = str(ctx.trial.params["backend"])
+
+    def calls(warmup: int, timed: int, seconds: float) -> Calls:
+        return Calls(*affordable(warmup, timed, seconds, ctx.end - time.monotonic()))
+
+    senders, wrong_from = 0, tuple[int, ...]()
+    with process_group(ctx, backend) as device:
+        connect(ctx, device)
+        small = check_all_reduce(ctx, SMALL_BYTES, device)
+        large = check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
+        small_seconds, large_seconds = [small.seconds], [large.seconds]
+        if "round" in ctx.trial.params:
+            ctx.step("leave the pair")
+        elif on_any_rank(ctx, small.wrong + large.wrong > 0):
+            most = calls(0, MAX_SENDERS, large.seconds).timed
+            senders, wrong_from = broadcasts(ctx, BROADCAST_BYTES, device, most)
+        else:
+            small_seconds = time_all_reduce(ctx, small.bytes, device, calls(5, 30, small.seconds))
+            large_seconds = time_all_reduce(ctx, large.bytes, device, calls(2, 8, large.seconds))
+    return Data(
+        backend,
+        len(ctx.group),
+        small.bytes,
+        samples(small_seconds),
+        large.bytes,
+        samples(large_seconds),
+        small.wrong + large.wrong,
+        senders,
+        wrong_from,
+        large.off_by,
+    )
+
+
+def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float) -> tuple[int, int]:
+    """Fewer calls when time is short, so that a slow network is slow and not hung: half of what is left is spent.
+
+    One call is always timed: a slow answer is worth more than none.
+    """
+    calls = int(max(0.0, left_seconds) * _SHARE / max(call_seconds, 1e-9))
+    if calls >= warmup + timed:
+        return warmup, timed
+    timed = max(1, min(timed, calls - 1))
+    return max(0, min(warmup, calls - timed)), timed
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """gloo first, since it needs least; then the job's own backend. Pairs, where a sum is wrong for no reason known."""
+    for backend in dict.fromkeys(("gloo", seen.world.backend)):
+        whole = _trials(seen, backend, in_pairs=False)
+        if not whole:
+            return (new_trial(seen, params={"backend": backend}),)
+        rounds = len(_trials(seen, backend, in_pairs=True))
+        if rounds < MAX_ROUNDS and _is_a_riddle(seen, backend, whole[0]):
+            groups = round_robin(whole[0].ranks, rounds)
+            return (new_trial(seen, groups=groups, params={"backend": backend, "round": rounds}),)
+    return ()
+
+
+def _trials(seen: Seen[Data], backend: str, *, in_pairs: bool) -> list[Trial]:
+    return [t for t in seen.trials if t.params["backend"] == backend and ("round" in t.params) is in_pairs]
+
+
+def _is_a_riddle(seen: Seen[Data], backend: str, whole: Trial) -> bool:
+    """Is something wrong, and several ranks may be the reason?"""
+    rows = _rows(seen, whole)
+    if len(rows) < 3 or not seen.went_well(whole) or not any(data.wrong for data in rows.values()):
+        return False
+    found = _by_broadcasts(rows)
+    return not found.ranks and not found.ways and len(_suspects(seen, backend, rows)) > 1
+
+
+def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
+    return {row.place.rank: row.data for row in seen.rows if row.trial is trial}
+
+
+def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple[int, ...]:
+    """Ranks that were in no pair that summed right."""
+    heard: dict[tuple[int, ...], bool] = {}
+    for trial in _trials(seen, backend, in_pairs=True):
+        answers = _rows(seen, trial)
+        for pair in trial.groups:
+            if all(rank in answers for rank in pair):
+                heard[pair] = any(answers[rank].wrong for rank in pair)
+    return suspects(tuple(rows), heard)
+
+
+def ground(world: World) -> str | None:
+    """One rank sends nothing, and nccl none without GPUs."""
+    return "one rank alone communicates with nobody" if world.size == 1 else without_gpu(world)
+
+
+def busbw(bytes_: int, seconds: float, ranks: int) -> float:
+    """Bus bandwidth of an all-reduce in bytes per second (nccl-tests, doc/PERFORMANCE.md: algbw x 2(n-1)/n)."""
+    return bytes_ / seconds * 2 * (ranks - 1) / ranks
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Wrong values."""
+    for trial in seen.trials:
+        rows = {} if "round" in trial.params else _rows(seen, trial)
+        if any(data.wrong for data in rows.values()):
+            yield _wrong(seen, str(trial.params["backend"]), rows)
+
+
+def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
+    got = sorted(rank for rank, data in rows.items() if data.wrong)
+    most = max(data.wrong for data in rows.values())
+    found = _guilt(seen, backend, rows)
+    whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
+    ways = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.ways]
+    return seen.finding(
+        "wrong",
+        Severity.ERROR,
+        f"wrong values from {backend}" + (f", because of {_who(seen, found.ranks)}" if found.ranks else ""),
+        f"The all-reduce over {backend} gave wrong values on {whose}: {most} elements differ from the exact sum"
+        f"{_as_if(rows)}. {_because(seen, found, ways)}.",
+        ranks=found.ranks,
+        links=ways,
+        evidence={
+            "backend": backend,
+            "wrong_elements": most,
+            "ranks": [*got],
+            "wrong_from": _heard(rows),
+        },
+        remedy=f"Do not train {_on(seen, found)}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
+    )
+
+
+def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
+
+
+def _heard(rows: Mapping[int, Data]) -> list[Scalar]:
+    """Who heard whom wrong, a line for all that heard the same."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank, own in rows.items():
+        if own.wrong_from:
+            alike.setdefault(own.wrong_from, []).append(rank)
+    return [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in alike.items()]
+
+
+def _on(seen: Seen[Data], found: Guilt) -> str:
+    return f"on {names_text(seen.world.nodes_of(found.ranks))}" if found.ranks else "on this allocation"
+
+
+def _because(seen: Seen[Data], found: Guilt, ways: Sequence[str]) -> str:
+    if found.ranks:
+        return f"{_who(seen, found.ranks)}: {found.why}"
+    return f"{', '.join(ways)}: {found.why}" if ways else f"Nobody is blamed: {found.why}"
+
+
+def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
+    """By what the broadcasts told; else those that differ from most of the others by their sums."""
+    senders = min(data.senders for data in rows.values())
+    found = guilt({rank: data.wrong_from for rank, data in rows.items()}, senders)
+    if found.ranks or found.ways:
+        return found
+    odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
+    if odd is not None and odd.ranks and odd.usual is False:
+        return Guilt("only its sum is wrong", odd.ranks)
+    return found if senders else Guilt("there was no time to find out whose values are wrong")
+
+
+def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
+    found = _by_broadcasts(rows)
+    if found.ranks or found.ways or not _trials(seen, backend, in_pairs=True):
+        return found
+    left = _suspects(seen, backend, rows)
+    rounds = _trials(seen, backend, in_pairs=True)
+    if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
+        one, other = left
+        return Guilt("these two sum wrong together, and were not tried with others", ways=((one, other), (other, one)))
+    if 0 < 2 * len(left) < len(rows):
+        return Guilt("pairs of ranks sum right without it, and none does with it", left)
+    return Guilt(f"{found.why}; sums of two ranks do not show where")
+
+
+def _as_if(rows: Mapping[int, Data]) -> str:
+    """What a sum means that is off by exactly one rank's part, on all ranks alike."""
+    offs = {data.off_by for data in rows.values() if data.wrong}
+    off = offs.pop() if len(offs) == 1 else None
+    if off is None or not 1 <= abs(off) <= len(rows) <= RANK_PERIOD:
+        return ""
+    return f", as if the part of rank {abs(off) - 1} had been {'counted twice' if off > 0 else 'left out'}"
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """Each rank's numbers over the backend that the job would use (the last one tried)."""
+    return {
+        rank: {
+            "busbw_bytes_per_s": busbw(data.large_bytes, data.large_seconds.median, data.ranks),
+            "latency_seconds": data.small_seconds.median,
+        }
+        for rank, data in _last_whole(seen).items()
+        if data.ranks > 1
+    }
+
+
+def _last_whole(seen: Seen[Data]) -> dict[int, Data]:
+    """Each rank's last answer of a trial in which all took part."""
+    return {row.place.rank: row.data for row in seen.rows if "round" not in row.trial.params}
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """Per backend, the slowest rank's numbers: an all-reduce is as fast as the last of them."""
+    out: dict[str, Scalar] = {}
+    for backend in dict.fromkeys(row.data.backend for row in seen.rows):
+        whole = [row.data for row in seen.rows if "round" not in row.trial.params]
+        rows = [data for data in whole if data.backend == backend and data.ranks > 1]
+        if rows:
+            slowest = max(rows, key=lambda data: data.large_seconds.median)
+            name = f"all_reduce.{backend}"
+            out[f"{name}.bytes"] = slowest.large_bytes
+            out[f"{name}.busbw_bytes_per_s"] = busbw(slowest.large_bytes, slowest.large_seconds.median, slowest.ranks)
+            out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
+    return out
+
+
+CHECK = Check(
+    "COL001",
+    "all-reduce",
+    Stage.COLLECTIVE,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=ground,
+    columns=columns,
+    figures=figures,
+    kind=Kind.TORCH,
+    deadline=15,
+)

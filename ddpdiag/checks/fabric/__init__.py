@@ -1,0 +1,1 @@
+"""The search for the hosts, GPUs and links that slow the others down."""

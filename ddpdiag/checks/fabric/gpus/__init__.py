@@ -1,0 +1,1 @@
+"""FAB002: the search among the GPUs of a host."""

@@ -1,0 +1,253 @@
+"""Which GPU, or which way between two, holds the others of its host back.
+
+FAB001 tells that a host is bad by itself: its ranks are slow, or fail, among themselves. This check finds which of them
+it is, by the same procedure: pairs of ranks, suspects again with partners that were cleared. Of up to 8 ranks all pairs
+are tried. All hosts that are looked at take part at the same time. Over NCCL a host is left out of which some pairs of
+GPUs are joined in another way than others (P2P001): a slower pair is no fault there.
+
+It looks at hosts that are bad by themselves; at a host that is alone in the run with `--depth standard` or
+`--stage fabric`; and at every host with `--depth deep` or `--select FAB002`. A host needs three ranks: of two it cannot
+be told which of them is at fault.
+
+Findings:
+- rank: a rank, with its GPU, is bad with every partner on its host.
+- path: two ranks are bad together, and good with others: the way between the two (NVLink, PCIe), and neither GPU.
+- systemic: half of all pairs are bad (of up to 8 ranks: half of the ranks, with all others): it is the host, or a
+  setting, and no single GPU.
+- undecided: suspects without anybody left to try them with.
+- clear: no rank is bad; the smallest slowdown that would have been found.
+- unmeasured: the run ended before the search did.
+
+Causes of a slow GPU: its clocks (GPU005), its PCIe link (GPU004), its NVLinks (GPU007), memory errors (GPU003), another
+user (GPU009). Fix: leave the host out, or that GPU (CUDA_VISIBLE_DEVICES), and look at its health.
+
+Confirm by hand: Nccl-tests' `all_reduce_perf -g 1` on two ranks of the named host with CUDA_VISIBLE_DEVICES=BAD,GOOD,
+and the same with two good ones.
+
+Sources: as FAB001.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdiag.bandwidth.text import rate_text, share_text
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.fabric.gpus.data import InsideView
+from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path, Round
+from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.fabric.text import how, rates, severity, tests_text
+from ddpdiag.checks.fabric.truncation import cut_short
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.p2p.paths import check as paths
+from ddpdiag.checks.p2p.paths.data import Pair, path_views
+from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+
+_SHOWN = 8
+
+
+def _view(seen: Seen[Data]) -> InsideView:
+    held = seen.memo.get("inside")
+    if not isinstance(held, InsideView):
+        rules = Rules(
+            floor=seen.number("floor_share", fab001.floor_of(seen.world)),
+            transients=seen.number("transient_share"),
+        )
+        held = seen.memo["inside"] = InsideView(seen, rules, _wanted(seen))
+    return held
+
+
+def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
+    """The ranks of the hosts to be looked at: all of each must be there."""
+    living = frozenset(seen.world.living)
+    hosts = [own for own in seen.world.hosts.values() if len(own) >= fab001.LEAST_INSIDE and living.issuperset(own)]
+    options = seen.options
+    if mixed := frozenset(_mixed(seen)) if seen.world.backend == "nccl" else ():
+        hosts = [own for own in hosts if seen.world.node_of(own[0]) not in mixed]
+    if options.depth is Depth.DEEP or any(seen.check.code.startswith(code) for code in options.select):
+        return hosts
+    if len(seen.world.hosts) == 1:
+        asked = "fabric" in options.stages or options.depth is not Depth.QUICK
+        return hosts if asked else ()
+    alone = fab001.bad_alone(seen.of(fab001.CHECK))
+    return [ranks for ranks in hosts if ranks in alone]
+
+
+def _mixed(seen: Seen[Data]) -> Iterator[str]:
+    """Hosts on which not all pairs of GPUs have the same way between them, as far as it is known.
+
+    Where some pairs are joined by NVLinks or a switch and others are not, a slower pair is no fault.
+    """
+    known = seen.of(paths.CHECK)
+    for view in path_views(known) if known.trials else ():
+        if len({_joined(pair) for pair in view.pairs}) > 1:
+            yield view.host.name
+
+
+def _joined(pair: Pair) -> tuple[object, ...]:
+    """Where there are NVLinks, NCCL takes them, and where the PCIe ways meet does not matter."""
+    return tuple(way.nvlinks for way in pair.known) if pair.is_linked else (pair.level,)
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """The next round of every host that has one."""
+    view = _view(seen)
+    groups = tuple(group for state in view.states if isinstance(state, Round) for group in view.possible(state))
+    if not groups:
+        return ()
+    params = {"backend": seen.world.backend, "phase": "inside"}
+    env = fallback.job_exports(seen.of(fallback.CHECK))
+    return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_after=fab001.LATE_AFTER),)
+
+
+def _why_not(seen: Seen[Data]) -> str | None:
+    if seen.trials:
+        return None
+    return "only hosts that FAB001 finds bad by themselves are looked at (--depth deep or --select FAB002: all)"
+
+
+def ground(world: World) -> str | None:
+    """There must be a host whose ranks can be told apart."""
+    if max(map(len, world.hosts.values()), default=0) < fab001.LEAST_INSIDE:
+        return f"no host has {fab001.LEAST_INSIDE} ranks"
+    return without_gpu(world)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Who is bad, host by host; then what all of them came to."""
+    if not seen.trials:
+        return
+    view = _view(seen)
+    ended = [(ranks, state) for ranks, state in zip(view.hosts, view.states, strict=True)]
+    found = [(ranks, state) for ranks, state in ended if isinstance(state, Diagnosis)]
+    if len(found) < len(ended):
+        yield _unfinished(seen, len(ended) - len(found))
+    for ranks, state in found:
+        yield from _of_host(seen, ranks, state)
+    good = [(ranks, state) for ranks, state in found if not (state.systemic or state.bad or state.paths or state.open)]
+    if good:
+        yield _clear(seen, good)
+
+
+def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iterator[Finding]:
+    node = seen.world.node_of(ranks[0])
+    if found.systemic:
+        yield seen.finding(
+            "systemic",
+            Severity.INFO,
+            f"no single rank of {node} is at fault",
+            f"{found.systemic[:1].upper()}{found.systemic[1:]}: it is the host, or a setting, and not one of its "
+            f"{len(ranks)} ranks.",
+            nodes=(),
+            remedy=f"Look at {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
+        )
+        return
+    for bad in found.bad:
+        yield _rank(seen, node, bad, found)
+    for path in found.paths:
+        yield _path(seen, node, path, found)
+    if found.open:
+        yield seen.finding(
+            "undecided",
+            Severity.WARNING,
+            f"some ranks of {node} could be neither cleared nor blamed",
+            f"{ranks_text(found.open)}: bad in {found.rounds} rounds, and no good partner is left to try them with.",
+            nodes=(),
+            evidence={"ranks": [*found.open]},
+            remedy=f"Leave {node} out, and run again on it alone.",
+        )
+
+
+def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
+    gpus = devices.uuids_of(seen, (bad.unit,))
+    who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
+    return seen.finding(
+        "rank",
+        severity(bad.tests, found.bar.usual, seen.number("error_share")),
+        f"rank {bad.unit} holds the others on {node} back",
+        f"{who} is {how(bad.tests, found.bar.usual)} with each of {len(bad.partners)} partners there "
+        f"({ranks_text(bad.partners)}), {tests_text(bad.tests)}; pairs of that host usually reach "
+        f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        ranks=(bad.unit,),
+        gpus=gpus,
+        evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},
+        remedy="Look at its clocks, links and memory (GPU003 to GPU007); leave it out by CUDA_VISIBLE_DEVICES, or "
+        f"{node} as a whole."
+        if gpus
+        else f"Look at what else runs on the cores of rank {bad.unit}, or leave {node} out.",
+    )
+
+
+def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
+    one, other = path.pair
+    return seen.finding(
+        "path",
+        Severity.WARNING,
+        f"the way between ranks {one} and {other} on {node} is bad",
+        f"Ranks {one} and {other} on {node} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} "
+        f"tests, {tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw).",
+        nodes=(),
+        links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
+        evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
+        remedy="Look at the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
+    )
+
+
+def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) -> Finding:
+    nodes = [seen.world.node_of(ranks[0]) for ranks, _ in good]
+    from_share = max(state.found_from for _, state in good)
+    least = min(state.bar.usual for _, state in good)
+    return seen.finding(
+        "clear",
+        Severity.INFO,
+        "no rank holds the others of its host back",
+        f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
+        f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been found "
+        "(99 of 100 times).",
+        nodes=(),
+    )
+
+
+def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
+    cut = cut_short(seen)
+    begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        "the search among the ranks of a host was cut short",
+        f"{begun} begun, and then it ended {cut.when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
+        "which rank holds the others back.",
+        remedy=cut.remedy,
+        of_the_run=True,
+    )
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What most pairs of ranks reach, on the slowest of the hosts that were looked at."""
+    found = [state for state in _view(seen).states if isinstance(state, Diagnosis)] if seen.trials else []
+    return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
+
+
+CHECK = Check(
+    "FAB002",
+    "ranks-of-a-host",
+    Stage.FABRIC,
+    Scope.LIVING,
+    manual=__doc__ or "",
+    measure=fab001.measure,
+    plan=plan,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    moot=_why_not,
+    figures=figures,
+    follows=(fab001.CHECK.code,),
+    kind=Kind.TORCH,
+    deadline=10,
+    optional=True,  # who names the stage may have hosts of one rank: FAB001 answers for them
+    # As FAB001.
+    settings={"floor_share": fab001.FLOOR, "transient_share": 0.01, "error_share": 0.5},
+)

@@ -1,0 +1,1 @@
+"""FAB001: the search among hosts."""

@@ -1,0 +1,258 @@
+"""Which host, or which way between two, holds the others back.
+
+A slow or broken collective only says that somebody is bad. This check finds who, in a few parallel rounds whatever the
+number of hosts: every host by itself first (its ranks among themselves); then pairs of hosts by chance, across leaf
+switches where the topology is known; every suspect again with partners that were cleared; at last an all-reduce over
+all that are good, as the proof. Of up to 8 hosts all pairs are tried; up to 128, three matchings come first.
+
+A pair is bad if it is far below what most pairs reach: by `floor_share` (over gloo 0.4 if not set: CPUs of busy hosts
+vary more than cards), or by as many standard deviations of the fleet's own noise as keep the blamed healthy hosts of a
+whole run below 0.05. A host is blamed after three failures (four among more than 1,000 hosts), all but one of them with
+partners that are good: more than 1,000 hosts take four rounds.
+
+A quick check of up to 16 hosts leaves this out where the all-reduce over all ranks went well, or where RDZ004 has found
+what is wrong between them: `--depth standard` or `--stage fabric` does it. Hosts that were lost before take no part;
+what the ladder exports (P2P003) is set here, too. A pair that takes more than four times as long as half of them did,
+and 5 s at least, did not end.
+
+Findings:
+- alone: a host is bad by itself; it takes no part in the pairs.
+- node: a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow).
+- path: two hosts are bad together, and good with others: neither is blamed.
+- domain: so many hosts of one leaf or rack are bad that it is the domain.
+- systemic: half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or
+  do not end: configuration, not a host.
+- undecided: two hosts alone, or suspects without anybody left to try them with.
+- transient: pairs that failed and then passed, or failed when no round was left to repeat them.
+- unproven: the hosts are good in pairs, and the all-reduce over all of them is not.
+- clear: nobody else is bad; the smallest slowdown that would have been found.
+- unmeasured: the run ended before the search did.
+- topology: what `--topology` says of the hosts is not the whole.
+
+Which leaf a host hangs on is told by `--topology FILE`, else by Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw is
+the best that a host reached with any other one: `--good-hosts` lists the fastest first.
+
+Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, somebody else's job.
+Fix: leave the named hosts out (`--exclude-file`), and look at their links and health.
+
+Confirm by hand: Nccl-tests' `all_reduce_perf` on a named host with a good partner, and the same on two good hosts:
+`srun -w BAD,GOOD ...`, `srun -w GOOD1,GOOD2 ...`.
+
+Sources: group testing by random pairs, as in SuperBench (Xiong et al., USENIX ATC 2024) and DLRover's network check;
+Student's t and the normal quantile for the share of healthy hosts that may be blamed.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective.all_reduce.check import affordable
+from ddpdiag.checks.fabric.hosts.data import Data, FabricView
+from ddpdiag.checks.fabric.hosts.judge import findings
+from ddpdiag.checks.fabric.search.pair_confirm_cover import Phase, Round
+from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.fabric.search.whole import Located
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.pair_matrix import pair_matrix
+from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.stats import samples
+
+_SMALL_BYTES = 64 << 10
+# A test should move enough to be bound by bandwidth, and be over soon on a slow way as well.
+_LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
+_CALL_SECONDS = 0.1
+_CALLS = 6
+# Below so much a deviation is harmless: in a quiet fleet 2 % may be many standard deviations.
+FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
+# A quick check leaves out so few hosts.
+_SMALL_WORLD = 16
+_LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
+_ONE_HOST = "there is one host only"
+# Of two ranks it cannot be told which of them is at fault.
+LEAST_INSIDE = 3
+# A pair that takes so many times as long as half of them did will not end.
+LATE_AFTER = 4.0
+
+
+def measure(ctx: Context) -> Data:
+    """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
+    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, fewest, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.devices import ways_out
+    from ddpdiag.workloads.group import process_group
+
+    with process_group(ctx, str(ctx.trial.params["backend"])) as device:
+        connect(ctx, device)
+        first = check_all_reduce(ctx, _SMALL_BYTES, device)
+        most = _LARGE_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
+        affords = int(first.bytes * _CALL_SECONDS / max(first.seconds, 1e-6))
+        size = fewest(ctx, max(_SMALL_BYTES, min(most, affords)), device)
+        large = check_all_reduce(ctx, size, device)
+        wrong, seconds = first.wrong + large.wrong, [large.seconds]
+        if on_any_rank(ctx, wrong > 0):
+            wrong = max(wrong, 1)
+        else:
+            calls = Calls(*affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic()))
+            seconds = time_all_reduce(ctx, large.bytes, device, calls)
+        limits = ways_out(device) if device.type == "cuda" and ctx.place.local_rank == 0 else None
+    return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)
+
+
+def _view(seen: Seen[Data]) -> FabricView:
+    held = seen.memo.get("fabric")
+    if not isinstance(held, FabricView):
+        held = seen.memo["fabric"] = FabricView(seen, *_rules(seen))
+    return held
+
+
+def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
+    """For pairs of hosts, and for the ranks of each host among themselves."""
+    deep = seen.options.depth is Depth.DEEP
+    floor = seen.number("floor_share", floor_of(seen.world))
+    rules = Rules(
+        floor=floor,
+        transients=seen.number("transient_share"),
+        rounds=int(seen.number("rounds")) or None,
+        least=seen.number("least_bytes_per_s"),
+        cover=int(seen.number("cover")) if deep else 0,
+    )
+    return rules, rules._replace(least=0.0, cover=0)
+
+
+def floor_of(world: World) -> float:
+    """Less is no matter, however quiet a fleet is and however sure one may be. CPUs of busy hosts vary more."""
+    return FLOOR if world.backend == "nccl" else _FLOOR_ON_CPU
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """The next round."""
+    if _why_not(seen) is not None:
+        return ()
+    state = _view(seen).state
+    return () if isinstance(state, Located) else (_trial(seen, state),)
+
+
+def _trial(seen: Seen[Data], step: Round) -> Trial:
+    view = _view(seen)
+    params = {"backend": seen.world.backend, "phase": step.phase.value}
+    if view.absent:
+        params["absent"] = " ".join(map(str, sorted(view.absent)))
+    env = fallback.job_exports(seen.of(fallback.CHECK))
+    late = LATE_AFTER if step.phase is not Phase.VERIFY else None
+    return new_trial(seen, groups=view.possible(step), params=params, env=env, may_fail=True, late_after=late)
+
+
+def _why_not(seen: Seen[Data]) -> str | None:
+    """Why a quick check does not look for anybody, or None: RDZ004 has tried the ways between a few hosts already."""
+    asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
+    hosts = len(seen.world.hosts)
+    if hosts == 1:
+        return _ONE_HOST
+    if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
+        return None
+    if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).hindrance is None:
+        return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
+    ways = seen.of(mesh.CHECK)
+    if any(finding.severity is not Severity.INFO for finding in mesh.CHECK.judge(ways)):
+        return f"{mesh.CHECK.code} has found what is wrong between the hosts"
+    return None
+
+
+def ground(world: World) -> str | None:
+    """Within one host there is no pair of hosts."""
+    living = frozenset(world.living)
+    left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
+    if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
+        return f"of {len(world.hosts)} hosts {left} is left"
+    if len(world.hosts) == 1 and not _has_inside(world):
+        return _ONE_HOST
+    return without_gpu(world)
+
+
+def _has_inside(world: World) -> bool:
+    """Can FAB002 look among the ranks of the only host, where this check was not asked for by its name?"""
+    named = any("FAB001".startswith(code) for code in world.options.select)
+    return not named and max(map(len, world.hosts.values()), default=0) >= LEAST_INSIDE
+
+
+def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
+    """The ranks of each host that is bad by itself."""
+    state = _view(seen).state if seen.trials else None
+    alone = state.alone if isinstance(state, Located) else ()
+    return frozenset(_view(seen).fleet.ranks[own.unit] for own in alone)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Who is bad."""
+    if seen.trials:
+        yield from findings(seen, _view(seen), error_share=seen.number("error_share"))
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What most pairs reach, the noise of it, and the smallest slowdown that would have been found."""
+    state = _view(seen).state if seen.trials else None
+    if not isinstance(state, Located):
+        return {}
+    found, proof = state.diagnosis, state.proof
+    return {
+        "fabric.pair_busbw_bytes_per_s": found.bar.usual or None,
+        "fabric.noise_share": found.bar.sigma,
+        "fabric.found_from_share": found.found_from,
+        "fabric.rounds": found.rounds,
+        "fabric.proof_busbw_bytes_per_s": proof.rate if proof is not None else None,
+    }
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """The best that each rank's host reached in a pair."""
+    if not seen.trials:
+        return {}
+    view = _view(seen)
+    return {
+        rank: {"host_busbw_bytes_per_s": rate}
+        for host, rate in view.best_rates.items()
+        for rank in view.fleet.ranks[host]
+    }
+
+
+def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+    """What pairs of hosts reached."""
+    if not seen.trials:
+        return ()
+    view = _view(seen)
+    matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", view.fleet.names, view.pair_rates)
+    return () if matrix is None else (matrix,)
+
+
+CHECK = Check(
+    "FAB001",
+    "hosts",
+    Stage.FABRIC,
+    Scope.LIVING,
+    manual=__doc__ or "",
+    measure=measure,
+    plan=plan,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    moot=_why_not,
+    columns=columns,
+    figures=figures,
+    matrices=matrices,
+    follows=(all_reduce.CHECK.code,),
+    kind=Kind.TORCH,
+    deadline=10,
+    # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
+    # ddpdiag/checks/fabric/search/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
+    settings={
+        "floor_share": FLOOR,
+        "transient_share": 0.01,
+        "rounds": 0,
+        "cover": 2,
+        "least_bytes_per_s": 30e6,
+        "error_share": 0.5,
+    },
+)

@@ -1,0 +1,231 @@
+"""Hosts, rounds and what each group reached, put together from FAB001's trials. Pure."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.bandwidth.expectations import expect
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric.search.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
+from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.fabric.search.whole import Ground, Located, follow, locate
+from ddpdiag.codec import decode
+from ddpdiag.model import Outcome, Status, Trial
+from ddpdiag.model.bench import Limits
+from ddpdiag.stats import Samples
+
+# Hosts of one fleet are mostly alike: so many pairs are asked what they should reach.
+_PAIRS_ASKED = 64
+_WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
+
+
+class Data(Struct, frozen=True, gc=False):
+    """This rank's seconds for one all-reduce of `bytes` per rank in its group, and the elements that were wrong.
+
+    `limits` are the ways out of its GPU, from the first rank of each host; None on a CPU.
+    """
+
+    ranks: int
+    bytes: int
+    seconds: Samples
+    wrong: int = 0
+    limits: Limits | None = None
+
+
+class Fleet(NamedTuple):
+    """The hosts that take part, numbered from 0 in the order of their first ranks."""
+
+    names: tuple[str, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    def ranks_of(self, group: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of some hosts, in rising order."""
+        return tuple(sorted(rank for host in group for rank in self.ranks[host]))
+
+
+class FabricView:
+    """One run, as FAB001 sees it."""
+
+    def __init__(self, seen: Seen[Data], rules: Rules, inside_rules: Rules) -> None:
+        self._seen = seen
+        self._rules = rules
+        self._inside_rules = inside_rules
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """All hosts that came; one that is lost later keeps its number."""
+        hosts = self._seen.world.hosts
+        return Fleet(tuple(name for name, _ in hosts), tuple(hosts.values()))
+
+    @cached_property
+    def absent(self) -> frozenset[int]:
+        """The hosts of which somebody was lost before the search began: the first trial names them."""
+        if self._seen.trials:
+            return frozenset(map(int, str(self._seen.trials[0].params.get("absent", "")).split()))
+        living = self._living
+        return frozenset(host for host, ranks in enumerate(self.fleet.ranks) if not living.issuperset(ranks))
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """The hosts among which is searched."""
+        return tuple(host for host in range(len(self.fleet.names)) if host not in self.absent)
+
+    @cached_property
+    def ground(self) -> Ground:
+        """Where the search begins. Its chance hangs on the run, so that another run tries other pairs."""
+        units = self.units
+        return Ground(
+            units=units,
+            with_inside=tuple(unit for unit in units if len(self.fleet.ranks[unit]) > 1),
+            domains=self._domains,
+            rules=self._rules._replace(expected=self._expected),
+            inside_rules=self._inside_rules,
+            seed=zlib.crc32(self._seen.recording.header.run_id.encode()),
+        )
+
+    @property
+    def _expected(self) -> float | None:
+        """What a pair should reach by its cards and links, where both hosts have told of them; the least of all pairs.
+
+        All ranks of a host are taken to have what its first one has.
+        """
+        trial = next((t for t in self._seen.trials if t.params.get("phase") != Phase.LOCAL.value), None)
+        if trial is None:
+            return None
+        asked = trial.groups[:_PAIRS_ASKED]
+        leaders = {rank for group in asked for rank in group if rank in self._host_of}
+        limits = {
+            outcome.rank: told
+            for outcome in self._seen.outcomes
+            if outcome.rank in leaders and outcome.trial == trial.number and outcome.status is Status.DONE
+            if (told := decode(outcome.data, Data).limits) is not None
+        }
+        found = (self._expected_of(group, limits) for group in asked)
+        return min((rate for rate in found if rate is not None), default=None)
+
+    def _expected_of(self, group: Sequence[int], limits: Mapping[int, Limits]) -> float | None:
+        hosts = {self.fleet.names[self._host_of[rank]]: self._host_of[rank] for rank in group if rank in self._host_of}
+        own = {name: self.fleet.ranks[host] for name, host in hosts.items()}
+        told = {rank: limits[ranks[0]] for ranks in own.values() for rank in ranks if ranks[0] in limits}
+        expected = expect("all_reduce", self._seen.world.backend, own, told) if len(told) == len(group) else None
+        return expected.busbw_bytes_per_s if expected is not None else None
+
+    @cached_property
+    def _host_of(self) -> dict[int, int]:
+        """The host of each host's first rank."""
+        return {ranks[0]: host for host, ranks in enumerate(self.fleet.ranks)}
+
+    @property
+    def _domains(self) -> Mapping[int, str]:
+        """The leaf of each host: from the user's file, else as the ranks tell. Never of both: names may differ."""
+        return self.given_domains or {
+            unit: leaf for unit, ranks in enumerate(self.fleet.ranks) if (leaf := self._told_leaf(ranks))
+        }
+
+    @cached_property
+    def given_domains(self) -> Mapping[int, str]:
+        """From the user's file."""
+        known = self._seen.world.given_leaves
+        return {unit: known[name] for unit, name in enumerate(self.fleet.names) if name in known}
+
+    def _told_leaf(self, ranks: Sequence[int]) -> str:
+        arrivals = self._seen.world.arrivals
+        return next((arrivals[rank].leaf for rank in ranks if arrivals[rank].leaf), "")
+
+    @cached_property
+    def answers(self) -> tuple[Results, ...]:
+        """What the groups of each trial reached, in order, up to the first one that the run itself cut short."""
+        host_of = self._host_of
+        return tuple(
+            {tuple([host_of[rank] for rank in ranks if rank in host_of]): tested for ranks, tested in results.items()}
+            for results in answers_of(self._seen)
+        )
+
+    @property
+    def best_rates(self) -> dict[int, float]:
+        """The best that each host reached with any other one."""
+        best: dict[int, float] = {}
+        for results in self.answers:
+            for group, tested in results.items():
+                for host in group if len(group) == 2 and tested.rate is not None else ():
+                    best[host] = max(best.get(host, 0.0), tested.rate or 0.0)
+        return best
+
+    @property
+    def pair_rates(self) -> dict[tuple[int, int], float]:
+        """What each pair of hosts reached at best, both ways; 0 where it never ended well."""
+        rates: dict[tuple[int, int], float] = {}
+        for results in self.answers:
+            for group, tested in results.items():
+                if len(group) == 2:
+                    one, other = group
+                    best = max(rates.get((one, other), 0.0), tested.rate or 0.0)
+                    rates[one, other] = rates[other, one] = best
+        return rates
+
+    @cached_property
+    def state(self) -> Round | Located:
+        """The next round of which something can be tried, or the end."""
+        return follow(locate(self.ground), self.answers, self.possible)
+
+    def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
+        """The ranks of those groups of a round of which nobody is lost; of all good ones together, those that are
+        left."""
+        living = self._living
+        if step.phase is Phase.VERIFY:
+            left = [host for host in step.groups[0] if living.issuperset(self.fleet.ranks[host])]
+            return (self.fleet.ranks_of(left),) if len(left) > 1 else ()
+        groups = (self.fleet.ranks_of(group) for group in step.groups)
+        return tuple(ranks for ranks in groups if living.issuperset(ranks))
+
+    @cached_property
+    def _living(self) -> frozenset[int]:
+        return frozenset(self._seen.world.living)
+
+
+def answers_of(seen: Seen[Data]) -> Iterator[Results]:
+    """What each group of ranks reached, trial by trial, up to the first trial that the run itself cut short."""
+    outcomes: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in seen.trials}
+    for outcome in seen.recording.outcomes:
+        if outcome.trial in outcomes:
+            outcomes[outcome.trial][outcome.rank] = outcome
+    for trial in seen.trials:
+        own = outcomes[trial.number]
+        if not _is_answered(trial, own):
+            return
+        failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}
+        yield {
+            group: _measured(own[group[0]])
+            if failed.keys().isdisjoint(group)
+            else Reached(None, _worst([failed[rank] for rank in group if rank in failed]))
+            for group in trial.groups
+        }
+
+
+def _is_answered(trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
+    """Did everybody answer, with the time that the check gives?"""
+    cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
+    if any(outcome.status in cut for outcome in outcomes.values()):
+        return False
+    return len(outcomes) == sum(map(len, trial.groups))
+
+
+def _measured(outcome: Outcome) -> Reached:
+    """What the group's first rank measured: all its ranks end together, and agreed on whether values are right."""
+    row = decode(outcome.data, Data)
+    if row.wrong:
+        return Reached(None, "wrong")
+    least = row.seconds.min
+    if least <= 0:
+        return Reached(None, UNHEARD)
+    return Reached(busbw("all_reduce", row.bytes, least, row.ranks), "", max(0.0, row.seconds.median / least - 1))
+
+
+def _worst(bad: Sequence[Outcome]) -> str:
+    """How the worst of those ended that did not end well; those that were told to stop only if there are no others."""
+    own = [o for o in bad if not o.told] or bad
+    return str(min(own, key=lambda o: _WORST_FIRST.index(o.status)).status.value)

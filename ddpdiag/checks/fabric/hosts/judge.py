@@ -1,0 +1,258 @@
+"""What the search among hosts came to, in findings. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from ddpdiag.bandwidth.text import rate_text, share_text
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric.hosts.data import FabricView
+from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path, Reached
+from ddpdiag.checks.fabric.search.whole import Alone, Located
+from ddpdiag.checks.fabric.text import WHYS, how, rates, severity, slower_share, tests_text
+from ddpdiag.checks.fabric.truncation import cut_short
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.model import Finding, Severity
+
+D = TypeVar("D")
+
+_SHOWN = 8
+_SLOW_TOGETHER = (
+    " What all reach together is one test: by chance it met others' traffic, or the network between many hosts "
+    "carries less than that between two."
+)
+_RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
+
+
+def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator[Finding]:
+    """Each thing to blame, or why nobody is; then what this run could see."""
+    state = view.state
+    if not isinstance(state, Located):
+        yield _unfinished(seen, view)
+        return
+    yield from _topology(seen, view)
+    # What explains many hosts comes before single ones: the first of the errors is what the verdict names.
+    for domain, units in state.diagnosis.domains:
+        yield _domain(seen, view, str(domain), units)
+    for alone in state.alone:
+        yield _alone(seen, view, alone, error_share)
+    if state.diagnosis.systemic:
+        yield _systemic(seen, state.diagnosis, pairs=len(view.units) > 2)
+        return
+    yield from _blamed(seen, view, state.diagnosis, error_share)
+    yield from _proof(seen, view, state)
+    if not state.diagnosis.open:
+        yield _clear(seen, view, state)
+
+
+def _blamed(seen: Seen[D], view: FabricView, found: Diagnosis, error_share: float) -> Iterator[Finding]:
+    in_domains = {unit for _, units in found.domains for unit in units}
+    for bad in found.bad:
+        if bad.unit not in in_domains:
+            yield _node(seen, view, bad, found, error_share)
+    for path in found.paths:
+        yield _path(seen, view, path, found)
+    if found.transients or found.unrepeated:
+        yield _transient(seen, view, found)
+    if found.open:
+        yield _undecided(seen, view, found)
+
+
+def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) -> Finding:
+    name, ranks = view.fleet.names[alone.unit], view.fleet.ranks[alone.unit]
+    return seen.finding(
+        "alone",
+        severity(alone.tests, alone.usual, error_share),
+        f"{name} is bad by itself",
+        f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
+        + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
+        + ". No other host took part in that.",
+        nodes=(name,),
+        evidence={
+            "rates_bytes_per_s": rates(alone.tests),
+            "usual_bytes_per_s": alone.usual,
+            **_slower(alone.tests, alone.usual),
+        },
+        remedy=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
+    )
+
+
+def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_share: float) -> Finding:
+    names = view.fleet.names
+    name = names[bad.unit]
+    partners = [names[unit] for unit in bad.partners]
+    return seen.finding(
+        "node",
+        severity(bad.tests, found.bar.usual, error_share),
+        f"{name} holds the others back",
+        f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
+        f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
+        f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        nodes=(name,),
+        evidence={
+            "partners": list(partners[:_SHOWN]),
+            "rates_bytes_per_s": rates(bad.tests),
+            "usual_bytes_per_s": found.bar.usual,
+            "least_bytes_per_s": found.bar.least,
+            **_slower(bad.tests, found.bar.usual),
+        },
+        remedy=f"Leave {name} out of the job{_by_srun(seen, name)}; look at its network links and its health.",
+    )
+
+
+def _slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
+    """For the evidence, where it is slow and no more."""
+    share = slower_share(tests, usual)
+    return {} if share is None else {"slower_share": share}
+
+
+def _by_srun(seen: Seen[D], name: str) -> str:
+    """How Slurm leaves a host out, for who has Slurm."""
+    return f" (srun --exclude={name})" if seen.world.in_slurm else ""
+
+
+def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Finding:
+    one, other = (view.fleet.names[unit] for unit in path.pair)
+    return seen.finding(
+        "path",
+        Severity.WARNING,
+        f"the way between {one} and {other} is bad",
+        f"{one} and {other} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} tests, "
+        f"{tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw): the "
+        "way between the two is at fault, and neither host.",
+        nodes=(),
+        links=(f"{one} -> {other}", f"{other} -> {one}"),
+        evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
+        remedy="Look at switches and routes between the two; until then keep one of the two out of the job.",
+    )
+
+
+def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) -> Finding:
+    names = tuple(view.fleet.names[unit] for unit in units)
+    return seen.finding(
+        "domain",
+        Severity.ERROR,
+        f"{domain} holds the others back: {len(names)} of its hosts are bad",
+        f"{len(names)} hosts of {domain} are bad with every partner ({names_text(names, _SHOWN)}): so many at once are "
+        "the leaf or rack's fault, not each host's.",
+        nodes=names,
+        evidence={"domain": domain},
+        remedy=f"Look at the switch, power and cooling of {domain}; leave its hosts out until then.",
+    )
+
+
+def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
+    if not pairs:
+        return seen.finding(
+            "undecided",
+            Severity.WARNING,
+            "two hosts cannot tell which of them is at fault",
+            f"Two hosts are slow together, or do not end: {found.systemic}. Add a third one to find out.",
+            remedy="Run again with one host more.",
+        )
+    ended = "did not end" in found.systemic or "expected" in found.systemic
+    return seen.finding(
+        "systemic",
+        Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
+        "most pairs of hosts are bad: nobody is blamed",
+        f"{found.systemic[:1].upper()}{found.systemic[1:]} (usual: {rate_text(found.bar.usual)} busbw). Where so many "
+        "are bad it is what they share: a setting, an interface, a fallback to sockets, a switch.",
+        evidence={"usual_bytes_per_s": found.bar.usual},
+        remedy="Compare the interface in use (RDZ003) and the transport (P2P004) with what is meant, then run again.",
+    )
+
+
+def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
+    names = view.fleet.names
+    told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
+    again = f"{len(found.transients)} passed when tried again" if found.transients else ""
+    few = len(found.unrepeated)
+    once = f"{few} {'was' if few == 1 else 'were'} not tried often enough" if few else ""
+    return seen.finding(
+        "transient",
+        Severity.INFO,
+        "some pairs of hosts failed now and then",
+        f"{'1 pair was' if len(told) == 1 else f'{len(told)} pairs were'} bad while both ends are good: "
+        f"{', '.join(filter(None, (again, once)))}.",
+        evidence={"pairs": [*told]},
+    )
+
+
+def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
+    names = tuple(view.fleet.names[unit] for unit in found.open)
+    return seen.finding(
+        "undecided",
+        Severity.WARNING,
+        "some hosts could be neither cleared nor blamed",
+        f"{names_text(names, _SHOWN)}: bad in {found.rounds} rounds, and no good partner is left to try "
+        f"{'it' if len(names) == 1 else 'them'} with.",
+        evidence={"hosts": [*names]},
+        remedy="Run again with more hosts.",
+    )
+
+
+def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]:
+    proof = state.proof
+    if proof is None or proof.rate is not None or proof.why == "lost":
+        return  # RUN002 names the lost
+    yield seen.finding(
+        "unproven",
+        Severity.ERROR,
+        "hosts that are good in pairs fail together",
+        f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {WHYS.get(proof.why, 'failed')}, though "
+        "each is good in pairs: look at what only shows in large groups (limits of open files and memory, a switch).",
+        remedy="Try half of the hosts, and look at RUN003.",
+    )
+
+
+def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
+    found = state.diagnosis
+    bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
+    proven = state.proof.rate if state.proof is not None else None
+    rate = f", {rate_text(proven)} busbw all together" if proven else ""
+    # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
+    slow = bool(proven and proven < found.bar.least)
+    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
+    if len(view.units) > 2:
+        seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
+    else:
+        seen_from = "Two hosts are held against nobody: that one of them is slow would show beside a third one."
+    return seen.finding(
+        "clear",
+        Severity.INFO,
+        ("the other hosts hold nobody back" if bad else "no host holds the others back")
+        + (" in pairs, but all together they are slow" if slow else ""),
+        f"{len(view.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
+        f"{rate_text(found.bar.usual)} busbw as usual{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
+        remedy=_RUN_AGAIN if slow else "",
+    )
+
+
+def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
+    """A file that names other hosts than these would help nobody, unnoticed."""
+    names, known = view.fleet.names, view.given_domains
+    missing = [name for unit, name in enumerate(names) if unit not in known]
+    if not seen.options.topology or not missing:
+        return
+    yield seen.finding(
+        "topology",
+        Severity.INFO,
+        f"--topology names {len(known)} of {len(names)} hosts",
+        f"It does not name {names_text(missing, _SHOWN)}: these were paired as if each hung on a leaf of its own."
+        if known
+        else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: it was not used.",
+        evidence={"hosts": [*missing]},
+        remedy="Write the names as this report does.",
+    )
+
+
+def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
+    cut = cut_short(seen)
+    done = "1 round was" if len(view.answers) == 1 else f"{len(view.answers)} rounds were"
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        "the search among hosts was cut short",
+        f"{done} done, and then it ended {cut.when}; who holds the others back is not known.",
+        remedy=cut.remedy,
+        of_the_run=True,
+    )

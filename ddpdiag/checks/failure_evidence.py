@@ -1,0 +1,153 @@
+"""What each rank left behind of a trial that failed, in words: who is where, and who waits for whom."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from ddpdiag.checks.blame import Blame, is_echo
+from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.model import Outcome, ProcessState, Scalar, Status
+
+_STATES = {
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "D": "stuck in the kernel or a driver",
+    "R": "running",
+    "S": "sleeping",
+    "Z": "dead",
+}
+# Evidence is for people: who stands alike is one line, and more ways to stand than this are no longer read.
+_MOST_LINES = 64
+_MOST_STACKS = 4
+# Of NCCL's own report, errors and warnings first.
+_MOST_RAS_LINES = 24
+_RAS_SECTIONS = ("Errors", "Warnings")
+_MOST_OUTPUT = 600
+# What C++ and Python say before they list frames and modules.
+_TELLING = ("what():", "Fatal Python error")
+# Outside of this frame a stack is that of the worker itself, and always the same.
+_OUTERMOST = "_measure (worker.py:"
+
+
+def state_text(process: ProcessState) -> str:
+    """Such as "sleeping"."""
+    return _STATES.get(process.state or "", f"in state {process.state}" if process.state else "in an unknown state")
+
+
+def last_words(output: str) -> str:
+    """The line of an output that says how it ended: what a dying process says of it, else the last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip("^~ ")]
+    telling = next((line for line in lines if line.startswith(_TELLING)), lines[-1] if lines else "")
+    return telling[:_MOST_OUTPUT]
+
+
+def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
+    """Who waits, in which collective, and how far the guilty came; empty if no rank says where it waits."""
+    if blame.sides:
+        return _sides_text(blame) if not blame.ranks else ""
+    others = [o for o in outcomes if o.rank not in blame.ranks and o.status in (Status.HUNG, Status.RAISED)]
+    ends = {o.rank: end for o in others if (end := last(o.flight)) is not None}
+    if not ends:
+        return ""
+    awaited, _ = max(Counter(ends.values()).items(), key=lambda item: (item[1], item[0].seq))
+    waiting = tuple(rank for rank, end in ends.items() if end == awaited)
+    verb = ("waits" if len(waiting) == 1 else "wait") if any(o.status is Status.HUNG for o in others) else "waited"
+    if not blame.ranks:
+        return f"{_begun(ranks_text(waiting))} {verb} in {in_words(awaited)}."
+    whom, whose, who = ("it", "its", "it has") if len(blame.ranks) == 1 else ("them", "their", "they have")
+    own = [last(o.flight) for o in outcomes if o.rank in blame.ranks and o.flight is not None]
+    furthest = max((end for end in own if end is not None), key=lambda end: end.seq, default=None)
+    if not own:
+        far = ""
+    elif furthest is None:
+        far = f"; {who} posted none"
+    else:
+        far = f"; {whose} own last is {in_words(furthest)}"
+    return f"{_begun(ranks_text(waiting))} {verb} for {whom} in {in_words(awaited)}{far}."
+
+
+def _begun(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sides_text(blame: Blame) -> str:
+    parts = [f"{ranks_text(ranks)} posted {in_words(collective)}" for collective, ranks in blame.sides[:4]]
+    return f"{_begun('; '.join(parts))}."
+
+
+def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+    """Evidence: who stands where, the stacks of the guilty and of one that waits, and NCCL's own report."""
+    return {
+        **standings(guilty, outcomes),
+        **_stacks(guilty, [own for _, own in _alike(guilty, outcomes)]),
+        **_ras(outcomes),
+    }
+
+
+Standing = tuple[str, list[Outcome]]
+
+
+def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[Standing]:
+    """Ranks that stand alike, and how: the guilty first, then the odd."""
+    groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
+    says = any(o.flight for o in outcomes)
+    for outcome in outcomes:
+        groups[outcome.rank not in guilty, _standing(outcome, says=says)].append(outcome)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
+    return [(text, own) for (_, text), own in ordered]
+
+
+def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+    """Evidence: a line for all ranks that stand alike."""
+    ordered = _alike(guilty, outcomes)
+    lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for text, own in ordered[:_MOST_LINES]]
+    if len(ordered) > _MOST_LINES:
+        lines.append(f"others: {len(ordered) - _MOST_LINES} more ways to stand, in the recording")
+    return {"ranks": lines}
+
+
+def _standing(outcome: Outcome, *, says: bool) -> str:
+    """How one rank ended, without what differs between ranks that stand alike."""
+    words = ["told to stop" if outcome.told else outcome.status.value]
+    if outcome.at:
+        words.append(f"at '{outcome.at}'")
+    text = " ".join(words)
+    process = outcome.process
+    if process is not None:
+        inside = f" in {process.stack[0].rpartition(':')[0]})" if process.stack else ""
+        text += f", {state_text(process)}{inside}"
+    elif outcome.status is Status.RAISED and is_echo(outcome):
+        text += ", an echo of another rank's failure"
+    elif outcome.error:
+        text += f", {outcome.error.splitlines()[0][:160]}"
+    if not says or outcome.status not in (Status.HUNG, Status.RAISED):
+        return text
+    end = last(outcome.flight)
+    if end is not None:
+        return f"{text}; last posted {in_words(end)}"
+    return f"{text}; {'posted nothing' if outcome.flight is not None else 'did not say what it posted'}"
+
+
+def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:
+    """Of some guilty ranks that stand in different places, and of one of those that wait."""
+    stacks = [(o.rank, o.process.stack) for own in groups for o in own if o.process is not None and o.process.stack]
+    places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in guilty}
+    blamed = [(rank, stack) for rank, stack in stacks if places.get(tuple(stack)) == rank][:_MOST_STACKS]
+    others = [row for row in stacks if row[0] not in guilty][-1:]
+    return {f"stack_of_rank_{rank}": list(_own_frames(stack)) for rank, stack in (*blamed, *others)}
+
+
+def _ras(outcomes: Sequence[Outcome]) -> Mapping[str, list[Scalar]]:
+    """The start of the longest of NCCL's reports: every rank that was asked tells of the whole job."""
+    report = max((o.ras for o in outcomes), key=len, default="")
+    lines = [line.rstrip()[:160] for line in report.splitlines() if line.strip(" =")]
+    # The sections in front of them count nodes, processes and communicators.
+    first = next((place for place, line in enumerate(lines) if line in _RAS_SECTIONS), 0)
+    shown = lines[first:][:_MOST_RAS_LINES]
+    left = len(lines) - first - len(shown)
+    return {"nccl_ras": [*shown, *([f"... and {left} more lines, in the recording"] if left else [])]} if shown else {}
+
+
+def _own_frames(stack: Sequence[str]) -> Sequence[str]:
+    end = next((place for place, frame in enumerate(stack) if frame.startswith(_OUTERMOST)), len(stack))
+    return stack[:end] or stack

@@ -1,0 +1,1 @@
+"""The GPUs of each host, as NVML, torch and the kernel show them."""

@@ -1,0 +1,154 @@
+"""What holds the clocks of a GPU down.
+
+The slowest GPU sets the pace of a DDP job. NVML shows why clocks are not at their highest as a set of bits. Benign are
+idle (0x1), application clocks (0x2), software power cap (0x4), sync boost (0x10) and display clocks (0x100). A bit
+counts when three looks within the measurement all show it; the GPUs are idle then, and heat comes with the load, so
+nothing here is more than a warning.
+
+Findings and their causes:
+- slowdown: hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself
+  from heat, or the host's power supply asked for less.
+- warm: software thermal slowdown (0x20): the driver lowers the clocks for heat.
+- margin: so close to the slowdown temperature, before there is any load: a fan, a pump, hot air from a neighbour.
+- power-limit: a lower limit than most GPUs of that model have (a warning; good to know where it is that card's own
+  default), or all have one below the default (good to know).
+
+Fix: look at fans, coolant, power supplies and cables; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows each.
+Set the limit with `nvidia-smi -i INDEX -pl WATTS`.
+
+Confirm by hand: Under load, `nvidia-smi
+--query-gpu=index,clocks.sm,clocks.max.sm,clocks_event_reasons.active,temperature.gpu,power.draw,power.limit
+--format=csv -l 1`.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventReasons; DCGM's health checks
+(docs.nvidia.com/datacenter/dcgm), thermal and power.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Scalar, Severity
+
+# nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
+_HARDWARE = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
+_SOFTWARE_THERMAL = 0x20
+_HEAT = 0x8 | 0x20 | 0x40
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(memory_errors.CHECK)
+    yield from not_looked_at(seen, met)
+    cards = cards_of(met)
+    for card in cards:
+        for fault in (*_slowed(card), *_close(seen, card)):
+            yield finding_of(seen, card, fault)
+    for model, own in by_model(cards):
+        yield from _limited(seen, model, own)
+
+
+def _slowed(card: Card) -> Iterator[Fault]:
+    clocks = card.health.clocks
+    events = clocks.events or 0
+    evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
+    if harmful := [name for bit, name in _HARDWARE.items() if events & bit]:
+        yield Fault(
+            "slowdown",
+            # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
+            Severity.WARNING,
+            "hardware holds the clocks of a GPU down",
+            f"{' and '.join(harmful)} (clock events {events:#x}) without load; none expected",
+            Action.MONITOR,
+            "Look at the host's power supplies and cables." if events & 0x80 else "Look at fans and coolant.",
+            evidence,
+        )
+    elif events & _SOFTWARE_THERMAL:
+        yield Fault(
+            "warm",
+            Severity.WARNING,
+            "a GPU lowers its clocks for heat",
+            f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected",
+            Action.MONITOR,
+            "Look at fans and coolant.",
+            evidence,
+        )
+
+
+def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+    clocks, least = card.health.clocks, seen.number("margin_celsius")
+    # A slowdown for heat says it already.
+    if clocks.margin_celsius is None or (clocks.events or 0) & _HEAT or clocks.margin_celsius > least:
+        return
+    yield Fault(
+        "margin",
+        Severity.WARNING,
+        "a GPU is hot before the job starts",
+        f"{_distance(clocks.celsius, clocks.margin_celsius)}; more than {least:g} C below it expected without load",
+        Action.MONITOR,
+        "Look at fans and coolant.",
+        {"celsius": clocks.celsius, "margin_celsius": clocks.margin_celsius},
+    )
+
+
+def _distance(celsius: int | None, margin: int) -> str:
+    """Such as "84 C, 3 C below its slowdown temperature"."""
+    where = f"{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature"
+    return where if celsius is None else f"{celsius} C, {where}"
+
+
+def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator[Finding]:
+    limits = {card: card.health.clocks.power_limit_watts for card in cards}
+    most = usual([limit for limit in limits.values() if limit is not None])
+    if most is None:
+        return
+    for card, limit in limits.items():
+        if limit is not None and limit < most:
+            yield finding_of(seen, card, _lower(card, limit, most))
+    default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
+    if default is not None and most < default:
+        yield seen.finding(
+            "power-limit",
+            Severity.INFO,
+            "the power limit of GPUs is below the default",
+            f"{model}: the power limit of most GPUs is {most:g} W, {default:g} W by default; clocks may be lower.",
+            evidence={"power_limit_watts": most, "default_power_limit_watts": default},
+            remedy=f"Raise it with `nvidia-smi -pl {default:g}` if it is not meant.",
+        )
+
+
+def _lower(card: Card, limit: float, most: float) -> Fault:
+    index, default = card.health.index, card.health.clocks.default_power_limit_watts
+    evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
+    if default is not None and limit >= default:
+        # Makers of consumer cards sell one model with several limits.
+        title, said = "a GPU is made for less power than others", f"power limit {limit:g} W, as its maker set it"
+        said += f"; others of that model have {most:g} W"
+        return Fault("power-limit", Severity.INFO, title, said, Action.NONE, evidence=evidence)
+    return Fault(
+        "power-limit",
+        Severity.WARNING,
+        "a GPU has a lower power limit than others",
+        f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model",
+        Action.NONE,
+        f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.",
+        evidence,
+    )
+
+
+CHECK = Check(
+    "GPU005",
+    "gpu-clocks",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=memory_errors.ground,
+    settings={
+        # gpud's comment on its own limit: 10 C tells before the slowdown comes.
+        "margin_celsius": 10,
+    },
+)

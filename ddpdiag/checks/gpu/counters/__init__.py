@@ -1,0 +1,1 @@
+"""GPU010: counters that rise while the run loads a GPU."""

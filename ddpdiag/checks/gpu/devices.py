@@ -1,0 +1,224 @@
+"""GPUs as torch sees them, and the one that each rank takes.
+
+torch must have been built with CUDA, CUDA must start, and torch must see the GPUs that NVML sees, matched by UUID
+because the two count in different orders. Each rank takes cuda:local_rank, or cuda:0 when the launcher shows it one GPU
+only; two ranks on one GPU end in NCCL's "Duplicate GPU detected".
+
+Findings:
+- cpu-build: torch was built without CUDA, and the host has GPUs.
+- cuda-start: CUDA does not start: the error is shown.
+- count: torch sees another number of GPUs than NVML.
+- uuid: torch sees GPUs that NVML does not know.
+- shared: two ranks take one GPU.
+
+Causes: a CPU-only wheel (`+cpu`), a driver too old for torch's CUDA, CUDA_VISIBLE_DEVICES that names the same GPU for
+every rank, more processes than GPUs. Fix: install a CUDA build of torch; start one process per GPU.
+
+Confirm by hand: In each rank, `python -c 'import os, torch; print(torch.version.cuda, torch.cuda.device_count());
+print(torch.cuda.get_device_properties(int(os.environ["LOCAL_RANK"])).uuid)'`; `nvidia-smi -L` lists the UUIDs.
+
+Sources: NCCL's src/init.cc ("Duplicate GPU detected"; since 2.30 "Multiple Ranks are using the same GPU/Partition");
+CUDA C++ programming guide, CUDA_DEVICE_ORDER; CUDA runtime API, cudaError.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Kind, Scalar, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.model.trial import CONTEXT_STEP
+from ddpdiag.probes.gpus import device_index
+
+D = TypeVar("D")
+
+
+class TorchGpu(Struct, frozen=True):
+    """A GPU in torch's order; `uuid` is written as NVML does, None if torch does not say."""
+
+    name: str
+    uuid: str | None
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """torch's CUDA (None: built without), its GPUs, the index that this rank takes, or why CUDA did not start."""
+
+    torch: str
+    cuda: str | None = None
+    gpus: tuple[TorchGpu, ...] = ()
+    chosen: int | None = None
+    error: str | None = None
+
+    @property
+    def gpu(self) -> TorchGpu | None:
+        """The GPU that the rank takes; None where a recording names one that it does not list."""
+        known = self.chosen is not None and 0 <= self.chosen < len(self.gpus)
+        return self.gpus[self.chosen or 0] if known else None
+
+
+def measure(ctx: Context) -> Data:
+    import torch
+
+    version, cuda = str(torch.__version__), torch.version.cuda or torch.version.hip
+    if cuda is None:
+        return Data(torch=version)
+    ctx.step(CONTEXT_STEP)
+    begin = time.perf_counter()
+    try:
+        # is_available() swallows why CUDA does not start; this raises it.
+        torch.cuda.current_device()
+        ctx.timed("context", time.perf_counter() - begin)
+        ctx.step("GPU properties")
+        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    except (RuntimeError, AssertionError) as error:
+        return Data(torch=version, cuda=cuda, error=str(error).partition("\n")[0])
+    gpus = tuple(TorchGpu(found.name, _uuid(found)) for found in properties)
+    return Data(torch=version, cuda=cuda, gpus=gpus, chosen=device_index(ctx.place.local_rank, len(gpus)))
+
+
+def _uuid(properties: object) -> str | None:
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else None
+
+
+def ground(world: World) -> str | None:
+    """Nothing to look at where no rank may use a GPU; whether it should is GPU001's question."""
+    return None if world.gpus else "no GPU is visible on any host"
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    nvml = {host.ranks: rows for host, rows in answers_by_host(seen.of(present.CHECK))}
+    for host, rows in answers_by_host(seen):
+        if not host.gpus:
+            continue
+        yield from _cpu_builds(seen, host, rows)
+        yield from _failures(seen, host, rows)
+        known = [gpu for row in nvml.get(host.ranks, {}).values() for gpu in row.nvml.gpus]
+        # Slices of a GPU have other UUIDs and other numbers in torch and NVML.
+        if not any(gpu.mig for gpu in known):
+            yield from _counts(seen, host, rows)
+            yield from _strangers(seen, host, rows, {gpu.uuid for gpu in known if gpu.uuid})
+    yield from _shared(seen)
+
+
+def _cpu_builds(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    ranks = tuple(rank for rank, row in rows.items() if row.cuda is None)
+    if ranks:
+        yield seen.finding(
+            "cpu-build",
+            Severity.ERROR,
+            "torch was built without CUDA",
+            f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, and the host has "
+            f"{host.gpus} GPUs; NCCL is not in that build either.",
+            ranks=ranks,
+            evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
+            remedy="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
+        )
+
+
+def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    for error in dict.fromkeys(row.error for row in rows.values() if row.error):
+        ranks = tuple(rank for rank, row in rows.items() if row.error == error)
+        yield seen.finding(
+            "cuda-start",
+            Severity.ERROR,
+            "CUDA does not start",
+            f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
+            ranks=ranks,
+            evidence={"error": error, "cuda": rows[ranks[0]].cuda},
+            remedy="Update the driver, or install a torch for an older CUDA."
+            if "too old" in error
+            else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
+        )
+
+
+def _counts(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    for rank, row in rows.items():
+        expected = seen.world.arrivals[rank].gpus
+        if row.cuda is None or row.error or len(row.gpus) == expected:
+            continue
+        yield seen.finding(
+            "count",
+            Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
+            "torch sees another number of GPUs",
+            f"rank {rank} on {host.name}: torch sees {len(row.gpus)} GPUs, {expected} expected "
+            "from CUDA_VISIBLE_DEVICES and the driver's list.",
+            ranks=(rank,),
+            evidence={"torch": len(row.gpus), "expected": expected},
+            remedy="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
+        )
+
+
+def _strangers(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:
+    strange = {gpu.uuid for row in rows.values() for gpu in row.gpus if gpu.uuid and gpu.uuid not in known}
+    if known and strange:
+        yield seen.finding(
+            "uuid",
+            Severity.WARNING,
+            "torch and NVML show different GPUs",
+            f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list; "
+            "the same GPUs are expected from both.",
+            ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
+            gpus=tuple(sorted(strange)),
+            remedy="Give the container all device files of its GPUs (/dev/nvidia*).",
+        )
+
+
+def _shared(seen: Seen[Data]) -> Iterator[Finding]:
+    # UUIDs are unique in the world, so containers of one host are compared as well.
+    takers: dict[str, list[int]] = defaultdict(list)
+    for rank, row in seen.by_rank.items():
+        if row.gpu is not None and row.gpu.uuid:
+            takers[row.gpu.uuid].append(rank)
+    for uuid, ranks in takers.items():
+        if len(ranks) < 2:
+            continue
+        yield seen.finding(
+            "shared",
+            # gloo does not mind.
+            Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
+            "ranks share a GPU",
+            f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all take GPU {uuid}; one rank per GPU is "
+            "expected, NCCL refuses a duplicate.",
+            ranks=ranks,
+            gpus=(uuid,),
+            remedy="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
+            "(Slurm --gpu-bind=none or --gpus-per-task=1).",
+        )
+
+
+def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:
+    """The UUIDs of the GPUs that these ranks take, as far as they are known; for other checks."""
+    known = seen.of(CHECK).by_rank
+    taken = (known[rank].gpu for rank in ranks if rank in known)
+    return tuple(gpu.uuid for gpu in taken if gpu is not None and gpu.uuid)
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """The GPU that each rank takes."""
+    taken = {rank: row.gpu for rank, row in seen.by_rank.items()}
+    return {rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in taken.items() if gpu is not None}
+
+
+CHECK = Check(
+    "GPU002",
+    "torch-view",
+    Stage.GPU,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    columns=columns,
+    kind=Kind.TORCH,
+    # The first CUDA process without persistence mode waits for the driver to start every GPU.
+    deadline=30.0,
+)

@@ -1,0 +1,1 @@
+"""GPU011: what the NVIDIA driver wrote to the kernel's log."""

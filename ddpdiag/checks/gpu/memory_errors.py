@@ -1,0 +1,211 @@
+"""Memory errors of each GPU: ECC, SRAM, row remapping, retired pages.
+
+An uncorrectable error ends the process that meets it ("uncorrectable ECC error encountered", Xid 48, 94, 95), and until
+the GPU is reset the bad row or page stays in use. This check asks every GPU of a host once, for GPU004 to GPU011 too.
+Counters since the last load of the driver (volatile) and ever (aggregate) are told apart. GPU010 looks once more at the
+end of the run and names the GPU whose counters rose; compare `nvidia-smi -q -d ECC` before and after a job yourself.
+
+Findings and what to do:
+- uncorrected: uncorrectable errors in DRAM since the driver was loaded. Reset.
+- sram: uncorrectable errors in SRAM since then. Reset; above `sram_errors` ever, or NVIDIA's own threshold: isolate.
+- remap-pending, retirement-pending: a row or page waits to be replaced. Reset.
+- remap-failed, remaps, retired-pages: nothing is left to replace bad rows or pages with. Isolate.
+- corrected: more than `corrected_errors` correctable errors; ECC hides them. Monitor.
+- unreadable: a host has GPUs, and nothing of them can be read.
+
+Causes: wear, heat, a bad card. A field that a model does not have (a consumer card has no ECC) is no finding.
+
+Fix: reset or reboot as the finding says; a GPU whose errors come back is replaced (RMA).
+
+Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT` on the named host; look at volatile and aggregate
+counts, and at "Pending".
+
+Sources: NVIDIA GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt) and dynamic page retirement
+(docs.nvidia.com/deploy/dynamic-page-retirement); NVML API reference (docs.nvidia.com/deploy/nvml-api).
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from msgspec import structs
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.probes.gpu_health import Look, look
+from ddpdiag.probes.kernel_log import kmsg_path, last_line
+from ddpdiag.probes.sysfs import sys_root
+
+D = TypeVar("D")
+
+
+def measure(ctx: Context) -> Look:
+    """All GPUs that NVML shows to this rank; the step says which one is asked, should it hang."""
+    ctx.step("kernel log")
+    line, begin = last_line(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return structs.replace(look(sys_root(os.environ), ctx.step), boot_seconds=begin, kernel_line=line)
+
+
+def ground(world: World) -> str | None:
+    """As for torch's view."""
+    return devices.ground(world)
+
+
+def plan(seen: Seen[D]) -> Sequence[Trial]:
+    """One rank of each host asks; of ranks that are bound to GPUs of their own, as many as see them all."""
+    if seen.trials:
+        return ()
+    groups = tuple((rank,) for host in hosts_of(seen) if host.gpus for rank in _lookers(seen, host))
+    return (new_trial(seen, groups=groups),) if groups else ()
+
+
+def _lookers(seen: Seen[D], host: Host) -> Iterator[int]:
+    views = {rank: row.nvml.gpus for rank, row in seen.of(present.CHECK).by_rank.items() if rank in host.ranks}
+    living = [rank for rank in host.ranks if rank in seen.world.living]
+    known: set[str] = set()
+    for rank in living:
+        # Without GPU001's answer, each rank may see GPUs of its own.
+        new = {gpu.uuid or str(gpu.index) for gpu in views[rank]} - known if rank in views else {str(rank)}
+        if new or (rank == living[0] and not any(views.values())):
+            yield rank
+        known |= new
+
+
+def judge(seen: Seen[Look]) -> Iterator[Finding]:
+    yield from _unreadable(seen)
+    for card in cards_of(seen):
+        for fault in (*_uncorrected(seen, card), *_sram(seen, card), *_replaced(seen, card), *_corrected(seen, card)):
+            yield finding_of(seen, card, fault)
+
+
+def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
+    for host, looks in answers_by_host(seen):
+        # Which GPUs cannot be opened is GPU001's to say.
+        if host.gpus and not any(gpu.error or gpu.is_told for own in looks.values() for gpu in own.gpus):
+            error = next((own.error for own in looks.values() if own.error), "not supported")
+            yield seen.finding(
+                "unreadable",
+                Severity.WARNING,
+                "the health of GPUs cannot be read",
+                f"{host.name}: nothing of its {host.gpus} GPUs can be read (NVML: {error}): UNKNOWN whether they are "
+                "well.",
+                ranks=tuple(looks),
+                evidence={"error": error, "gpus": host.gpus},
+                remedy=f"Run `nvidia-smi -q` on {host.name} and follow what it says; update the driver.",
+            )
+
+
+def _uncorrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
+    memory = card.health.memory
+    count = (memory.uncorrected or 0) - (memory.sram_uncorrected or 0)
+    # GCM and AWS: any is a failure.
+    if count > seen.number("uncorrected_errors"):
+        yield Fault(
+            "uncorrected",
+            Severity.ERROR,
+            "GPU memory has uncorrectable errors",
+            f"{_errors(count)} of DRAM since the driver was loaded; 0 expected",
+            Action.RESET,
+            "Replace it if they come back.",
+            {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever},
+        )
+
+
+def _sram(seen: Seen[Look], card: Card) -> Iterator[Fault]:
+    memory = card.health.memory
+    recent, ever = memory.sram_uncorrected or 0, memory.sram_uncorrected_ever or 0
+    most = seen.number("sram_errors")
+    worn = ever > most or bool(memory.sram_threshold_exceeded)
+    if not worn and recent <= seen.number("uncorrected_errors"):
+        return
+    flagged = bool(memory.sram_threshold_exceeded)
+    limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most:g} ever expected"
+    yield Fault(
+        "sram",
+        Severity.ERROR,
+        "GPU SRAM has uncorrectable errors",
+        f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}",
+        Action.ISOLATE if worn else Action.RESET,
+        evidence={"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged},
+    )
+
+
+def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
+    """Rows and pages that were taken out of use, or should be."""
+    memory = card.health.memory
+    rows, pages = memory.uncorrectable_remaps or 0, memory.retired_pages or 0
+    if memory.remap_failed:
+        title = "a GPU could not remap a bad row"
+        said = f"a row of its memory is bad, and no spare is left ({rows} remapped)"
+        yield Fault("remap-failed", Severity.ERROR, title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
+    elif rows >= seen.number("remapped_rows"):
+        said = f"{rows} rows remapped for uncorrectable errors; fewer than {seen.number('remapped_rows'):g} expected"
+        title = "a GPU has remapped too many rows"
+        yield Fault("remaps", Severity.ERROR, title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
+    if memory.remap_pending:
+        title, said = "a GPU waits to remap a bad row", "a bad row of its memory stays in use until it is reset"
+        yield Fault("remap-pending", Severity.ERROR, title, said, Action.RESET, evidence={"remapped_rows": rows})
+    if pages >= seen.number("retired_pages"):
+        said = f"{pages} pages retired; fewer than {seen.number('retired_pages'):g} expected"
+        title = "a GPU has retired too many pages"
+        yield Fault("retired-pages", Severity.ERROR, title, said, Action.ISOLATE, evidence={"retired_pages": pages})
+    if memory.retirement_pending:
+        title, said = "a GPU waits to retire a bad page", "a bad page of its memory stays in use until it is reset"
+        yield Fault("retirement-pending", Severity.ERROR, title, said, Action.RESET, evidence={"retired_pages": pages})
+
+
+def most_corrected(seen: Seen[Look]) -> float:
+    """How many correctable errors are no reason to worry."""
+    return seen.number("corrected_errors")
+
+
+def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
+    count, most = card.health.memory.corrected or 0, most_corrected(seen)
+    if count > most:
+        yield Fault(
+            "corrected",
+            Severity.WARNING,
+            "GPU memory has very many correctable errors",
+            f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected",
+            Action.MONITOR,
+            evidence={"corrected": count},
+        )
+
+
+def _errors(count: int) -> str:
+    return f"{count:,} uncorrectable {'error' if count == 1 else 'errors'}"
+
+
+CHECK = Check(
+    "GPU003",
+    "memory-errors",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Look,
+    plan=plan,
+    ground=ground,
+    # Without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
+    deadline=45.0,
+    settings={
+        # GCM and AWS take any for a failure.
+        "uncorrected_errors": 0,
+        # Azure reports above 20 million, GCM above 50 million.
+        "corrected_errors": 20e6,
+        # stas00's and NVIDIA's rule for a replacement: more than 4 in a lifetime.
+        "sram_errors": 4,
+        # DCGM fails from 512 on.
+        "remapped_rows": 512,
+        # DCGM (dcgm_gpu_hardware_limits.h) fails from 63 on, as NVIDIA's field diagnostic does.
+        "retired_pages": 63,
+    },
+)

@@ -1,0 +1,162 @@
+"""NVLinks of each GPU.
+
+How many links are right depends on the board (an H100 SXM has 18, an H100 NVL 12, a card without a bridge none), so a
+link counts as missing only where most other GPUs of the same model have it up. NCCL then takes fewer links or PCIe
+(with NVSwitches it may fail to start), and every ring or tree runs at the speed of that GPU.
+
+Findings and their causes:
+- down: links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition. An error
+  where these GPUs have joined an NVSwitch fabric, else a warning: a card may just have no bridge.
+- uneven: links that only half of the GPUs have up, so that no majority says who is wrong; nobody is blamed.
+- untold: a GPU that tells no link's state, while most of its model do.
+- errors: more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010
+  tells whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA minds
+  them from 100 a second on.
+
+Fix: `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then the field
+diagnostic.
+
+Confirm by hand: `nvidia-smi nvlink -s` on two hosts with the same GPUs, and compare; `nvidia-smi nvlink -e` shows
+counts of errors.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetNvLinkState and
+nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Severity
+
+# nvml.h, nvmlGpuFabricState_t: the GPU has joined an NVSwitch fabric.
+_JOINED = 3
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(memory_errors.CHECK)
+    yield from not_looked_at(seen, met)
+    cards = cards_of(met)
+    for _, own in by_model(cards):
+        yield from _missing(seen, own)
+    for card in cards:
+        for fault in _flawed(seen, card):
+            yield finding_of(seen, card, fault)
+
+
+def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    # MIG takes the links down.
+    whole = [card for card in cards if not card.health.mig]
+    told = [card for card in whole if card.health.nvlinks]
+    yield from _silent(seen, [card for card in whole if not card.health.nvlinks], len(told))
+    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
+    switched = 2 * sum(card.health.fabric.state == _JOINED for card in told) > len(told)
+    counts = Counter(number for own in up.values() for number in own)
+    common = {number for number, count in counts.items() if 2 * count > len(up)}
+    # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
+    expected = int(usual([len(own) for own in up.values()]) or 0)
+    for card, own in up.items():
+        missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
+        if missing and len(own) < expected:
+            yield finding_of(seen, card, _down(card, missing, expected, switched=switched))
+    yield from _uneven(seen, up, switched=switched)
+
+
+def _silent(seen: Seen[Nothing], silent: Sequence[Card], told: int) -> Iterator[Finding]:
+    """GPUs that do not even tell the links' state, where most of their model do."""
+    for card in silent if told > len(silent) else ():
+        title, said = (
+            "a GPU tells nothing of its NVLinks",
+            f"no state of any link is told; {told} others of its model do",
+        )
+        yield finding_of(seen, card, Fault("untold", Severity.WARNING, title, said, Action.MONITOR))
+
+
+def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
+    """Links that only half of the GPUs have up (behind switches: or fewer); no majority says who is wrong."""
+    counts = Counter(number for own in up.values() for number in own)
+    known = Counter(link.number for card in up for link in card.health.nvlinks)
+    odd = {n for n, count in counts.items() if 2 * count == known[n] or (switched and 2 * count < known[n])}
+    # As many links on every GPU: bridges on other numbers.
+    if not odd or len({len(own) for own in up.values()}) == 1:
+        return
+    without = [
+        card for card, own in up.items() if any(not link.up and link.number in odd for link in card.health.nvlinks)
+    ]
+    links = ", ".join(map(str, sorted(odd)))
+    yield seen.finding(
+        "uneven",
+        Severity.WARNING,
+        "NVLinks are up on some GPUs and down on others of the same model",
+        f"{without[0].health.name}: {'link' if len(odd) == 1 else 'links'} {links} down on {len(without)} of {len(up)} "
+        f"GPUs ({names_text([card.label for card in without], 4)}); no majority says which is right.",
+        evidence={
+            "links": [*sorted(odd)],
+            "down_on": [card.health.uuid for card in without],
+            "up_on": [card.health.uuid for card in up if card not in without],
+        },
+        remedy="Compare `nvidia-smi nvlink -s` of the GPUs with how the boards are made; where they have a bridge or a "
+        "switch, reset all GPUs of the host.",
+    )
+
+
+def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) -> Fault:
+    """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
+    which, count = ", ".join(map(str, missing)), sum(link.up for link in card.health.nvlinks)
+    # Drivers tell of a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
+    fixed = switched or "SXM" in (card.health.name or "")
+    return Fault(
+        "down",
+        Severity.ERROR if switched else Severity.WARNING,
+        "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
+        f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
+        "model have them up",
+        Action.RESET if fixed else Action.MONITOR,
+        "If they stay down, isolate the host and have the links looked at."
+        if fixed
+        else "A card without a bridge has none; else reset it, and have the bridge looked at.",
+        {"links_down": list(missing), "links_up": count, "links_expected": expected},
+    )
+
+
+def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+    most = seen.number("link_errors")
+    flawed = [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]
+    if not flawed:
+        return
+    shown = [f"link {link.number}: {link.replays or 0} replays, {link.recoveries or 0} recoveries" for link in flawed]
+    yield Fault(
+        "errors",
+        Severity.WARNING,
+        "an NVLink of a GPU had errors",
+        f"{'; '.join(shown)} since the driver was loaded; at most {most:g} expected",
+        Action.MONITOR,
+        f"Isolate {card.host.name} if they rise.",
+        {
+            "links": [link.number for link in flawed],
+            "replays": [link.replays for link in flawed],
+            "recoveries": [link.recoveries for link in flawed],
+            "crc_errors": [link.crc_errors for link in flawed],
+        },
+    )
+
+
+CHECK = Check(
+    "GPU006",
+    "nvlink",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=memory_errors.ground,
+    settings={
+        # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
+        "link_errors": 0,
+    },
+)

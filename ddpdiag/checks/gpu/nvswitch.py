@@ -1,0 +1,172 @@
+"""NVSwitch fabric, and what the driver itself asks for.
+
+On boards with NVSwitches the fabric manager must have let every GPU join before CUDA starts there (error 802, "system
+not yet initialized"). From driver 570 on, a GPU also says by itself what it needs to recover.
+
+Findings and their causes:
+- fabric: the GPU has not joined, or joining failed: nvidia-fabricmanager does not run, has another version than the
+  driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it does on one
+  that was given to a virtual machine without its switches.
+- fabric-health: joined, but routes or bandwidth are degraded, or the configuration is wrong.
+- recovery: the driver asks for a reset, a reboot or a drain after an error (Xid 154 says the same in `dmesg`).
+- lost, reset-required: the GPU answered a question with that code.
+
+Fix: `systemctl status nvidia-fabricmanager`, then what the finding says. `nvidia-smi -q` shows both under "Fabric" and
+"GPU Recovery Action".
+
+Confirm by hand: `systemctl status nvidia-fabricmanager`; `nvidia-smi -q | grep -A4 -E 'Fabric|Recovery'`; the fabric
+manager's version must be the driver's.
+
+Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide); NVML API reference
+(docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetGpuFabricInfoV; CUDA runtime API, cudaErrorSystemNotReady (802).
+"""
+
+from collections.abc import Iterator
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu_device import Broken
+
+# nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
+_JOINING = {1: "not started", 2: "in progress"}
+JOINED = 3
+_RECOVERY = {
+    1: ("GPU reset", Action.RESET),
+    2: ("node reboot", Action.REBOOT),
+    3: ("drain of peer-to-peer traffic", Action.RESET),
+    4: ("drain and reset", Action.RESET),
+    5: ("recovery of the IMEX domain", Action.REBOOT),
+    6: ("bus reset", Action.RESET),
+    7: ("system reboot", Action.REBOOT),
+}
+# nvml.h (driver 590), NVML_GPU_FABRIC_HEALTH_MASK_*: where each pair of bits lies, the values of it that mean harm, and
+# what they mean. 0 is "not supported"; of the first four 1 is yes and 2 is no.
+_HARM = (
+    (0, 1, "bandwidth is degraded"),
+    (2, 1, "routes are being recovered"),
+    (4, 1, "routes are unhealthy"),
+    # From the driver's own nvlink_inband_msg.h, where these bits are CONNECTION_UNHEALTHY.
+    (4, 3, "routes are unhealthy until a reset"),
+    (6, 1, "it recovers from an access that timed out"),
+)
+# Who has no partition, or lost the manager of the whole fabric, may still do with what it has.
+_NOTES = ((12, 2, "no partition is assigned"), (14, 2, "the global fabric manager is disconnected"))
+_CONFIGURATION_SHIFT, _CONFIGURATION_BITS, _CONFIGURATION_RIGHT = 8, 0xF, 1
+_CONFIGURATIONS = {
+    2: "wrong system GUID",
+    3: "wrong serial number of the chassis",
+    4: "no partition",
+    5: "too few NVLinks",
+    6: "incompatible firmware of the GPU",
+    7: "wrong location",
+    8: "invalid state of the GPU",
+}
+_HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
+_SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is limited"}
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(memory_errors.CHECK)
+    yield from not_looked_at(seen, met)
+    rows = seen.of(devices.CHECK).by_rank.values()
+    started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
+    for card in cards_of(met):
+        for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card), *_recovery(card)):
+            yield finding_of(seen, card, fault)
+
+
+def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
+    """What keeps this GPU from its NVSwitch fabric, if it has one; `started`: CUDA shows it all the same."""
+    fabric = card.health.fabric
+    state = _JOINING.get(fabric.state or 0)
+    if state is not None:
+        but = "but CUDA starts" if started else "and CUDA does not start before"
+        said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
+    elif fabric.state == JOINED and fabric.status:
+        said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
+    else:
+        return
+    yield Fault(
+        "fabric",
+        Severity.WARNING if started and state is not None else Severity.ERROR,
+        "a GPU has not joined the NVSwitch fabric",
+        said,
+        Action.REBOOT,
+        "Joining takes a while after a boot; else try `systemctl restart nvidia-fabricmanager` first, of the driver's "
+        "own version.",
+        {"fabric_state": fabric.state, "fabric_status": fabric.status},
+    )
+
+
+def health_words(mask: int) -> tuple[list[str], list[str]]:
+    """What a health mask of the fabric says: what does harm, and what is only good to know."""
+    harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
+    configuration = (mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_BITS
+    if configuration > _CONFIGURATION_RIGHT:
+        harm.append(f"the configuration is wrong ({_CONFIGURATIONS.get(configuration, f'reason {configuration}')})")
+    return harm, [words for shift, value, words in _NOTES if (mask >> shift) & 0x3 == value]
+
+
+def _degraded(card: Card) -> Iterator[Fault]:
+    fabric = card.health.fabric
+    if fabric.state != JOINED or fabric.status:
+        return
+    mask = fabric.health_mask or 0
+    harm, notes = health_words(mask)
+    if fabric.health in _SUMMARIES and not harm:
+        harm = [_SUMMARIES[fabric.health]]
+    if not harm and not notes:
+        return
+    unhealthy = fabric.health == _UNHEALTHY
+    known = Severity.WARNING if harm or fabric.health != _HEALTHY else Severity.INFO
+    yield Fault(
+        "fabric-health",
+        Severity.ERROR if unhealthy else known,
+        "the NVSwitch fabric of a GPU is not healthy" if harm else "the NVSwitch fabric of a GPU is not complete",
+        f"{', '.join(harm + notes)} (health mask {mask:#x})",
+        Action.REBOOT if unhealthy else Action.MONITOR,
+        "Look at the log of nvidia-fabricmanager, and for SXid lines in `dmesg`.",
+        {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
+    )
+
+
+def recovery_of(wanted: int) -> tuple[str, Action]:
+    """What the driver asks for by that number of nvmlDeviceGpuRecoveryAction_t, and what to do."""
+    return _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
+
+
+def _recovery(card: Card) -> Iterator[Fault]:
+    wanted, broken = card.health.recovery_action, card.health.broken
+    if wanted:
+        name, action = recovery_of(wanted)
+        yield Fault(
+            "recovery",
+            Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
+            "the driver asks to recover a GPU",
+            f"it needs a recovery: {name}; none expected",
+            action,
+            f"Look for Xid lines in `dmesg` on {card.host.name}.",
+            {"recovery_action": wanted},
+        )
+    elif broken is Broken.RESET_REQUIRED:
+        title, said = "a GPU must be reset", f"NVML says {broken.value!r}"
+        yield Fault("reset-required", Severity.ERROR, title, said, Action.RESET)
+    elif broken is Broken.LOST:
+        title, said = "a GPU is lost", f"NVML says {broken.value!r} while it is asked"
+        yield Fault("lost", Severity.ERROR, title, said, Action.REBOOT, "Isolate the host if it happens again.")
+
+
+CHECK = Check(
+    "GPU007",
+    "fabric",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=memory_errors.ground,
+)

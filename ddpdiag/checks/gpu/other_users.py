@@ -1,0 +1,133 @@
+"""Who else uses a GPU, and whether the job may.
+
+Another process on a GPU takes memory and time from the job, and its rank becomes the slow one. The GPUs are asked
+before any of our own workers has a CUDA context, so whatever is seen there is somebody else's.
+
+Findings and their causes:
+- in-use: more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container
+  the pids are those of the host, or hidden. Less than any CUDA process takes is good to know only.
+- prohibited: compute mode "prohibited"; no CUDA process can start.
+- exclusive: compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another
+  process has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), or
+  several ranks take it.
+- mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single rank.
+
+Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
+-mig 0`, when nothing uses the GPU.
+
+Confirm by hand: `nvidia-smi` on the named host, before the job starts; `fuser -v /dev/nvidia*` as root; `nvidia-smi -q
+-d COMPUTE`.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetComputeRunningProcesses and
+nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-user-guide).
+"""
+
+from collections.abc import Iterator
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.hosts import MIB, ranks_text
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Severity
+
+# nvml.h, nvmlComputeMode_t.
+_PROHIBITED = 2
+_EXCLUSIVE = (1, 3)
+# A process that uses CUDA takes more, for its context alone.
+_CONTEXT_BYTES = 96 * MIB
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(memory_errors.CHECK)
+    yield from not_looked_at(seen, met)
+    for card in cards_of(met):
+        for fault in (*_in_use(seen, card), *_mode(card), *_cut(card, alone=seen.world.size == 1)):
+            yield finding_of(seen, card, fault)
+
+
+def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+    used, most = card.health.memory_used_bytes, seen.number("used_mib")
+    # Of a GPU that is cut into slices, the slices themselves take some, and those of others are none of the job's.
+    if used is None or used <= most * MIB or card.health.mig:
+        return
+    small = used <= _CONTEXT_BYTES and not card.health.processes
+    yield Fault(
+        "in-use",
+        Severity.INFO if small else Severity.WARNING,
+        "GPU memory is in use already",
+        f"{used / MIB:.0f} MiB used by {_holders(card)} before this job touched it; at most {most:g} MiB expected",
+        Action.NONE,
+        "Nothing: a display or a monitor holds as much."
+        if small
+        else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
+        {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
+    )
+
+
+def _holders(card: Card) -> str:
+    shown = [
+        f"pid {process.pid}" + (f" ({process.used_bytes / MIB:.0f} MiB)" if process.used_bytes is not None else "")
+        for process in card.health.processes or ()
+    ]
+    return ", ".join(shown) or "no compute process that is visible here"
+
+
+def _mode(card: Card) -> Iterator[Fault]:
+    mode, index = card.health.compute_mode, card.health.index
+    hint = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
+    if mode == _PROHIBITED:
+        title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
+        yield Fault("prohibited", Severity.ERROR, title, said, Action.NONE, hint, {"compute_mode": mode})
+    elif mode in _EXCLUSIVE:
+        taken, crowded = bool(card.health.processes), len(card.takers) > 1
+        yield Fault(
+            "exclusive",
+            # The server of MPS, through which others may come, looks the same.
+            Severity.WARNING if taken or crowded else Severity.INFO,
+            "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
+            f"compute mode 'exclusive process', {_consequence(card)}",
+            Action.NONE,
+            hint,
+            {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
+        )
+
+
+def _consequence(card: Card) -> str:
+    if card.health.processes:
+        return f"and {_holders(card)} has it: a rank comes in only through MPS"
+    if len(card.takers) > 1:
+        return f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
+    return "harmless with one rank for each GPU"
+
+
+def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
+    if card.health.mig:
+        yield Fault(
+            "mig",
+            # One rank talks to nobody.
+            Severity.INFO if alone else Severity.WARNING,
+            "a GPU is cut into slices",
+            "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
+            Action.NONE,
+            f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
+            "GPUs.",
+            {"mig": True},
+        )
+
+
+CHECK = Check(
+    "GPU008",
+    "gpu-users",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=memory_errors.ground,
+    settings={
+        # GCM's limit: an idle driver holds a few MiB.
+        "used_mib": 15,
+    },
+)

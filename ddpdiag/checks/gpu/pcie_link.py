@@ -1,0 +1,106 @@
+"""PCIe link of each GPU.
+
+A link that trained with fewer lanes than card and slot have copies at a fraction of its speed, to the host's memory
+and, without NVLink, to other GPUs. The width does not change with load. The generation does: an idle card lets it fall
+to 1, so it is only shown (`measurements` in the report), beside the best of card and slot. Replays are counted since
+the driver was loaded; only their rate means something (NVIDIA allows 8 a minute), so they are evidence and no finding.
+
+Findings and their causes:
+- narrow: fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only good to know
+  where all GPUs of that model are so: boards and virtual machines are made like that.
+- slot: as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot.
+
+Fix: reboot, since the link trains anew; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
+
+Confirm by hand: `nvidia-smi --query-gpu=index,pci.bus_id,pcie.link.width.current,pcie.link.width.max --format=csv`; as
+root, `lspci -vv -s ADDRESS | grep -E 'LnkCap|LnkSta'` for the card and for the port above it; `dmesg | grep 'limited
+by'`.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurrPcieLinkWidth; Linux's sysfs-bus-pci
+(current_link_width, max_link_width); PCI Express base specification, link training.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Scalar, Severity
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    met = seen.of(memory_errors.CHECK)
+    yield from not_looked_at(seen, met)
+    for _, own in by_model(cards_of(met)):
+        # Where all of several are alike it is the board's design (clouds give an L4 8 of its 16 lanes).
+        alike = len(own) > 1 and len({card.health.pcie.width for card in own}) == 1
+        for card in own:
+            for fault in _faults(card, alike=alike):
+                yield finding_of(seen, card, fault)
+
+
+def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
+    link = card.health.pcie
+    if not link.width:
+        return
+    evidence: dict[str, Scalar | list[Scalar]] = {
+        "width": link.width,
+        "width_of_card_and_slot": link.width_max,
+        "width_of_card": link.width_card,
+        "generation": link.generation,
+        "generation_of_card_and_slot": link.generation_max,
+        "replays": link.replays,
+    }
+    if link.width_max and link.width < link.width_max:
+        yield Fault(
+            "narrow",
+            Severity.INFO if alike else Severity.WARNING,
+            "the PCIe link of a GPU is narrow",
+            f"PCIe x{link.width}, x{link.width_max} possible{_share(link.width, link.width_max)}",
+            Action.NONE if alike else Action.REBOOT,
+            "All GPUs of that model are so; it may be meant."
+            if alike
+            else "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
+            evidence,
+        )
+    elif link.width_card and link.width < link.width_card:
+        yield Fault(
+            "slot",
+            Severity.INFO,
+            "the slot of a GPU is narrower than the card",
+            f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}",
+            Action.NONE,
+            "Look into the BIOS whether it splits the slot, or move the card.",
+            evidence,
+        )
+
+
+def _share(width: int, most: int) -> str:
+    return f", so copies reach {width / most:.0%} of their speed"
+
+
+def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:
+    """The narrowest link and the lowest generation of the GPUs, as they run now, and the best that is possible."""
+    links = [card.health.pcie for card in cards_of(seen.of(memory_errors.CHECK))]
+    found = {
+        "pcie.min_width": [link.width for link in links],
+        "pcie.min_generation": [link.generation for link in links],
+        "pcie.min_generation_possible": [link.generation_max for link in links],
+    }
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: min(values) for name, values in known.items() if values}
+
+
+CHECK = Check(
+    "GPU004",
+    "pcie-link",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=memory_errors.ground,
+    figures=figures,
+)

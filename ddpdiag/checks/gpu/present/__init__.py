@@ -1,0 +1,1 @@
+"""GPU001: GPUs that should be there."""

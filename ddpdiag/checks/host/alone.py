@@ -1,0 +1,124 @@
+"""Arithmetic and a process group on one host alone.
+
+Each GPU that torch shows, or the CPU where it shows none, multiplies matrices of small integers, whose product is known
+exactly; then a process group of this one rank is opened over the job's backend, with a store in memory, and sums once.
+Neither needs a peer: sockets are opened on the loopback interface at most. `ddpdiag host --torch` runs it; elsewhere
+the collectives and the training say more.
+
+Findings:
+- wrong: elements of the product that are not right: the memory or the units of that GPU (or CPU) are sick.
+- failed: a GPU that torch lists could not compute; what torch said is shown.
+- group: the process group of one rank could not be opened, or summed wrong: a torch without this backend, a broken
+  NCCL library, no loopback interface.
+
+Fix: drain the host; run `dcgmi diag -r 3` on the GPU. For a group that fails, install a torch with the backend.
+
+Confirm by hand: `python -c "import torch; a = torch.ones(512, 512, device='cuda:0'); print((a @ a == 512).all())"` for
+each GPU; `dcgmi diag -r 3`.
+
+Sources: products of small integers are exact in float32 (IEEE 754: integers up to 2^24);
+docs.pytorch.org/docs/stable/distributed.html (HashStore, GLOO_SOCKET_IFNAME); NCCL user guide, NCCL_SOCKET_IFNAME.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.gpu import devices
+from ddpdiag.model import Finding, Kind, Severity, Trial
+from ddpdiag.model.alone import Group, Product
+from ddpdiag.model.context import Context
+
+# gloo and NCCL otherwise look up the host's name, and listen where others reach them.
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What each device multiplied, and what the group of one rank summed."""
+
+    products: tuple[Product, ...]
+    group: Group
+
+
+def measure(ctx: Context) -> Data:
+    from ddpdiag.workloads.alone import group_of_one, products
+
+    return Data(products=tuple(products(ctx)), group=group_of_one(ctx, str(ctx.trial.params["backend"])))
+
+
+def plan(seen: Seen[Data]) -> tuple[Trial, ...]:
+    """Once, over the backend that a job would take."""
+    return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=LOOPBACK),)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    for rank, data in seen.by_rank.items():
+        node = seen.world.node_of(rank)
+        for product in data.products:
+            yield from _product(seen, node, product)
+        # Without CUDA there is no NCCL either, and GPU002 says so.
+        view = seen.of(devices.CHECK).by_rank.get(rank)
+        if view is None or (view.cuda is not None and view.error is None):
+            yield from _group(seen, node, data.group)
+
+
+def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]:
+    where = f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}"
+    gpus = (product.uuid,) if product.uuid else ()
+    if product.error is not None:
+        yield seen.finding(
+            "failed",
+            Severity.ERROR,
+            f"{product.device} cannot compute",
+            f"{where}: a product of {product.size} x {product.size} matrices failed: {product.error}.",
+            nodes=(node,),
+            gpus=gpus,
+            evidence={"error": product.error},
+            remedy=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
+        )
+    elif product.wrong:
+        elements = product.size * product.size
+        yield seen.finding(
+            "wrong",
+            Severity.ERROR,
+            f"{product.device} computes wrong values",
+            f"{where}: {product.wrong:,} of {elements:,} elements of an exact product of integers are wrong; 0 "
+            "expected.",
+            nodes=(node,),
+            gpus=gpus,
+            evidence={"wrong_elements": product.wrong, "elements": elements},
+            remedy=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory test.",
+        )
+
+
+def _group(seen: Seen[Data], node: str, group: Group) -> Iterator[Finding]:
+    if group.error is None and group.right:
+        return
+    said = group.error or "its sum is wrong"
+    yield seen.finding(
+        "group",
+        Severity.ERROR,
+        f"a process group of {group.backend} cannot be used, even by one rank alone",
+        f"{node}: a process group of one rank over {group.backend}: {said}.",
+        nodes=(node,),
+        evidence={"backend": group.backend, "error": group.error},
+        remedy=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
+    )
+
+
+CHECK = Check(
+    "HST005",
+    "arithmetic",
+    Stage.HOST,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    plan=plan,
+    kind=Kind.TORCH,
+    by_name=True,
+    # A CUDA context for each GPU, and NCCL's start.
+    deadline=30.0,
+)

@@ -1,0 +1,167 @@
+"""Cores for every rank.
+
+A rank needs at least one core of its own: its main thread feeds the GPU, and gloo, NCCL's proxy and the data loader
+have threads besides. Where ranks share one core, or start many more threads than there are cores, every collective
+waits for whoever is not scheduled.
+
+Findings:
+- one-core: several ranks may use one core only.
+- scarce: more ranks than cores, or than the quota allows: good to know, since bandwidth is not judged then.
+- oversubscribed: ranks start many more threads than there are cores.
+- unreadable: the cores of a host could not be read.
+
+Causes: Slurm's --cpus-per-task that srun does not inherit (since 22.05), a binding to one core, a container's quota,
+OMP_NUM_THREADS unset, so that every rank starts as many threads as the host has cores. Fix: set OMP_NUM_THREADS to
+cores per rank; `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`; widen the binding.
+
+Confirm by hand: In each rank, `nproc; taskset -pc $$; echo $OMP_NUM_THREADS; cat /sys/fs/cgroup/cpu.max`.
+
+Sources: sched_getaffinity(2); control groups v2, cpu.max (docs.kernel.org/admin-guide/cgroup-v2.html); srun(1),
+--cpus-per-task: since Slurm 22.05 srun does not read SLURM_CPUS_PER_TASK; torch/distributed/run.py (OMP_NUM_THREADS=1).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.model import Finding, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.cgroup import cgroup
+from ddpdiag.probes.limits import affinity, cores
+from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.sysfs import sys_root
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """Cores of the host (None: not known), those on which this rank may run (empty: not known), its quota in cores
+    (None: no limit), and OMP_NUM_THREADS (None: unset)."""
+
+    cores: int | None
+    affinity: tuple[int, ...]
+    quota: float | None = None
+    omp_threads: int | None = None
+
+
+def measure(ctx: Context) -> Data:
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return Data(
+        cores=cores(),
+        affinity=affinity(),
+        quota=cgroup(proc_root(os.environ), sys_root(os.environ)).cpus,
+        omp_threads=int(threads) if threads.isdecimal() else None,
+    )
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    for host, rows in answers_by_host(seen):
+        usable = usable_cores(rows)
+        if _is_unknown(rows, usable):
+            yield _unreadable(seen, host, rows)
+            continue
+        if len(rows) > 1 and usable.cores == 1 and any((row.cores or 1) > 1 for row in rows.values()):
+            yield _pinned(seen, host, rows)
+            continue
+        if len(rows) > usable.cores:
+            yield _scarce(seen, host, rows, usable)
+        threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
+        if threads > seen.number("threads_per_core", 2) * usable.cores:
+            yield _oversubscribed(seen, host, rows, usable, threads)
+
+
+class Usable(Struct, frozen=True):
+    """Cores that a host's ranks may use together, and what limits them."""
+
+    cores: float
+    why: str
+
+
+def usable_cores(rows: Mapping[int, Data]) -> Usable:
+    """Cores that these ranks of one machine may use together."""
+    bound = len({core for row in rows.values() for core in row.affinity})
+    quota = min((row.quota for row in rows.values() if row.quota is not None), default=None)
+    if quota is not None and quota < bound:
+        return Usable(quota, f"{quota:g} cores (quota of the control group)")
+    return Usable(bound, f"{bound} core{'s' if bound != 1 else ''}")
+
+
+def _is_unknown(rows: Mapping[int, Data], usable: Usable) -> bool:
+    """Is the binding unknown, or is it one core for several ranks of a host that may have more of them?"""
+    if not all(row.affinity for row in rows.values()):
+        return True
+    return len(rows) > 1 and usable.cores == 1 and all(row.cores is None for row in rows.values())
+
+
+def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
+    bound = [rank for rank, row in rows.items() if not row.affinity]
+    what = f"on which cores {ranks_text(bound)} may run" if bound else "how many cores the host has"
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        "the cores cannot be counted",
+        f"{host.name}: the system does not say {what}: UNKNOWN whether {len(rows)} ranks have a core each.",
+        ranks=bound or tuple(rows),
+        remedy="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
+    )
+
+
+def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
+    core = next(iter(rows.values())).affinity[:1]
+    return seen.finding(
+        "one-core",
+        Severity.WARNING,
+        "all ranks of a host share one core",
+        f"{host.name}: {ranks_text(tuple(rows))} may run on core {', '.join(map(str, core))} only; "
+        f"a core for each of {len(rows)} ranks is expected.",
+        ranks=tuple(rows),
+        evidence={"ranks": len(rows), "cores": 1},
+        remedy="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
+        "and export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.",
+    )
+
+
+def _scarce(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Finding:
+    return seen.finding(
+        "scarce",
+        Severity.INFO,
+        "more ranks than cores",
+        f"{host.name}: {len(rows)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
+        ranks=tuple(rows),
+        evidence={"ranks": len(rows), "cores": usable.cores},
+        remedy="Start fewer ranks on this host, or ask for more cores.",
+    )
+
+
+def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable, threads: int) -> Finding:
+    fitting = max(1, int(usable.cores) // len(rows))
+    # Of ranks that start one thread each there are too many, and no variable mends that.
+    many = threads <= len(rows)
+    unset = all(row.omp_threads is None for row in rows.values())
+    return seen.finding(
+        "oversubscribed",
+        Severity.WARNING,
+        "more threads than cores",
+        f"{host.name}: {len(rows)} ranks start {threads} compute threads on {usable.why}"
+        f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
+        ranks=tuple(rows),
+        evidence={"ranks": len(rows), "threads": threads, "cores": usable.cores},
+        remedy="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
+        if many
+        else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
+        env={} if many else {"OMP_NUM_THREADS": str(fitting)},
+    )
+
+
+CHECK = Check(
+    "HST001",
+    "cores",
+    Stage.HOST,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    settings={"threads_per_core": 2},
+)

@@ -1,0 +1,131 @@
+"""Memory for every rank.
+
+Every rank holds torch, its libraries and its buffers in the host's memory; with a GPU also what CUDA and NCCL pin.
+A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection closed".
+
+Findings:
+- short: less memory is left than the ranks of this host need to start.
+- oom-kills: the kernel has killed processes in this control group.
+- unreadable: the memory of a host could not be read.
+
+Causes: a job that asked for too little memory (Slurm --mem, a pod's limit), leftovers of another job, too many ranks on
+one host. Fix: ask for more memory; look for other processes; look at `dmesg` for the killer's lines.
+
+Confirm by hand: In the job, `free -m; cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.current
+/sys/fs/cgroup/memory.events`; as root, `dmesg -T | grep -i 'killed process'`.
+
+Sources: proc_meminfo(5), MemAvailable; control groups v2, memory.max and memory.events
+(docs.kernel.org/admin-guide/cgroup-v2.html).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import MIB, Host, answers_by_host
+from ddpdiag.model import Finding, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.cgroup import cgroup
+from ddpdiag.probes.procfs import memory, proc_root
+from ddpdiag.probes.sysfs import sys_root
+
+# A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this for each
+# rank not even the smallest job starts.
+LEAST_MIB = 256.0
+# Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's pinned
+# buffers as well.
+ENOUGH_MIB = 1024.0
+ENOUGH_GPU_MIB = 4096.0
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """Memory in bytes: the host's (None: not readable), and what the control group leaves (None: no limit)."""
+
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    limit_bytes: int | None = None
+    left_bytes: int | None = None
+    oom_kills: int | None = None
+
+
+def measure(ctx: Context) -> Data:
+    host = memory(proc_root(os.environ))
+    group = cgroup(proc_root(os.environ), sys_root(os.environ))
+    return Data(
+        total_bytes=host.total_bytes if host else None,
+        available_bytes=host.available_bytes if host else None,
+        limit_bytes=group.memory.limit if group.memory else None,
+        left_bytes=group.memory.left if group.memory else None,
+        oom_kills=group.oom_kills,
+    )
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    for host, rows in answers_by_host(seen):
+        yield from _room(seen, host, rows)
+        yield from _kills(seen, host, rows)
+
+
+def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
+    rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
+    if not rooms:
+        yield _unreadable(seen, host)
+        return
+    room, why = min(rooms)
+    share = room / MIB / len(host.ranks)
+    enough = seen.number("gpu_mib" if host.gpus else "cpu_mib", ENOUGH_GPU_MIB if host.gpus else ENOUGH_MIB)
+    if share >= enough:
+        return
+    yield seen.finding(
+        "short",
+        Severity.ERROR if share < seen.number("least_mib", LEAST_MIB) else Severity.WARNING,
+        "little memory",
+        f"{host.name}: {room / MIB:.0f} MiB {why} for {len(host.ranks)} ranks, {share:.0f} MiB each; "
+        f"{enough:.0f} MiB each expected.",
+        ranks=host.ranks,
+        evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
+        remedy="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
+    )
+
+
+def _unreadable(seen: Seen[Data], host: Host) -> Finding:
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        "the memory of a host cannot be read",
+        f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a limit: "
+        f"UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
+        ranks=host.ranks,
+        remedy="Mount /proc into the container.",
+    )
+
+
+def _kills(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    kills = max((row.oom_kills or 0 for row in rows.values()), default=0)
+    if kills:
+        yield seen.finding(
+            "oom-kills",
+            Severity.WARNING,
+            "processes were killed for want of memory",
+            f"{host.name}: the kernel has killed {kills} processes of this control group, 0 expected.",
+            ranks=host.ranks,
+            evidence={"oom_kills": kills},
+            remedy=f"Raise the memory limit of the job; look at `dmesg` on {host.name} for what was killed.",
+        )
+
+
+CHECK = Check(
+    "HST002",
+    "memory",
+    Stage.HOST,
+    # A control group that limits memory holds a job or a container, not one rank of it.
+    Scope.NODE,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    settings={"cpu_mib": ENOUGH_MIB, "gpu_mib": ENOUGH_GPU_MIB, "least_mib": LEAST_MIB},
+)

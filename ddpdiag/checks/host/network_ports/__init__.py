@@ -1,0 +1,1 @@
+"""HST006: counters of network ports."""

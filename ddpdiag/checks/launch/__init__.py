@@ -1,0 +1,1 @@
+"""What launchers told the ranks."""

@@ -1,0 +1,246 @@
+"""Ranks, as the launcher gave them out.
+
+A job needs each rank from 0 to world size - 1 once, one world size on every rank, and one GPU for each rank. Where a
+rank is there twice, the processes overwrite each other's rendezvous keys and hang. Where hosts start different numbers
+of processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
+
+Findings:
+- duplicate: a rank is there twice; the processes overwrite each other's keys in the rendezvous, and hang.
+- world-size: ranks state different world sizes.
+- uneven: hosts start different numbers of processes, which torchrun takes without a word.
+- local-rank: two ranks of a host have one LOCAL_RANK, and so would take one GPU.
+- no-local-rank: RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to
+  choose a GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of
+  each host.
+- fewer-gpus: a host shows fewer GPUs than it has ranks.
+- version: a rank runs another version of ddpdiag than rank 0, and cannot take part.
+- unauthenticated: ranks of several hosts had no secret to prove themselves by, so that a stranger on the network could
+  have joined or led the run.
+- idle-gpus: GPUs that no rank takes: neither used nor tested.
+
+Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
+older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
+
+Fix: start every rank once, with one world size, and as many ranks on a host as it has GPUs.
+
+Confirm by hand: In every process, `env | grep -E 'RANK|WORLD_SIZE|MASTER|SLURM_(PROCID|LOCALID|NTASKS)'`, and compare;
+`ps -ef | grep torchrun` shows a launcher that runs twice.
+
+Sources: torch/distributed/rendezvous.py (env://) and elastic/agent/server/local_elastic_agent.py (the variables that
+torchrun sets); srun(1), output environment variables.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
+from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.stats import odd_ones_out
+
+_SHOWN = 8  # of the processes that came as one rank
+
+
+class Data(Struct, frozen=True):
+    """Nothing is measured: ranks are judged by how they arrived."""
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    yield from _duplicates(seen)
+    yield from _world_sizes(seen)
+    yield from _versions(seen)
+    yield from _unauthenticated(seen)
+    yield from _process_counts(seen)
+    for host in hosts_of(seen):
+        yield from _local_ranks(seen, host)
+        yield from _without_local_rank(seen, host)
+        yield from _gpus(seen, host)
+
+
+def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
+    """One finding for each rank, however often it came."""
+    again: dict[int, dict[str, str]] = defaultdict(dict)  # of each rank, the first process by each later one
+    for event in seen.recording.events:
+        if event.kind is EventKind.DUPLICATE and event.rank is not None:
+            # The event tells the processes apart, as "host (pid 17)".
+            again[event.rank][event.node or "?"] = event.detail or seen.world.node_of(event.rank)
+    for rank, processes in again.items():
+        first, others = next(iter(processes.values())), list(processes)
+        more = f" and {len(others) - _SHOWN} more processes" if len(others) > _SHOWN else ""
+        nodes = (seen.world.node_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
+        yield seen.finding(
+            "duplicate",
+            Severity.ERROR,
+            "a rank came twice",
+            f"rank {rank} came from {first} and again from {', '.join(others[:_SHOWN])}{more}; "
+            "each rank must be there once.",
+            ranks=(rank,),
+            nodes=tuple(dict.fromkeys(nodes)),
+            evidence={"first": first, "second": others[0]},
+            remedy="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
+            "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
+        )
+
+
+def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
+    """World sizes that arrivals state, and those (in the event's detail) of ranks that were turned away for theirs."""
+    stated = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
+    nodes = {rank: place.node for rank, place in seen.world.places.items()}
+    for event in seen.recording.events:
+        if event.kind is EventKind.MISMATCH and event.rank is not None:
+            stated[event.rank] = event.detail or "another"
+            nodes[event.rank] = event.node or nodes.get(event.rank, "?")
+    if odd := odd_ones_out(stated):
+        said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in odd.groups.items())
+        yield seen.finding(
+            "world-size",
+            Severity.ERROR,
+            "ranks state different world sizes",
+            f"world size must be one number on every rank, but {said}"
+            + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+            ranks=odd.ranks,
+            nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
+            remedy="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
+        )
+
+
+def _versions(seen: Seen[Data]) -> Iterator[Finding]:
+    own = seen.recording.header.version
+    others = {e.rank: e.detail for e in seen.recording.events if e.kind is EventKind.VERSION and e.rank is not None}
+    if others:
+        said = "; ".join(f"rank {rank}: {version}" for rank, version in sorted(others.items())[:_SHOWN])
+        yield seen.finding(
+            "version",
+            Severity.ERROR,
+            "ranks run different versions of ddpdiag",
+            f"every rank must run the version of rank 0, {own}, but {said}.",
+            ranks=tuple(sorted(others)),
+            evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
+            remedy=f"Install ddpdiag {own} in the environment of these ranks.",
+        )
+
+
+def _unauthenticated(seen: Seen[Data]) -> Iterator[Finding]:
+    if seen.recording.header.secret == "none":
+        yield seen.finding(
+            "unauthenticated",
+            Severity.INFO,
+            "the ranks did not prove themselves to each other",
+            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
+            remedy="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
+        )
+
+
+def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
+    if not _complete(seen):
+        return
+    hosts = {host.ranks[0]: host for host in hosts_of(seen)}
+    if odd := odd_ones_out({first: len(host.ranks) for first, host in hosts.items()}):
+        counts = ", ".join(
+            f"{count} on {names_text([hosts[first].name for first in firsts])}"
+            for count, firsts in sorted(odd.groups.items(), key=lambda group: len(group[1]))
+        )
+        yield seen.finding(
+            "uneven",
+            Severity.WARNING,
+            "hosts run different numbers of ranks",
+            f"process counts differ between hosts: {counts}; one count on every host is expected.",
+            ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
+            nodes=tuple(hosts[first].name for first in odd.ranks),
+            remedy="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
+        )
+
+
+def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank in host.ranks:
+        local_rank = seen.world.arrivals[rank].place.local_rank
+        if local_rank is not None:
+            holders[local_rank].append(rank)
+    for local_rank, ranks in holders.items():
+        if len(ranks) > 1 and not _one_gpu_each(seen, host):
+            yield seen.finding(
+                "local-rank",
+                Severity.ERROR,
+                "a local rank is there twice",
+                f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they take the same GPU; "
+                "local ranks must be distinct on a host.",
+                ranks=ranks,
+                remedy="Let the launcher set LOCAL_RANK; do not export it in the job script.",
+            )
+
+
+def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+    ranks = [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]
+    one_gpu = f", and one that does not puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
+    crowded = host.gpus > 0 and len(host.ranks) > 1
+    if ranks:
+        yield seen.finding(
+            "no-local-rank",
+            Severity.ERROR if crowded else Severity.WARNING,
+            "LOCAL_RANK is not set",
+            f"{host.name}: {ranks_text(ranks)} came without LOCAL_RANK; a script that reads it stops with a KeyError"
+            f"{one_gpu if crowded else ''}.",
+            ranks=ranks,
+            evidence={"ranks": len(host.ranks), "gpus": host.gpus},
+            remedy="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
+            "$SLURM_LOCALID) beside RANK.",
+        )
+
+
+def _one_gpu_each(seen: Seen[Data], host: Host) -> bool:
+    """Does the launcher show one GPU to each rank? Then all take cuda:0; GPU002 sees whether these are distinct.
+
+    Such as torchrun --virtual-local-rank, which gives everyone local rank 0, or Slurm's --gpus-per-task=1.
+    """
+    return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
+
+
+def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+    ranks, gpus = len(host.ranks), host.gpus
+    if gpus == 0 or ranks == gpus:
+        return
+    if ranks > gpus:
+        # Where a container hides the bus, only GPU002 can tell.
+        buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
+        if _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks):
+            return
+        yield seen.finding(
+            "fewer-gpus",
+            Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
+            "more ranks than GPUs",
+            f"{host.name}: {ranks} ranks, {gpus} visible GPUs; each rank needs a GPU of its own.",
+            ranks=host.ranks,
+            evidence={"ranks": ranks, "gpus": gpus},
+            remedy=f"Start {gpus} processes on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
+        )
+    elif _complete(seen):
+        yield seen.finding(
+            "idle-gpus",
+            Severity.WARNING,
+            "GPUs without a rank",
+            f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
+            ranks=host.ranks,
+            evidence={"ranks": ranks, "gpus": gpus},
+            remedy=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
+            "or hide the others.",
+        )
+
+
+def _complete(seen: Seen[Data]) -> bool:
+    """Did everybody come? Otherwise counts are echoes of the absent, which RUN001 names."""
+    return len(seen.world.arrivals) == seen.world.size
+
+
+CHECK = Check(
+    "LCH001",
+    "ranks",
+    Stage.LAUNCH,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    plan=nothing_planned,
+)

@@ -1,0 +1,1 @@
+"""LCH004: the job step, as Slurm laid it out."""

@@ -1,0 +1,274 @@
+"""The job step, as Slurm laid it out.
+
+Only `srun` launches tasks; sbatch and salloc only allocate. What a step is depends on the job's options, on those of
+srun, and on variables that one hands to the other, so the layout is often not what was meant. This check reads Slurm's
+variables in every task, says what the step is, and names layouts that break a job.
+
+Findings:
+- step: what the step is: its tasks, hosts, processors and GPUs: good to know.
+- torchruns: srun started several tasks, and each of them a torchrun that knows nothing of the others. Every one trains
+  alone, and several on one host take the same GPUs, or the same port. --ntasks-per-node=1 does not help in a job with
+  more tasks than nodes: there srun ignores it, so --nodes and --ntasks are both needed.
+- cpus: since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound to
+  fewer processors than the job asked for; data loaders and threads then share them.
+- order: tasks are numbered in turn over the hosts (srun -m cyclic), so that scripts which take rank % GPUs for the
+  local rank choose a wrong GPU, and groups of neighbouring ranks span hosts.
+- few-tasks: WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever.
+- time-left: the job ends before the budget would; the budget was shortened, so that the report is out in time. With
+  less than 10 s left this is an error, but not by SLURM_JOB_END_TIME, which does not follow a changed time limit.
+  A step that is told to end (time limit, scancel) writes its files and its report at once. In a batch script, start it
+  by `exec srun`, or ask for files (--json): Slurm ends the script's shell, and srun with it, too early for what tasks
+  print last.
+
+What others say: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from other
+ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never came, by host (RUN001). A step that
+waits ("Job step creation temporarily disabled") is one that another step leaves no processors or GPUs: since Slurm
+20.11 steps share nothing unless both are started with --overlap.
+
+Fix: say --nodes, --ntasks and --cpus-per-task to srun itself, and take rank, size and coordinator from the step
+(SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST), never from the job.
+
+Confirm by hand: `srun -N 2 -n 4 env | grep ^SLURM_ | sort` in the job, `scontrol show job $SLURM_JOB_ID` and
+`scontrol show step $SLURM_JOB_ID`; `srun taskset -pc 0` for the processors of each task.
+
+Sources: srun(1), output environment variables and --cpus-per-task; the release notes of Slurm 20.11 (--overlap) and
+22.05 (SRUN_CPUS_PER_TASK); all of it seen with Slurm 22.05.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import hosts_of, ranks_text
+from ddpdiag.checks.launch.slurm_step.data import StepView, step_of
+from ddpdiag.checks.world import World
+from ddpdiag.model import EventKind, Finding, Scalar, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.slurm import slurm_variables
+
+# Below this nothing is worth starting: what is left is the smallest budget, and the time to leave.
+_TOO_LATE_SECONDS = 10.0
+# A longer list of hosts is left to the report's own.
+_MOST_SHOWN = 60
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """Slurm's variables, as far as they are recorded, and the number of processors that this process may use."""
+
+    variables: dict[str, str]
+    cpus: int
+
+
+def measure(ctx: Context) -> Data:
+    """The lists of hosts are long and alike in all tasks: rank 0 tells them."""
+    found = slurm_variables(os.environ)
+    if ctx.place.rank != 0:
+        found = {name: value for name, value in found.items() if not name.endswith("_NODELIST")}
+    return Data(variables=found, cpus=len(os.sched_getaffinity(0)))
+
+
+def ground(world: World) -> str | None:
+    """Somebody must run in a job of Slurm."""
+    return None if any(arrival.slurm for arrival in world.arrivals.values()) else "no rank runs in a job of Slurm"
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    yield from _time_left(seen)
+    step = _step(seen)
+    if step is None:
+        return
+    yield from _torchruns(seen, step)
+    yield from _few_tasks(seen, step)
+    yield from _cpus(seen)
+    yield from _order(seen, step)
+    yield _layout(seen, step)
+
+
+def _step(seen: Seen[Data]) -> StepView | None:
+    """The step as the first rank that answered from within one saw it."""
+    return next((step for row in seen.by_rank.values() if (step := step_of(row.variables)) is not None), None)
+
+
+def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
+    """Each task started a torchrun, and these take part in no common rendezvous."""
+    agents = step.agents
+    if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
+        return
+    shared = step.tasks > step.nodes
+    # Where each task was given GPUs of its own, a torchrun for each may be meant: a sweep.
+    bound = step.gpus_per_task is not None
+    what = f"{step.tasks} tasks on {step.nodes} {'host' if step.nodes == 1 else 'hosts'}"
+    they = "and on a host they take the same GPUs and ports" if shared else "so this says nothing of the other hosts"
+    yield seen.finding(
+        "torchruns",
+        Severity.ERROR if shared and not bound else Severity.WARNING,
+        "every task of srun started a torchrun of its own",
+        f"step {step.name} has {what}, but this torchrun met {agents} of them: each trains alone, {they}; one "
+        "torchrun on each host is expected, and all in one rendezvous.",
+        evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
+        remedy=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
+        "srun ddpdiag check",
+        of_the_run=True,
+    )
+
+
+def _meeting(step: StepView) -> str:
+    """torchrun's options by which all of them meet."""
+    if step.nodes == 1:
+        return "--standalone"
+    return f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
+
+
+def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
+    """RANK and WORLD_SIZE came from variables, and nobody but the tasks of this step came."""
+    absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
+    if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
+        yield seen.finding(
+            "few-tasks",
+            Severity.ERROR,
+            "WORLD_SIZE is larger than the step",
+            f"WORLD_SIZE={seen.world.size}, but step {step.name} has {step.tasks} tasks, and all of these came: the "
+            "others do not exist.",
+            evidence={"world_size": seen.world.size, "tasks": step.tasks},
+            remedy="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
+            "script, where they are the job's.",
+            of_the_run=True,
+        )
+
+
+def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
+    wanted = {rank: step.cpus_per_task for rank, row in seen.by_rank.items() if (step := step_of(row.variables))}
+    short = {rank: own for rank, own in wanted.items() if own is not None and seen.by_rank[rank].cpus < own}
+    if not short:
+        return
+    first = min(short)
+    cpus = seen.by_rank[first].cpus
+    yield seen.finding(
+        "cpus",
+        Severity.WARNING,
+        "srun did not pass --cpus-per-task on",
+        f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use {cpus} "
+        f"{'processor' if cpus == 1 else 'processors'} (fewer than asked for: {ranks_text(tuple(short))}).",
+        ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
+        evidence={"cpus": cpus, "cpus_per_task": short[first]},
+        remedy=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
+        "batch script.",
+        of_the_run=True,
+    )
+
+
+def _order(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
+    """Judged by where the ranks are, whatever the variables say."""
+    scattered = [host for host in hosts_of(seen) if host.ranks[-1] - host.ranks[0] >= len(host.ranks)]
+    complete = len(seen.world.arrivals) == seen.world.size
+    if not scattered or not complete:
+        return
+    host = scattered[0]
+    yield seen.finding(
+        "order",
+        Severity.WARNING,
+        "ranks are not numbered host by host",
+        f"{host.name} has {ranks_text(host.ranks)} (distribution {step.distribution or 'not told'}): rank % GPUs is "
+        "not the local rank, and groups of neighbouring ranks span hosts.",
+        evidence={"hosts": len(scattered), "distribution": step.distribution},
+        remedy="srun --distribution=block ..., and SLURM_LOCALID for the local rank.",
+        of_the_run=True,
+    )
+
+
+def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
+    left, wanted = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
+    if left is None or wanted is None:
+        return
+    # The variable keeps the first time limit, whatever `scontrol update TimeLimit` made of it; scontrol does not.
+    renewed = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
+    late = left < _TOO_LATE_SECONDS and renewed
+    yield seen.finding(
+        "time-left",
+        Severity.ERROR if late else Severity.WARNING,
+        "the job is over before it can train" if late else "the job ends before the budget",
+        f"the job's time limit left {max(0.0, left):.0f} s when this run began, and the budget was {wanted:g} s: it "
+        f"was shortened to {seen.options.budget_seconds:.0f} s, so that the report is out in time.",
+        evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
+        remedy="Ask for more time (sbatch --time), or give a --budget that fits.",
+        of_the_run=True,
+    )
+
+
+def _layout(seen: Seen[Data], step: StepView) -> Finding:
+    """What the step is, in one sentence; nobody is blamed."""
+    part = f" of the job's {step.job_nodes}" if step.job_nodes and step.job_nodes != step.nodes else ""
+    hosts = "host" if step.nodes == 1 and not part else "hosts"
+    tasks = f"{step.tasks} {'task' if step.tasks == 1 else 'tasks'} on {step.nodes}{part} {hosts}"
+    named = f" ({step.nodelist})" if 0 < len(step.nodelist) <= _MOST_SHOWN else ""
+    words = [f"{tasks}{named}", step.order, _cpu_words(seen), *_gpu_words(seen, step), *_left_words(seen)]
+    return seen.finding(
+        "step",
+        Severity.INFO,
+        f"this is step {step.name} of Slurm",
+        f"{', '.join(filter(None, words))}.",
+    )
+
+
+def _cpu_words(seen: Seen[Data]) -> str:
+    """What tasks may really use, whatever the variables promise."""
+    least, most = (choose(row.cpus for row in seen.by_rank.values()) for choose in (min, max))
+    return f"{least if least == most else f'{least} to {most}'} {'CPU' if most == 1 else 'CPUs'} a task"
+
+
+def _gpu_words(seen: Seen[Data], step: StepView) -> Iterator[str]:
+    """What ranks see of the GPUs that their node has for the step."""
+    if not seen.world.gpus:
+        yield "no GPU"
+        return
+    least, most = (choose(arrival.gpus for arrival in seen.world.arrivals.values()) for choose in (min, max))
+    of = f" of {step.gpus_on_node} on its host" if step.gpus_on_node else ""
+    yield f"each rank sees {least if least == most else f'{least} to {most}'} {'GPU' if most == 1 else 'GPUs'}{of}"
+    if step.renumbered:
+        yield f"CUDA_VISIBLE_DEVICES={step.cuda_visible_devices} is GPU {step.step_gpus} of the host"
+
+
+def _left_words(seen: Seen[Data]) -> Iterator[str]:
+    """Slurm gives a job without a limit a year."""
+    left = seen.options.job_left_seconds
+    if left is not None and 0 < left < 86_400:
+        yield f"the job ends in {left / 60:.0f} min" if left >= 120 else f"the job ends in {left:.0f} s"
+
+
+def _facts(step: StepView) -> Iterator[tuple[str, Scalar]]:
+    """What Slurm told; what it did not is left out."""
+    facts: Mapping[str, Scalar] = {
+        "step": step.name,
+        "tasks": step.tasks,
+        "hosts": step.nodes,
+        "job_hosts": step.job_nodes,
+        "distribution": step.distribution,
+        "cpus_per_task": step.cpus_per_task,
+        "gpus_on_host": step.gpus_on_node,
+        "gpus_per_task": step.gpus_per_task,
+        "gpu_bind": step.gpu_bind,
+    }
+    yield from ((name, value) for name, value in facts.items() if value is not None)
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    step, left = _step(seen), seen.options.job_left_seconds
+    facts = dict(_facts(step)) if step is not None else {}
+    return {f"slurm.{name}": value for name, value in (*facts.items(), *([("left_seconds", left)] if left else []))}
+
+
+CHECK = Check(
+    "LCH004",
+    "slurm",
+    Stage.LAUNCH,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    figures=figures,
+    optional=True,  # who names the stage need not have Slurm
+)

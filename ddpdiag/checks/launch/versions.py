@@ -1,0 +1,152 @@
+"""Versions, alike on every rank.
+
+Ranks with different versions of torch, CUDA or NCCL speak different protocols: they fail in the rendezvous, hang in the
+first collective, or compute different results. A Python that differs by its patch level only is a warning.
+
+A slow `import torch` (a network file system under load; or cores that are busy, which the finding tells apart) makes
+ranks arrive minutes apart, and rendezvous time out.
+Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
+
+Findings:
+- torch, cuda, hip, nccl: ranks have different versions of it. A torch that differs brings the others along.
+- python: another minor version is an error, another patch level a warning.
+- driver: NVIDIA drivers differ, which mostly work together: a warning.
+- slow-import: `import torch` took much longer on some ranks.
+
+Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
+
+Confirm by hand: On each host, inside of the job, `python -c 'import sys, torch; print(sys.version, torch.__version__,
+torch.version.cuda, torch.cuda.nccl.version())'`; `python -X importtime -c 'import torch'` shows where an import spends
+its time.
+
+Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibility guide, minor version compatibility
+(docs.nvidia.com/deploy/cuda-compatibility).
+"""
+
+import os
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import odd_text, ranks_text
+from ddpdiag.model import Finding, Kind, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.versions import driver_version, versions
+from ddpdiag.stats import odd_ones_out
+
+# Beyond this share a slow import is a matter of the cores, and not of the file system.
+_BUSY_SHARE = 0.5
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank, and
+    `import_core_seconds` how much of it was on a core or in waiting for one."""
+
+    python: str
+    torch: str
+    cuda: str | None = None
+    hip: str | None = None
+    nccl: str | None = None
+    driver: str | None = None
+    import_seconds: float | None = None
+    import_core_seconds: float | None = None
+
+
+def measure(ctx: Context) -> Data:
+    found = versions()
+    return Data(
+        python=found.python,
+        torch=found.torch,
+        cuda=found.cuda,
+        hip=found.hip,
+        nccl=found.nccl,
+        driver=driver_version(proc_root(os.environ)),
+        import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
+        import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    data = seen.by_rank
+    torch = odd_ones_out({rank: own.torch for rank, own in data.items()})
+    yield from _differing(seen, "torch", {rank: own.torch for rank, own in data.items()}, Severity.ERROR)
+    # Another torch brings other CUDA and NCCL libraries: one cause, one finding.
+    if torch is None:
+        yield from _differing(seen, "CUDA", {rank: own.cuda for rank, own in data.items()}, Severity.ERROR)
+        yield from _differing(seen, "HIP", {rank: own.hip for rank, own in data.items()}, Severity.ERROR)
+        yield from _differing(seen, "NCCL", {rank: own.nccl for rank, own in data.items()}, Severity.ERROR)
+    pythons = {rank: own.python for rank, own in data.items()}
+    alike = len({_minor(python) for python in pythons.values()}) == 1
+    yield from _differing(seen, "Python", pythons, Severity.WARNING if alike else Severity.ERROR)
+    # CUDA's minor version compatibility lets different drivers work together, mostly.
+    drivers = {rank: own.driver for rank, own in data.items() if own.driver is not None}
+    yield from _differing(seen, "NVIDIA driver", drivers, Severity.WARNING)
+    yield from _slow_imports(seen)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _differing(
+    seen: Seen[Data], what: str, found: dict[int, str] | dict[int, str | None], severity: Severity
+) -> Iterator[Finding]:
+    odd = odd_ones_out(found)
+    if odd is None:
+        return
+    yield seen.finding(
+        what.split()[-1].lower(),
+        severity,
+        f"{what} versions differ",
+        f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
+        + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+        ranks=odd.ranks,
+        evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
+        remedy=f"Use one environment or container image on every host, so that {what} is the same.",
+    )
+
+
+def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
+    most = seen.number("slow_import_seconds", 10)
+    slow = {r: d.import_seconds for r, d in seen.by_rank.items() if d.import_seconds and d.import_seconds > most}
+    if slow:
+        worst = max(slow, key=lambda rank: slow[rank])
+        core = seen.by_rank[worst].import_core_seconds
+        busy = core is not None and core > _BUSY_SHARE * slow[worst]
+        spent = f"; {core:.1f} s of it on a core or waiting for one" if core is not None else ""
+        yield seen.finding(
+            "slow-import",
+            Severity.WARNING,
+            "importing torch is slow",
+            f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {seen.world.node_of(worst)}; "
+            f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected{spent}.",
+            ranks=tuple(slow),
+            evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
+            remedy="Look at what else keeps the cores of these hosts busy."
+            if busy
+            else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
+        )
+
+
+CHECK = Check(
+    "LCH003",
+    "versions",
+    Stage.LAUNCH,
+    Scope.RANK,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    kind=Kind.TORCH,
+    deadline=10.0,
+    settings={"slow_import_seconds": 10},
+)

@@ -1,0 +1,1 @@
+"""How the GPUs of a host reach each other, and what gets a backend around what does not work."""

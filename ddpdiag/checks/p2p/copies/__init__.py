@@ -1,0 +1,1 @@
+"""P2P002: copies between the GPUs of a host."""

@@ -1,0 +1,258 @@
+"""Copies between the GPUs of a host, and to its memory: right values, and rates.
+
+One rank of each host copies between the GPUs that ranks take there, one ordered pair after the other, directly and
+through pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on
+its position and its way, and is compared on arrival: CUDA and NVML call peer-to-peer access fine that an IOMMU or ACS
+spoils. Rates are those of the fastest of some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where
+that takes too long), timed by CUDA events. `--depth deep` adds both directions at once, and all GPUs at once.
+
+torch cannot switch peer access off again in a process, so "without P2P" is the copy through pinned memory, as NCCL does
+it with NCCL_P2P_DISABLE=1. Where each rank sees only GPUs of its own (Slurm --gpus-per-task), there are no pairs to
+try in one process; the ways to the host are measured one rank after the other.
+
+Findings and their causes:
+- wrong: words differ after a copy between two GPUs. Data is lost without an error; a job may learn nonsense.
+- host-wrong: words differ after a copy between a GPU and the host: the GPU, its link or the host's memory.
+- hung, died, raised, unheard: a copy did not end, or ended its process; the step names the GPUs. The other pairs are
+  tried in a new process, three times at most.
+- asymmetric: one direction of a pair has less than `asymmetric_ratio` of the other.
+- slow: less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer
+  access). Where whole groups are far from each other (sockets, bridges) it is good to know only.
+- p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a
+  processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself.
+- host-slow: less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over
+  such a slot: half of the lanes, a generation lost, memory of another socket.
+- unmeasured: there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to
+  copy between (GPU001 and GPU002 look why). apart, taken: ranks see GPUs of their own, or have them to themselves.
+
+Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
+
+Confirm by hand: CUDA samples' p2pBandwidthLatencyTest and simpleP2P; `nvbandwidth`; under the suspicion of ACS both
+with and without it.
+
+Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory access; NVIDIA nvbandwidth
+(github.com/NVIDIA/nvbandwidth).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.gpu import devices as gpu002
+from ddpdiag.checks.hosts import Host, hosts_of
+from ddpdiag.checks.p2p.copies.data import View, host_ways, views_of
+from ddpdiag.checks.p2p.copies.host_memory import host_slow, host_wrong
+from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, indirect, short, slow, wrong
+from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
+from ddpdiag.checks.world import World
+from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.model.copies import Copies, PairCopies
+from ddpdiag.model.trial import CONTEXT_STEP
+
+# How often what lies behind a copy that did not end is tried in a new process.
+MOST_RETRIES = 3
+
+
+def measure(ctx: Context) -> Copies:
+    ctx.step(CONTEXT_STEP)
+    from ddpdiag.workloads.copies import Told, copies
+    from ddpdiag.workloads.cuda_devices import CudaDevices
+
+    # Each rank takes cuda:local_rank; what lies behind may be somebody else's, full and busy.
+    devices = CudaDevices(ctx.place.local_world_size)
+    if not devices.count:
+        return Copies()  # no fault of this rank: why there is none is a question of other checks
+    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
+    begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
+    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, end=lambda: ctx.end)
+
+
+def _begin(rank: int) -> str:
+    """The parameter of a trial that says from which step on a rank tries."""
+    return f"begin.{rank}"
+
+
+def ground(world: World) -> str | None:
+    """As for torch's view."""
+    return gpu002.ground(world)
+
+
+def plan(seen: Seen[Copies]) -> Sequence[Trial]:
+    """One rank of each host, then the next one that sees other GPUs; then what lies behind a copy that failed."""
+    tried = {rank for trial in seen.trials for rank in trial.ranks}
+    fresh = [_first(set(_lookers(seen, host)) - tried) for host in hosts_of(seen) if host.gpus]
+    if any(fresh):
+        return (new_trial(seen, groups=tuple(own for own in fresh if own), may_fail=True),)
+    again = _again(seen)
+    if not again:
+        return ()
+    params = {_begin(rank): begin for rank, begin in again.items()}
+    return (new_trial(seen, groups=tuple((rank,) for rank in again), params=params, may_fail=True),)
+
+
+def _first(ranks: set[int]) -> tuple[int, ...]:
+    return (min(ranks),) if ranks else ()
+
+
+def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
+    """Ranks that see all GPUs of the host together, by what torch shows to them (GPU002)."""
+    met = seen.of(gpu002.CHECK)
+    living = [rank for rank in host.ranks if rank in seen.world.living]
+    shown = {rank: _shown(rank, met.by_rank[rank]) for rank in living if rank in met.by_rank}
+    if not met.trials:
+        # Not asked: a rank with several GPUs is taken to see all of them, and one with a single GPU to have its own.
+        gpus = {rank: seen.world.arrivals[rank].gpus for rank in living}
+        several = max(gpus.values(), default=0) > 1
+        shown = {rank: {"all"} if several else {str(rank)} for rank in living if gpus[rank]}
+    known: set[str] = set()
+    for rank in sorted(shown, key=lambda rank: (-len(shown[rank]), rank)):
+        if shown[rank] - known:
+            yield rank
+        known |= shown[rank]
+
+
+def _shown(rank: int, row: gpu002.Data) -> set[str]:
+    return {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(row.gpus)}
+
+
+def _again(seen: Seen[Copies]) -> dict[int, int]:
+    """For ranks whose last trial failed at a copy: from which step on to go on."""
+    last = {outcome.rank: outcome for outcome in seen.outcomes}
+    limits = _limits(seen)
+    again = {}
+    for rank, known in {row.place.rank: row.data for row in seen.rows_so_far}.items():
+        retries = sum(_begin(rank) in trial.params for trial in seen.trials)
+        stuck = last[rank] in failed(seen) and not was_going_on(last[rank], limits) and "copy" in last[rank].at
+        if stuck and retries < MOST_RETRIES and rank in seen.world.living and known.done + 1 < known.jobs:
+            again[rank] = known.done + 1
+    return again
+
+
+def moot(seen: Seen[Copies]) -> str | None:
+    """torch shows no GPU to any rank; GPU002 says why."""
+    return "torch shows no GPU to any rank that is there (GPU002)"
+
+
+def _limits(seen: Seen[Copies]) -> Limits:
+    return Limits(
+        asymmetric_ratio=seen.number("asymmetric_ratio"),
+        slow_ratio=seen.number("slow_ratio"),
+        indirect_ratio=seen.number("indirect_ratio"),
+        host_slow_ratio=seen.number("host_slow_ratio"),
+        expected_ratio=seen.number("expected_ratio"),
+        hung_seconds=seen.number("hung_seconds"),
+    )
+
+
+def judge(seen: Seen[Copies]) -> Iterator[Finding]:
+    views, limits = views_of(seen), _limits(seen)
+    yield from ends(seen, views, limits)
+    for view in views:
+        yield from wrong(seen, view)
+        yield from host_wrong(seen, view)
+        found = tuple(short(view, limits))
+        told = {way for own in found for way in own.subject.ways}
+        yield from (slow(seen, view, limits, own) for own in found)
+        yield from asymmetric(seen, view, limits, told)
+        yield from indirect(seen, view, limits, told)
+    yield from host_slow(seen, views, limits)
+    yield from untried(seen, views)
+    yield from nothing(seen, views)
+    yield from apart(seen, views)
+
+
+def figures(seen: Seen[Copies]) -> Mapping[str, Scalar]:
+    """The slowest and the median of all pairs, and of all ways to and from the hosts' memory."""
+    views = views_of(seen)
+    rates = {
+        "p2p.copy": [pair.bytes_per_s for view in views for pair in view.pairs.values() if pair.bytes_per_s],
+        "p2p.host": [own.bytes_per_s for _, _, ways in host_ways(views) for own in ways],
+        "p2p.copy_both_ways": [own.bytes_per_s for view in views for own in view.both],
+        "p2p.copy_ring": [view.ring_bytes_per_s for view in views if view.ring_bytes_per_s],
+    }
+    found: dict[str, Scalar] = {}
+    for name, values in rates.items():
+        if values:
+            found[f"{name}.min_bytes_per_s"] = min(values)
+            found[f"{name}.median_bytes_per_s"] = median(values)
+    return found
+
+
+def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
+    """Per host, each pair of GPUs that a process sees, and each GPU's ways to and from the host."""
+    views = views_of(seen)
+    found = []
+    for view in views:
+        if len(view.gpus) > 1:
+            found.append(_between(view, "copy", "", lambda pair: pair.bytes_per_s))
+            if any(pair.through_host_bytes_per_s is not None for pair in view.pairs.values()):
+                how = " through the host (P2P off)"
+                found.append(_between(view, "staged", how, lambda pair: pair.through_host_bytes_per_s))
+    for host in dict.fromkeys(view.host for view in views if view.gpus):
+        found.append(_with_host(host, [view for view in views if view.host == host]))
+    return found
+
+
+def _between(view: View, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:
+    labels = tuple(map(view.label, view.gpus))
+    own = "" if view.alone else f".rank{view.rank}"
+    cells = tuple(tuple(rate(view.pairs[a, b]) if (a, b) in view.pairs else None for b in view.gpus) for a in view.gpus)
+    return Matrix(
+        name=f"p2p.{what}.{view.host.name}{own}",
+        title=f"Copies between GPUs{how}",
+        rows=labels,
+        columns=labels,
+        cells=cells,
+        unit="bytes_per_s",
+    )
+
+
+def _with_host(host: Host, views: Sequence[View]) -> Matrix:
+    # Ranks may share a GPU.
+    known = {
+        gpu.uuid or (view.rank, index): (view.label(index), gpu) for view in views for index, gpu in view.gpus.items()
+    }
+    gpus = list(known.values())
+    return Matrix(
+        name=f"p2p.host.{host.name}",
+        title="Copies between the host's memory and its GPUs",
+        rows=("to-device", "from-device"),
+        columns=tuple(label for label, _ in gpus),
+        cells=(tuple(gpu.to_bytes_per_s for _, gpu in gpus), tuple(gpu.from_bytes_per_s for _, gpu in gpus)),
+        unit="bytes_per_s",
+    )
+
+
+CHECK = Check(
+    "P2P002",
+    "copies",
+    Stage.P2P,
+    Scope.NODE,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Copies,
+    plan=plan,
+    ground=ground,
+    moot=moot,
+    figures=figures,
+    matrices=matrices,
+    kind=Kind.TORCH,
+    # 8 GPUs: their contexts about 3 s, 16 ways to the host and 112 between GPUs less than 10 s.
+    deadline=25.0,
+    settings={
+        # Both directions of PCIe and NVLink are alike; nvbandwidth shows them within some percent of each other.
+        "asymmetric_ratio": 0.7,
+        # Half is a part that is missing (science of bottlenecks: x8, a generation, one link of two); noise is less.
+        "slow_ratio": 0.5,
+        # Peer-to-peer off was faster on eight A40 (nccl-tests issue 74); a tenth is noise.
+        "indirect_ratio": 0.9,
+        # x8 gives 0.5; GPUs of one host reach the same within a tenth, and memory of the other socket costs up to 0.3.
+        "host_slow_ratio": 0.6,
+        # AzNHC fails below 76 to 87 % of this expectation; clouds and old boards reach 60 to 70 %.
+        "expected_ratio": 0.5,
+        # A step takes less than a second on the slowest link that works.
+        "hung_seconds": 5.0,
+    },
+)

@@ -1,0 +1,213 @@
+"""Findings about copies that did not end, or ended their process; and about those that were not tried. Pure.
+
+Failures of P2P002's trials are its own to judge (`Trial.may_fail`), so whatever came of them is told here, except what
+happened to a whole rank (RUN002).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.failure_evidence import last_words, state_text
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.p2p.copies.data import View
+from ddpdiag.checks.p2p.copies.judge import Limits
+from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status
+from ddpdiag.model.copies import Copies
+
+D = TypeVar("D")
+
+# nvml.h, nvmlComputeMode_t.
+_EXCLUSIVE = (1, 3)
+_GPU = re.compile(r"GPU (\d+)")
+_VERBS = {
+    Status.HUNG: "does not end",
+    Status.DIED: "ended the process",
+    Status.RAISED: "failed",
+    Status.UNHEARD: "gave no result",
+}
+
+
+def failed(seen: Seen[Copies]) -> tuple[Outcome, ...]:
+    """Trials that did not go well by themselves, in order."""
+    return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
+
+
+def ends(seen: Seen[Copies], views: Sequence[View], limits: Limits) -> Iterator[Finding]:
+    """One finding for each step at which a rank stopped."""
+    by_rank = {view.rank: view for view in views}
+    lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
+    for outcome in failed(seen):
+        if outcome.rank in lost:
+            continue
+        view = by_rank.get(outcome.rank)
+        if was_going_on(outcome, limits):
+            yield _unfinished(seen, outcome)
+        elif view is not None and _is_taken(outcome, view):
+            yield _taken(seen, outcome, view)
+        else:
+            yield _end(seen, outcome, view)
+
+
+def was_going_on(outcome: Outcome, limits: Limits) -> bool:
+    """Was it still taking its steps, none of which takes that long? Then its time was too short."""
+    process = outcome.process
+    if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
+        return False
+    return process.step_seconds is not None and process.step_seconds < limits.hung_seconds
+
+
+def _is_taken(outcome: Outcome, view: View) -> bool:
+    """Did CUDA refuse a second process on a GPU that is set to allow one?"""
+    modes = {card.health.compute_mode for card in view.cards.values()}
+    return "busy or unavailable" in outcome.error and not modes.isdisjoint(_EXCLUSIVE)
+
+
+def _taken(seen: Seen[Copies], outcome: Outcome, view: View) -> Finding:
+    name = view.host.name
+    return seen.finding(
+        "taken",
+        Severity.INFO,
+        "pairs of GPUs were not all tried",
+        f"{name}: '{outcome.at}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
+        "GPU008), and ranks have theirs already; the collectives tell of the pairs.",
+        evidence=_evidence(outcome),
+        remedy=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
+    )
+
+
+def _end(seen: Seen[Copies], outcome: Outcome, view: View | None) -> Finding:
+    node = seen.world.node_of(outcome.rank)
+    gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if view is not None else ()
+    direct = len(gpus) == 2 and "host" not in outcome.at
+    what = f"'{outcome.at}'" if outcome.at else "the copying of GPUs"
+    verb = _VERBS[outcome.status]
+    who = f": {', '.join(map(view.full_label, gpus))}" if view is not None and gpus else ""
+    return seen.finding(
+        outcome.status.value,
+        Severity.ERROR,
+        f"{what} {verb} on {node}",
+        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(view, outcome)}",
+        ranks=(view.ranks_of(gpus) if view is not None else ()) or (outcome.rank,),
+        nodes=(node,),
+        gpus=view.uuids(gpus) if view is not None else (),
+        evidence=_evidence(outcome),
+        remedy=_remedy(outcome, node, direct=direct),
+    )
+
+
+def _story(outcome: Outcome) -> str:
+    """How it ended."""
+    process = outcome.process
+    if outcome.status is Status.HUNG and process is not None:
+        survived = " and survived SIGKILL" if process.survived else ""
+        where = f", in {process.stack[0]}" if process.stack else ""
+        since = f" after {process.step_seconds:.0f} s at that step" if process.step_seconds is not None else ""
+        return f" Its process (pid {process.pid}) was {state_text(process)}{survived}{where}{since}."
+    words = outcome.error.partition("\n")[0].rstrip(".")
+    return f" {words}." if words else ""
+
+
+def _others(view: View | None, outcome: Outcome) -> str:
+    """What is known of the other pairs."""
+    if view is None or not view.jobs:
+        return ""
+    fine = len(view.pairs)
+    left = view.jobs - view.done
+    known = f" {fine} other {'pair' if fine == 1 else 'pairs'} of GPUs were copied to the end." if fine else ""
+    return f"{known} {left} of {view.jobs} steps were not done." if left > 1 else known
+
+
+def _evidence(outcome: Outcome) -> dict[str, Scalar | list[Scalar]]:
+    process = outcome.process
+    return {
+        "last_step": outcome.at,
+        "rank": outcome.rank,
+        "trial": outcome.trial,
+        "seconds": round(outcome.seconds, 1),
+        **({"pid": process.pid, "state": process.state, "wchan": process.wchan} if process else {}),
+        **({"output": last_words(outcome.detail)} if outcome.detail else {}),
+    }
+
+
+def _remedy(outcome: Outcome, node: str, *, direct: bool) -> str:
+    process = outcome.process
+    if process is not None and process.survived:
+        return f"Reboot {node}, or reset the GPU that pid {process.pid} waits for: it cannot be killed."
+    if process is not None and process.state == "T":
+        return f"Find out who stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."
+    if "out of memory" in outcome.error:
+        return f"End what uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*`)."
+    look = f"Look for Xid lines in `dmesg` on {node}"
+    if direct:
+        return f"{look}; try the job with NCCL_P2P_DISABLE=1; check ACS and IOMMU (BIOS, `iommu=pt`)."
+    return f"{look}; reset the GPU, or leave {node} out of the job."
+
+
+def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
+    node = seen.world.node_of(outcome.rank)
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        "copies between GPUs were not all measured",
+        f"rank {outcome.rank} on {node} was still going on at '{outcome.at}' after {outcome.seconds:.1f} s: UNKNOWN "
+        "whether the rest is well.",
+        ranks=(outcome.rank,),
+        evidence=_evidence(outcome),
+        remedy=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or look at what keeps "
+        f"{node} busy.",
+        of_the_run=True,
+    )
+
+
+def untried(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+    """What there was no time for, where nothing failed."""
+    unwell = {outcome.rank for outcome in failed(seen)}
+    for view in views:
+        left = view.jobs - view.done
+        if left > 0 and view.rank not in unwell:
+            yield seen.finding(
+                "unmeasured",
+                Severity.WARNING,
+                "copies between GPUs were not all measured",
+                f"{view.host.name}: {left} of {view.jobs} steps were left out, because their time was over: UNKNOWN "
+                "whether these are well.",
+                nodes=(view.host.name,),
+                evidence={"done": view.done, "of": view.jobs},
+                remedy=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
+                of_the_run=True,
+            )
+
+
+def nothing(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+    """Hosts that promise GPUs of which torch shows none: that is asked and blamed by the checks of the stage gpu."""
+    found = dict.fromkeys(view.host for view in views if not view.gpus and not view.jobs)
+    hosts = [host for host in found if not any(view.gpus for view in views if view.host == host)]
+    if hosts:
+        names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
+        yield seen.finding(
+            "unmeasured",
+            Severity.WARNING,
+            f"there is nothing to copy between on {names_text(names, 2)}, where torch shows no GPU",
+            f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
+            "driver's list: UNKNOWN whether copies would be well.",
+            evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
+            remedy="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
+            of_the_run=True,
+        )
+
+
+def apart(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+    """Hosts whose ranks see GPUs of their own: one process has no pairs of them."""
+    nodes = list(dict.fromkeys(view.host.name for view in views if not view.alone))
+    if nodes:
+        yield seen.finding(
+            "apart",
+            Severity.INFO,
+            "pairs of GPUs were not all tried",
+            f"{names_text(nodes)}: each rank sees some of the host's GPUs only, so no process can copy between all of "
+            "them. Their ways to the host's memory were measured; the collectives tell of the pairs.",
+            evidence={"nodes": [*nodes]},
+            remedy="Show all GPUs to every rank to have each pair measured (Slurm --gpu-bind=none).",
+        )

@@ -1,0 +1,1 @@
+"""P2P003: the fallback search, for variables that avoid a fault."""

@@ -1,0 +1,322 @@
+"""Variables that get the job's backend around what hangs, fails or is slow.
+
+The best-known failure of multi-GPU training is that NCCL hangs while gloo works. Where the all-reduce of COL001 works
+over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the way between the GPUs is at
+fault, and this check climbs a ladder. Every rung is an all-reduce with checked values, in fresh processes:
+
+1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; then, one on top of the other, inside
+a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0; between hosts:
+NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network,
+too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the
+first set that works, each member is left out once, and what is not needed goes. What is left must work three times
+before it is recommended. Pairs of ranks inside a host then show between which GPUs it fails, if there is time.
+
+Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
+all-reduce without it shows what that costs.
+
+Findings:
+- fallback: the backend fails here, and works with the variables that are shown: an error, since the job fails as it
+  is. With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them.
+- slow: it works, but is faster with them (`rescue` times).
+- held-back: your own variables cost speed (`gain` times), and nothing needs them. needed: it fails without them.
+- transient: it failed in COL001, and not in three runs after that.
+- unreliable: a set of variables worked, and then did not. nothing: none works.
+- unfinished: the budget (or the run) ended before the ladder did. both: gloo fails as well, so it is not how GPUs are
+  joined.
+
+Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
+without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
+cause.
+
+Fix: `ddpdiag check --env-file ways.env` writes the exports; source them in the job until the cause is mended.
+
+Confirm by hand: Run the job, or nccl-tests' `all_reduce_perf`, once as it is and once with the variables that are
+shown; NCCL_DEBUG=INFO says which way was taken.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NCCL user
+guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NCCL issues 257 and 631
+(P2P), 342 (/dev/shm), 1672 (NVLS).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from ddpdiag.bandwidth.expectations import expect
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective.all_reduce.check import affordable
+from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, rungs_here, why_not
+from ddpdiag.checks.p2p.fallback.judge import both_fail, findings
+from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, climb, pairs_of
+from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
+from ddpdiag.checks.p2p.fallback.text import Climbed
+from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
+from ddpdiag.model.bench import Expectation, Limits
+from ddpdiag.model.context import Context
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+from ddpdiag.stats import Samples, samples
+
+_SMALL_BYTES = 4
+# Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
+_LARGE_BYTES = {"cpu": 4 << 20}
+_LARGE_ON_GPU_BYTES = 64 << 20
+# Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
+_PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
+# What must be left after the last pair: time to end it; and where the job will have the exports, to train with them.
+_END_SECONDS, _LATER_SECONDS = 2.0, 15.0
+_WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
+
+
+class Data(Struct, frozen=True):
+    """This rank's seconds for one all-reduce of `bytes` per rank, and the elements that were wrong.
+
+    `limits` are the ways out of its GPU; None on a CPU.
+    """
+
+    backend: str
+    ranks: int
+    bytes: int
+    seconds: Samples
+    wrong: int
+    limits: Limits | None = None
+
+
+def measure(ctx: Context) -> Data:
+    """A small and a large all-reduce with known sums; the large one is timed."""
+    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.devices import ways_out
+    from ddpdiag.workloads.group import process_group
+
+    backend = str(ctx.trial.params["backend"])
+    with process_group(ctx, backend) as device:
+        connect(ctx, device)
+        small = check_all_reduce(ctx, _SMALL_BYTES, device)
+        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, _LARGE_ON_GPU_BYTES), device)
+        seconds = [large.seconds]
+        if not on_any_rank(ctx, small.wrong + large.wrong > 0):
+            calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
+            seconds = time_all_reduce(ctx, large.bytes, device, calls)
+        ctx.step("look at the ways out")
+        limits = ways_out(device, ctx.trial.env) if device.type == "cuda" else None
+    return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong, limits)
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """The next rung; none without a rank that was lost meanwhile, since fewer ranks are another question."""
+    if len(seen.world.living) < seen.world.size or why_not(seen, _limits(seen)) is not None:
+        return ()
+    step, _ = _climb(seen)
+    if isinstance(step, Ended):
+        return ()
+    trial = _trial(seen, step)
+    if step.stands is None:
+        return (trial,)
+    trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
+    later = _LATER_SECONDS if seen.options.exports and step.stands.kind is Outcomes.FOUND else 0.0
+    return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
+
+
+def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
+    """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
+    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
+    if not worked or "P2P003.deadline_seconds" in seen.options.settings:
+        return usual
+    slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
+    return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
+
+
+def _limits(seen: Seen[Data]) -> Thresholds:
+    return Thresholds(seen.number("gain"), seen.number("rescue"), seen.number("slower_than_gloo"))
+
+
+def _trial(seen: Seen[Data], step: Step) -> Trial:
+    hosts = tuple(seen.world.hosts.values())
+    groups = {
+        Part.WHOLE: (seen.world.living,),
+        Part.HOSTS: tuple(ranks for ranks in hosts if len(ranks) > 1),
+        Part.PAIRS: pairs_of(hosts, step.round),
+    }[step.part]
+    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
+    trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
+    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, _first_use_seconds(seen)))
+
+
+def _first_use_seconds(seen: Seen[Data]) -> float:
+    """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
+    done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
+    slowest = max((own.get(CONTEXT_STEP, 0.0) + own.get(COMMUNICATOR_STEP, 0.0) for own in done), default=0.0)
+    return max(_LEAST_DEADLINE, _PATIENCE * slowest)
+
+
+def climbed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+    """How far the climb came: the end, or the next step where nothing can be said without it; and what was tried."""
+    step, tried = _climb(seen)
+    return (step.stands or step if isinstance(step, Step) else step), tried
+
+
+def _climb(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+    answers: dict[tuple[str, str, int], list[Tried]] = {}
+    for trial in seen.trials:
+        if _is_cut(seen, trial):
+            continue
+        key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
+        answers.setdefault(key, []).append(_tried(seen, trial))
+    return climb(ground_of(seen, _limits(seen)), answers)
+
+
+def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
+    """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
+    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
+    if not outcomes.keys() >= set(trial.ranks):
+        return True
+    return any(
+        o.status is Status.SKIPPED
+        or (o.status is Status.UNHEARD and o.rank in seen.world.out)
+        or (o.status is Status.HUNG and trial.hurried and not o.told)
+        for o in outcomes.values()
+    )
+
+
+def _tried(seen: Seen[Data], trial: Trial) -> Tried:
+    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
+    rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
+    failed = tuple(group for group in trial.groups if _fails(group, rows))
+    rates = {group: _rate(group, rows) for group in trial.groups if group not in failed}
+    worst = _worst([outcomes[rank] for group in failed for rank in group if rank in outcomes])
+    step = Step(Part(trial.params["part"]), (), int(trial.params["round"]))
+    return Tried(
+        step=step,
+        works=not failed,
+        how=_how(worst) if failed else "",
+        busbw=min(rates.values()) if rates and not failed else None,
+        failed=failed,
+        error=worst.error.partition("\n")[0] if worst else "",
+        busbws=rates,
+    )
+
+
+def _fails(group: Sequence[int], rows: Mapping[int, Data]) -> bool:
+    return any(rank not in rows or rows[rank].wrong for rank in group)
+
+
+def _rate(group: Sequence[int], rows: Mapping[int, Data]) -> float:
+    slowest = max((rows[rank] for rank in group), key=lambda data: data.seconds.median)
+    return busbw("all_reduce", slowest.bytes, slowest.seconds.median, slowest.ranks)
+
+
+def _worst(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Of those that were not told to stop, the one whose end says most."""
+    own = [o for o in outcomes if not o.told and o.status in _WORST_FIRST]
+    return min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
+
+
+def _how(worst: Outcome | None) -> str:
+    return worst.status.value if worst is not None else "wrong"
+
+
+def moot(seen: Seen[Data]) -> str | None:
+    """Nothing to climb for."""
+    return why_not(seen, _limits(seen))
+
+
+def ground(world: World) -> str | None:
+    """One rank talks to nobody, gloo has no other way, and nccl needs GPUs."""
+    if world.size == 1:
+        return "one rank alone communicates with nobody"
+    if world.backend == "gloo":
+        return "the job takes gloo, which knows one way only"
+    return without_gpu(world)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What the climb came to."""
+    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
+    if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
+        yield both_fail(seen)
+    if seen.trials and not without_backend(seen.outcomes):
+        end, tried = climbed(seen)
+        expected = _expected(seen)
+        yield from findings(
+            seen,
+            Climbed(
+                end=end,
+                tried=tried,
+                ground=ground_of(seen, _limits(seen)),
+                skipped=rungs_here(seen)[1],
+                gloo=gloo.busbw if gloo is not None else None,
+                expected=expected.busbw_bytes_per_s if expected else None,
+                source=expected.source if expected else "",
+            ),
+        )
+
+
+def _expected(seen: Seen[Data]) -> Expectation | None:
+    """What the GPUs' links and cards should give, where a set worked on all ranks and told of them."""
+    limits = {row.place.rank: row.data.limits for row in seen.rows if row.data.limits is not None}
+    hosts = {f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
+    return expect("all_reduce", seen.world.backend, hosts, limits) if limits else None
+
+
+def exports(seen: Seen[Data]) -> dict[str, str | None]:
+    """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
+    end = climbed(seen)[0] if seen.trials else None
+    if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
+        return {}
+    return Step(Part.WHOLE, end.members).env
+
+
+def job_exports(seen: Seen[Data]) -> dict[str, str | None]:
+    """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
+    return exports(seen) if seen.options.exports or works_with_exports(seen) else {}
+
+
+def works_with_exports(seen: Seen[Data]) -> bool:
+    """Did the backend fail as it is, and was a set found with which it works?"""
+    end, tried = climbed(seen) if seen.trials else (None, ())
+    return (
+        isinstance(end, Ended)
+        and end.kind is Outcomes.FOUND
+        and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
+    )
+
+
+def hindrance(seen: Seen[Data]) -> str | None:
+    """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
+    return None if works_with_exports(seen) else seen.of(all_reduce.CHECK).hindrance
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What the backend reaches with the exports: the slowest of the runs that confirmed them."""
+    end = climbed(seen)[0] if seen.trials else None
+    rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
+    return {"fallback.busbw_bytes_per_s": min(rates)} if rates and exports(seen) else {}
+
+
+CHECK = Check(
+    "P2P003",
+    "fallback",
+    Stage.P2P,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    measure=measure,
+    plan=plan,
+    judge=judge,
+    data=Data,
+    ground=ground,
+    moot=moot,
+    hindrance=hindrance,
+    figures=figures,
+    follows=(all_reduce.CHECK.code,),
+    kind=Kind.TORCH,
+    # NCCL needs 1 to 3 s to start, and each set that hangs costs all of this.
+    deadline=10,
+    fresh=True,
+    # gain: below it, noise of a busy host would look like a price. rescue, slower_than_gloo: gloo goes through the
+    # processors, and half as fast as that is no noise.
+    settings={"gain": 1.2, "rescue": 2.0, "slower_than_gloo": 2.0},
+)

@@ -1,0 +1,283 @@
+"""Climbing for overrides with which a backend works: which set to try next, after what is known. Pure.
+
+The procedure is written down as a generator: it yields what it wants to know and is sent the answer. `climb` plays the
+known answers back to it, so that the plan and the judgement run the same lines.
+
+First the environment as it is; then the same without the user's own overrides; then overrides accumulate until a set
+works. Each member of that set is left out once, and what works without it goes. The rest runs until it has worked
+CONFIRMED times. At last pairs of ranks run as it is, to show between whom it fails.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ddpdiag.checks.fabric.search.matching import round_robin
+
+# A set is recommended once it has worked so often: of what fails every second time, one in eight would pass.
+CONFIRMED = 3
+# In every round each rank has another partner, so that eight GPUs of a host are done in seven.
+MAX_ROUNDS = 15
+# Where all pairs of the first rounds fail, the others would cost their deadlines and say the same.
+ROUNDS_THAT_TELL = 2
+
+
+class Member(NamedTuple):
+    """One override: its name, its variables (None: unset), and what it takes away ("direct copies between GPUs")."""
+
+    name: str
+    env: Mapping[str, str | None]
+    what: str = ""
+
+
+Members = tuple[Member, ...]
+
+
+class Part(Enum):
+    """Who takes part together: all ranks, the ranks of each host, or pairs."""
+
+    WHOLE = "all ranks"
+    HOSTS = "each host"
+    PAIRS = "pairs"
+
+
+class Step(NamedTuple):
+    """What is to be tried: with whom, with which overrides, and for pairs in which round.
+
+    `stands` is the end that holds already, where this step only adds to it.
+    """
+
+    part: Part
+    members: Members = ()
+    round: int = 0
+    stands: "Ended | None" = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """By which answers are found again."""
+        return self.part.value, self.set, self.round
+
+    @property
+    def set(self) -> str:
+        """The members by name: "P2P + SHM"; empty for the environment as it is."""
+        return " + ".join(member.name for member in self.members)
+
+    @property
+    def env(self) -> dict[str, str | None]:
+        """The members' variables together; of two values, the last one."""
+        return {name: value for member in self.members for name, value in member.env.items()}
+
+
+class Tried(NamedTuple):
+    """What came of a step: `failed` are the groups that failed, and `how` the worst of them did ("hung", "wrong").
+
+    `busbw` is the slowest group's, None where that is not known. `error` is what was said, if anything.
+    """
+
+    step: Step
+    works: bool
+    how: str = ""
+    busbw: float | None = None
+    failed: tuple[tuple[int, ...], ...] = ()
+    error: str = ""
+    busbws: Mapping[tuple[int, ...], float] = {}
+
+
+class Ground(NamedTuple):
+    """What is known before: where it makes sense to climb.
+
+    `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
+    bandwidth below which it is.
+    `own` are the user's own overrides as members that take them away, `holding` those among them that cost speed.
+    `inside` and `across` are the rungs that may matter here; the `alternatives` come last, one at a time. `hosts` are
+    the ranks of each host.
+    """
+
+    broken: bool
+    slow_below: float | None
+    hosts: tuple[tuple[int, ...], ...]
+    own: Members = ()
+    holding: Members = ()
+    inside: Members = ()
+    across: Members = ()
+    alternatives: Members = ()
+    gain: float = 1.2
+    rescue: float = 2.0
+
+
+class Kind(Enum):
+    """How the climb ended."""
+
+    WORKS = "works"  # nothing is wrong, and nothing to gain
+    TRANSIENT = "transient"  # it failed before, and does not any more
+    FOUND = "found"  # a set with which it works, or is as fast as it should be
+    HELD_BACK = "held back"  # it works, and is faster without the user's own overrides
+    NEEDED = "needed"  # it works, and fails without the user's own overrides
+    UNRELIABLE = "unreliable"  # a set worked, and then did not
+    NOTHING = "nothing"  # no set works
+
+
+class Ended(NamedTuple):
+    """How the climb ended, with which members, and what shows it: the runs of that set, and the rounds of pairs.
+
+    `pairs_left` says that not every pair was tried that could tell something.
+    """
+
+    kind: Kind
+    members: Members = ()
+    runs: tuple[Tried, ...] = ()
+    rounds: tuple[Tried, ...] = ()
+    inside_works: bool = False
+    pairs_left: bool = False
+
+
+Answers = Mapping[tuple[str, str, int], Sequence[Tried]]
+Climb = Generator[Step, Tried, Ended]
+
+
+def climb(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, ...]]:
+    """The next step, or the end; and the answers in the order in which they were asked for."""
+    used: Counter[tuple[str, str, int]] = Counter()
+    played: list[Tried] = []
+    script = _climb(ground)
+    step = next(script)
+    while True:
+        known = answers.get(step.key, ())
+        if used[step.key] >= len(known):
+            return step, tuple(played)
+        answer = known[used[step.key]]._replace(step=step)
+        used[step.key] += 1
+        played.append(answer)
+        try:
+            step = script.send(answer)
+        except StopIteration as end:
+            return end.value, tuple(played)
+
+
+def _climb(ground: Ground) -> Climb:
+    first = yield Step(Part.WHOLE)
+    runs: tuple[Tried, ...] = (first,)
+    if first.works and (ground.broken or ground.holding or ground.slow_below is not None):
+        runs, _ = yield from _confirm((), first)
+        first = runs[-1]
+    best = max((run.busbw or 0.0 for run in runs), default=0.0)
+    # One run of a busy host says little: all of them must be slow.
+    if first.works and (ground.slow_below is None or best >= ground.slow_below):
+        if ground.holding:
+            return (yield from _price(ground, runs, best))
+        return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
+    least = ground.rescue * best if first.works else 0.0
+    found, inside_works = yield from _ascend(ground, least)
+    if found is None:
+        return (yield from _pairs(ground, Ended(Kind.NOTHING, inside_works=inside_works)))
+    members, last = yield from _minimise(found, least)
+    runs, steady = yield from _confirm(members, last)
+    kind = Kind.FOUND if steady else Kind.UNRELIABLE
+    return (yield from _pairs(ground, Ended(kind, members, runs, inside_works=inside_works)))
+
+
+def _is_enough(tried: Tried, least: float) -> bool:
+    return tried.works and (tried.busbw or 0.0) >= least
+
+
+def _price(ground: Ground, usual: tuple[Tried, ...], best: float) -> Climb:
+    """It works: is it faster without what holds it back? Each run without it than the best one with it."""
+    members = ground.holding
+    without = yield Step(Part.WHOLE, members)
+    if not without.works:
+        return Ended(Kind.NEEDED, members, (without,))
+    least = ground.gain * best
+    if not _is_enough(without, least):
+        return Ended(Kind.WORKS, (), (*usual, without))
+    # What is nearly as fast with an override as without it does not blame that one.
+    members, last = yield from _minimise((members, without), max(least, (without.busbw or 0.0) / ground.gain))
+    runs, steady = yield from _confirm(members, last)
+    fast = steady and all(_is_enough(run, least) for run in runs)
+    return Ended(Kind.HELD_BACK if fast else Kind.WORKS, members if fast else (), runs)
+
+
+def _ascend(ground: Ground, least: float) -> Generator[Step, Tried, tuple[tuple[Members, Tried] | None, bool]]:
+    """The first set that works, with its run, and whether all is well inside each host as it is."""
+    inside_works = False
+    if len(ground.hosts) > 1 and max(map(len, ground.hosts)) > 1:
+        inside_works = _is_enough((yield Step(Part.HOSTS)), least)
+    members = ground.own
+    if members:
+        tried = yield Step(Part.WHOLE, members)
+        if _is_enough(tried, least):
+            return (members, tried), inside_works
+    if not inside_works:
+        members, last = yield from _pile_up(ground, members, least)
+        if last is not None and _is_enough(last, least):
+            return (members, last), inside_works
+    piles = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
+    for candidate in (*piles, *((*members, *ground.across, other) for other in ground.alternatives)):
+        tried = yield Step(Part.WHOLE, candidate)
+        if _is_enough(tried, least):
+            return (candidate, tried), inside_works
+    return None, inside_works
+
+
+def _pile_up(ground: Ground, members: Members, least: float) -> Generator[Step, Tried, tuple[Members, Tried | None]]:
+    """The rungs inside a host, one on top of the other, and the run of all ranks with the last of them.
+
+    Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
+    """
+    for rung in ground.inside:
+        members = (*members, rung)
+        if len(ground.hosts) > 1:
+            if _is_enough((yield Step(Part.HOSTS, members)), least):
+                return members, (yield Step(Part.WHOLE, members))
+            continue
+        tried = yield Step(Part.WHOLE, members)
+        if _is_enough(tried, least):
+            return members, tried
+    return members, None
+
+
+def _minimise(found: tuple[Members, Tried], least: float) -> Generator[Step, Tried, tuple[Members, Tried]]:
+    """Leave each member out once; the last run of the set that is left. The empty set is known not to do."""
+    members, last = found
+    for member in members:
+        rest = tuple(other for other in members if other is not member)
+        if not rest:
+            break
+        tried = yield Step(Part.WHOLE, rest)
+        if _is_enough(tried, least):
+            members, last = rest, tried
+    return members, last
+
+
+def _confirm(members: Members, last: Tried) -> Generator[Step, Tried, tuple[tuple[Tried, ...], bool]]:
+    """Run it until it worked CONFIRMED times in all, or failed."""
+    runs = [last]
+    while len(runs) < CONFIRMED and runs[-1].works:
+        runs.append((yield Step(Part.WHOLE, members)))
+    return tuple(runs), runs[-1].works
+
+
+def _pairs(ground: Ground, end: Ended) -> Climb:
+    """Rounds of pairs inside the hosts, as it is, where more than two ranks could be the reason."""
+    most = max(map(len, ground.hosts))
+    if most <= 2 or end.inside_works:
+        return end
+    every = most - 1 + most % 2
+    for number in range(min(every, MAX_ROUNDS)):
+        stands = end._replace(pairs_left=True)
+        tried = yield Step(Part.PAIRS, (), number, stands)
+        end = end._replace(rounds=(*end.rounds, tried), pairs_left=number + 1 < every)
+        all_fail = all(len(own.failed) == len(pairs_of(ground.hosts, at)) for at, own in enumerate(end.rounds))
+        if len(end.rounds) == ROUNDS_THAT_TELL and all_fail:
+            break
+    return end
+
+
+def pairs_of(hosts: Sequence[tuple[int, ...]], number: int) -> tuple[tuple[int, ...], ...]:
+    """The pairs of a round, inside each host; a host with fewer ranks is done earlier."""
+    return tuple(
+        pair
+        for ranks in hosts
+        if len(ranks) > 1 and number < len(ranks) - 1 + len(ranks) % 2
+        for pair in round_robin(ranks, number)
+    )

@@ -1,0 +1,177 @@
+"""Ways between the GPUs of a host.
+
+NCCL sends from GPU to GPU over NVLink or, peer to peer (P2P), over PCIe, and where neither is possible through shared
+memory of the host, at a fraction of the speed. This check asks NVML how each pair is connected and whether P2P is
+allowed, and looks for what breaks P2P although NVML allows it: ACS (Access Control Services) on a PCIe bridge, which
+sends all traffic between peers up to the processor, and an IOMMU that translates it. NCCL then hangs at 100 % GPU
+utilisation, is slow, or sums wrong values. Whether copies work is P2P002's to say.
+
+The names are those of `nvidia-smi topo -m`: NV18 for 18 NVLinks, PIX for one PCIe switch, PXB for several, PHB for the
+processor's host bridge, NODE for several of one NUMA node, SYS for another socket. That siblings have different ways is
+normal.
+
+Findings and their causes:
+- disabled: P2P is switched off in the driver (registry key), or not allowed for a pair although most pairs of these
+  models that are connected in this way are: a bridge not seated, another slot or BIOS setting.
+- asymmetric: one direction is allowed and the other is not.
+- no-p2p: cards or board are not made for P2P, as with most consumer cards: expect the numbers of shared memory.
+- acs: ACS redirects traffic between GPUs that have no NVLink, on a host that is no virtual machine (which needs ACS). A
+  warning where a PCIe switch could have carried it, else good to know.
+- iommu: the IOMMU translates for GPUs without NVLinks: the kernel then also sets ACS where it can.
+- isolated: ranks are shown GPUs of their own by a control group, so that NVML knows nothing of ways between them.
+- unreadable: NVML could not be asked.
+
+ACS is known only to root: without it, `lspci -vvv` shows nothing of it, and this check says so.
+
+Fix: switch ACS and IOMMU (VT-d, AMD-Vi) off in the BIOS, or `setpci` as the finding says, or boot with iommu=pt; if
+copies fail, NCCL_P2P_DISABLE=1 is slow and right.
+
+Confirm by hand: `nvidia-smi topo -m; nvidia-smi topo -p2p r`; as root `lspci -vvv | grep -E '^[0-9a-f]|ACSCtl'`; `cat
+/proc/cmdline; ls /sys/kernel/iommu_groups`.
+
+Sources: NCCL user guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html), PCI
+access control services and GPU-to-GPU communication; NVML API reference (docs.nvidia.com/deploy/nvml-api),
+nvmlDeviceGetP2PStatus; PCI Express base specification, ACS; NCCL issue 257.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, label, path_views, status_of, words
+from ddpdiag.checks.p2p.paths.obstacles import acs, iommu
+from ddpdiag.checks.p2p.paths.pairs import asymmetric, disabled, refused
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Matrix, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.gpu_paths import P2P, Way, gpu_paths
+from ddpdiag.probes.iommu import surroundings
+from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.sysfs import nvidia_functions, sys_root
+
+# As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
+_CELLS = {
+    P2P.OK: "OK",
+    P2P.CHIPSET_NOT_SUPPORTED: "CNS",
+    P2P.GPU_NOT_SUPPORTED: "GNS",
+    P2P.TOPOLOGY_NOT_SUPPORTED: "TNS",
+    P2P.DISABLED_BY_REGKEY: "DR",
+    P2P.NOT_SUPPORTED: "NS",
+}
+
+
+def measure(ctx: Context) -> Data:
+    # What lies around first: NVML may hang, and its step then says so.
+    proc, sys = proc_root(os.environ), sys_root(os.environ)
+    around = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
+    return Data(paths=gpu_paths(ctx.step), around=around)
+
+
+def ground(world: World) -> str | None:
+    """A pair takes two GPUs on one host; ranks that are bound to one GPU each show one only."""
+    reason = devices.ground(world)
+    if reason is not None:
+        return reason
+    arrivals = world.arrivals
+    pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in world.hosts.values())
+    return None if pairs else "no host has two GPUs"
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    for view in path_views(seen):
+        for look in (_unreadable, _isolated, disabled, asymmetric, refused, acs, iommu):
+            yield from look(seen, view)
+
+
+def _unreadable(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+    if view.errors and not view.gpus:
+        yield seen.finding(
+            "unreadable",
+            Severity.WARNING,
+            "the ways between GPUs cannot be read",
+            f"{view.host.name}: NVML says {view.errors[0]!r}: UNKNOWN how its {view.host.gpus} GPUs are connected.",
+            ranks=view.host.ranks,
+            evidence={"error": view.errors[0]},
+            remedy=f"Run `nvidia-smi topo -m` on {view.host.name} and follow what it says.",
+        )
+
+
+def _isolated(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+    if view.is_split:
+        most = max(view.views)
+        yield seen.finding(
+            "isolated",
+            Severity.INFO,
+            "each rank is shown GPUs of its own",
+            f"{view.host.name}: of {len(view.gpus)} GPUs no rank is shown more than {most}, so NVML knows nothing of "
+            "ways between the others, and CUDA may not open their memory (NCCL: 'invalid device ordinal').",
+            ranks=view.host.ranks,
+            evidence={"gpus": [label(gpu) for gpu in view.gpus], "shown": list(view.views)},
+            remedy="Give all GPUs of a host to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
+            "--gpus-per-task), and let each take its own by LOCAL_RANK.",
+        )
+
+
+def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
+    """How the GPUs of each host are connected; and what NVML says of P2P, where that is not OK everywhere."""
+    for view in path_views(seen):
+        if any(pair.known for pair in view.pairs):
+            yield _matrix(view, "topology", "ways between GPUs", _way_cells(view))
+            if any(pair.works is False for pair in view.pairs):
+                yield _matrix(view, "status", f"P2P allowed by NVML ({_legend(view)})", _status_cells(view))
+
+
+Cells = tuple[tuple[str | None, ...], ...]
+
+
+def _matrix(view: PathView, what: str, title: str, cells: Cells) -> Matrix:
+    names = tuple(f"GPU {gpu.index}" for gpu in view.gpus)
+    return Matrix(name=f"p2p.{what}.{view.host.name}", title=title, rows=names, columns=names, cells=cells)
+
+
+def _way_cells(view: PathView) -> Cells:
+    def word(way: Way, pair: Pair) -> str | None:
+        return f"NV{way.nvlinks}" if way.nvlinks else None if pair.level is None else pair.level.name
+
+    return _cells(view, word)
+
+
+def _status_cells(view: PathView) -> Cells:
+    def word(way: Way, pair: Pair) -> str | None:
+        status = status_of(way)
+        return None if status is None else _CELLS[status]
+
+    return _cells(view, word)
+
+
+def _legend(view: PathView) -> str:
+    """The letters that occur, in words: "DR: disabled by regkey"."""
+    found = {status for pair in view.pairs for status in pair.statuses} - {P2P.OK}
+    return ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
+
+
+def _cells(view: PathView, word: Callable[[Way, Pair], str | None]) -> Cells:
+    known: dict[tuple[int, int], str | None] = {}
+    for pair in view.pairs:
+        for source, target, way in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
+            known[source.index, target.index] = None if way is None else word(way, pair)
+    order = [gpu.index for gpu in view.gpus]
+    return tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
+
+
+CHECK = Check(
+    "P2P001",
+    "topology",
+    Stage.P2P,
+    Scope.NODE,
+    manual=__doc__ or "",
+    measure=measure,
+    judge=judge,
+    data=Data,
+    plan=memory_errors.plan,
+    ground=ground,
+    matrices=lambda seen: tuple(matrices(seen)),
+    # As GPU003: without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
+    deadline=45.0,
+)

@@ -1,0 +1,217 @@
+"""The GPUs of each host and the ways between them, put together from what its ranks answered to P2P001."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.probes.gpu_paths import P2P, Level, PathGpu, Paths, Way
+from ddpdiag.probes.iommu import Surroundings
+
+# What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
+UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
+_PAIRS_SHOWN = 4
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """The GPUs that NVML shows to a rank, and what lies around them."""
+
+    paths: Paths
+    around: Surroundings = Surroundings()
+
+
+class Pair(NamedTuple):
+    """Two GPUs of a host, and the ways between them (None: not asked, since no rank is shown both).
+
+    `level` is where their PCIe ways meet; `statuses` is what NVML says of the two directions, as far as it does.
+    """
+
+    one: PathGpu
+    other: PathGpu
+    there: Way | None
+    back: Way | None
+    level: Level | None
+    statuses: tuple[P2P, ...]
+
+    @property
+    def known(self) -> tuple[Way, ...]:
+        """The ways that were asked."""
+        return tuple(way for way in (self.there, self.back) if way is not None)
+
+    @property
+    def is_linked(self) -> bool:
+        """Are there NVLinks between them, as far as is known?"""
+        return any(way.nvlinks for way in self.known)
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Are there certainly no NVLinks between them?"""
+        return bool(self.known) and all(way.nvlinks == 0 for way in self.known)
+
+    @property
+    def works(self) -> bool | None:
+        """Does NVML allow both directions? None if it says nothing."""
+        return all(status is P2P.OK for status in self.statuses) if self.statuses else None
+
+    @property
+    def is_asymmetric(self) -> bool:
+        """Is one direction allowed and the other not?"""
+        return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.works
+
+    @property
+    def name(self) -> str:
+        """Such as "GPU 1 - GPU 2"."""
+        return f"GPU {self.one.index} - GPU {self.other.index}"
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What pairs must have in common to be compared: models, where their ways meet, NVLink or not."""
+        return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.is_linked)
+
+
+class PathView(Struct, frozen=True, kw_only=True):
+    """One host: the job's GPUs, each pair of them, and what lies around; `errors` are those of NVML itself.
+
+    `views` says how many GPUs each rank that was asked is shown.
+    """
+
+    host: Host
+    gpus: tuple[PathGpu, ...]
+    pairs: tuple[Pair, ...]
+    around: Surroundings
+    views: tuple[int, ...]
+    errors: tuple[str, ...] = ()
+
+    @property
+    def unlinked(self) -> tuple[Pair, ...]:
+        """Pairs without NVLinks: they go over PCIe."""
+        return tuple(pair for pair in self.pairs if pair.is_unlinked)
+
+    @property
+    def through_memory(self) -> tuple[Pair, ...]:
+        """Pairs that NCCL by itself connects through the host's memory, however fast their copies are.
+
+        But for processors of AMD it uses P2P no further than behind PCIe switches (graph/paths.cc, ncclTopoCheckP2p).
+        """
+        if self.around.processor in (None, "AuthenticAMD"):
+            return ()
+        return tuple(pair for pair in self.unlinked if pair.level is not None and pair.level > Level.PXB)
+
+    @property
+    def is_split(self) -> bool:
+        """Are ranks shown different GPUs, so that nothing is known of some pairs?"""
+        return len(self.views) > 1 and any(not pair.known for pair in self.pairs)
+
+
+def pair_of(one: PathGpu, other: PathGpu, there: Way | None, back: Way | None) -> Pair:
+    """A pair, with what its ways say."""
+    known = [way for way in (there, back) if way is not None]
+    levels = {way.level for way in known}
+    told = [status_of(way) for way in known]
+    return Pair(
+        one,
+        other,
+        there,
+        back,
+        level=next((level for level in Level if level in levels), None),
+        statuses=tuple(status for status in told if status is not None),
+    )
+
+
+def status_of(way: Way) -> P2P | None:
+    """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
+    told = [P2P(status) for status in (way.read, way.write) if status is not None]
+    if way.nvlinks and way.nvlink == P2P.DISABLED_BY_REGKEY:
+        told.append(P2P.DISABLED_BY_REGKEY)
+    known = [status for status in told if status is not P2P.UNKNOWN]
+    return next((status for status in known if status is not P2P.OK), P2P.OK) if known else None
+
+
+def path_views(seen: Seen[Data]) -> tuple[PathView, ...]:
+    """The hosts that answered, in order.
+
+    GPUs that no rank may use are somebody else's, and left out; so are those that are cut into slices (MIG), between
+    which there is no P2P.
+    """
+    held = seen.memo.get("path views")
+    if not isinstance(held, tuple):
+        ours = _ours(seen)
+        held = tuple(_view(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
+        seen.memo["path views"] = held
+    return held
+
+
+def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:
+    """UUIDs of each host's GPUs that count, by its ranks; hosts of which GPU003 knows nothing are left out."""
+    ours: dict[tuple[int, ...], set[str]] = {}
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        own = ours.setdefault(card.host.ranks, set())
+        if card.health.uuid is not None and not card.health.mig:
+            own.add(card.health.uuid)
+    return ours
+
+
+def _view(host: Host, answers: Sequence[Data], ours: set[str] | None) -> PathView:
+    asked = [row.paths for row in answers]
+    gpus = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
+    gpus = tuple(gpu for gpu in gpus if ours is None or gpu.uuid is None or gpu.uuid in ours)
+    ways = {key: way for paths in asked for key, way in _ways(paths)}
+    return PathView(
+        host=host,
+        gpus=gpus,
+        pairs=tuple(
+            pair_of(one, other, ways.get((_key(one), _key(other))), ways.get((_key(other), _key(one))))
+            for one, other in combinations(gpus, 2)
+        ),
+        around=answers[0].around,
+        views=tuple(len(paths.gpus) for paths in asked),
+        errors=tuple(paths.error for paths in asked if paths.error),
+    )
+
+
+def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
+    """Each GPU once, in bus order. Ranks with GPUs of their own all count from 0: then the order is the number."""
+    own = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
+    if len({gpu.index for gpu in own}) == len(own):
+        return tuple(own)
+    return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
+
+
+def _ways(paths: Paths) -> Iterator[tuple[tuple[str, str], Way]]:
+    keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
+    for way in paths.ways:
+        if way.source in keys and way.target in keys:
+            yield (keys[way.source], keys[way.target]), way
+
+
+def _key(gpu: PathGpu) -> str:
+    return gpu.uuid or gpu.pci or f"index {gpu.index}"
+
+
+def label(gpu: PathGpu) -> str:
+    """Such as "GPU 5 (GPU-3f1c..., PCI 0000:65:00.0)"."""
+    known = ", ".join(filter(None, [gpu.uuid, f"PCI {gpu.pci}" if gpu.pci else None]))
+    return f"GPU {gpu.index}{f' ({known})' if known else ''}"
+
+
+def gpus_of(pairs: Iterable[Pair]) -> tuple[PathGpu, ...]:
+    """The GPUs of some pairs, each once, by number."""
+    return tuple(
+        sorted({gpu.index: gpu for pair in pairs for gpu in (pair.one, pair.other)}.values(), key=lambda gpu: gpu.index)
+    )
+
+
+def pairs_text(pairs: Sequence[Pair]) -> str:
+    """Such as "GPU 0 - GPU 1, GPU 0 - GPU 2 and 26 more"."""
+    more = f" and {len(pairs) - _PAIRS_SHOWN} more" if len(pairs) > _PAIRS_SHOWN else ""
+    return ", ".join(pair.name for pair in pairs[:_PAIRS_SHOWN]) + more
+
+
+def words(status: P2P) -> str:
+    """A status in words: "disabled by regkey"."""
+    return status.name.replace("_", " ").lower().replace("gpu", "GPU")

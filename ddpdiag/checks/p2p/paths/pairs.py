@@ -1,0 +1,176 @@
+"""P2P001's first half: what NVML says of pairs of GPUs, and which of them differ from their likes."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.p2p.paths.data import (
+    UNSUPPORTED,
+    Data,
+    Pair,
+    PathView,
+    gpus_of,
+    label,
+    pairs_text,
+    path_views,
+    words,
+)
+from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu_paths import P2P, PathGpu
+
+_LISTED = 64
+
+
+def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
+    """Pairs that are not allowed, although more than half of those of their kind are.
+
+    Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
+    differ is no vote.
+    """
+    held = seen.memo.get("odd pairs")
+    if not isinstance(held, frozenset):
+        held = seen.memo["odd pairs"] = _odd(path_views(seen))
+    return held
+
+
+def _odd(views: Sequence[PathView]) -> frozenset[Pair]:
+    kinds: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
+    for view in views:
+        for pair in view.pairs:
+            if pair.works is not None and not pair.is_asymmetric:
+                kinds[pair.kind].append(pair)
+    return frozenset(
+        pair
+        for pairs in kinds.values()
+        if 2 * sum(bool(pair.works) for pair in pairs) > len(pairs)
+        for pair in pairs
+        if not pair.works
+    )
+
+
+def disabled(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+    """Pairs that could do P2P and may not: switched off in the driver, or unlike the others."""
+    odd = odd_pairs(seen)
+    pairs = [pair for pair in view.pairs if not pair.is_asymmetric and (pair in odd or _is_switched_off(pair))]
+    if pairs:
+        yield _disabled(seen, view, pairs)
+
+
+def _is_switched_off(pair: Pair) -> bool:
+    return P2P.DISABLED_BY_REGKEY in pair.statuses
+
+
+def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Finding:
+    gpu = _common(view, pairs)
+    switched_off = any(map(_is_switched_off, pairs))
+    whose = f"; all of them are pairs of {label(gpu)}" if gpu is not None else ""
+    expected = (
+        "it was switched off in the driver"
+        if switched_off
+        else "more than half of the pairs of these models that are connected in this way may"
+    )
+    return seen.finding(
+        "disabled",
+        Severity.WARNING,
+        "P2P is not allowed between GPUs",
+        f"{view.host.name}: {len(pairs)} of {len(view.pairs)} pairs of GPUs may not reach each other's memory "
+        f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL goes through shared memory there.",
+        nodes=(view.host.name,),
+        gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
+        links=[_link(view, pair, "<->") for pair in pairs],
+        evidence={
+            "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs[:_LISTED]],
+            "gpus": [label(member) for member in gpus_of(pairs)],
+        },
+        remedy=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {view.host.name}; "
+        + (
+            "remove the key from NVreg_RegistryDwords (/proc/driver/nvidia/params shows it) and load the driver anew."
+            if switched_off
+            else "compare slots, bridges and BIOS settings with those of the other pairs."
+        ),
+    )
+
+
+def _common(view: PathView, pairs: Sequence[Pair]) -> PathGpu | None:
+    """The one GPU that is in each of several pairs, and in no pair that is allowed."""
+    if len(pairs) < 2:
+        return None
+    for gpu in (pairs[0].one, pairs[0].other):
+        own = [pair for pair in view.pairs if gpu in (pair.one, pair.other)]
+        if all(gpu in (pair.one, pair.other) for pair in pairs) and not any(pair.works for pair in own):
+            return gpu
+    return None
+
+
+def asymmetric(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+    """Pairs of which one direction is allowed and the other is not."""
+    pairs = [pair for pair in view.pairs if pair.is_asymmetric]
+    if pairs:
+        closed = [(pair, *_closed(pair)) for pair in pairs]
+        yield seen.finding(
+            "asymmetric",
+            Severity.WARNING,
+            "P2P is allowed in one direction only",
+            f"{view.host.name}: "
+            + "; ".join(
+                f"{label(source)} may not reach {label(target)} ({_reasons([pair])}), but the other way round it may"
+                for pair, source, target in closed[:4]
+            )
+            + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
+            + "; both directions expected.",
+            nodes=(view.host.name,),
+            links=[f"{view.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
+            evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
+            remedy=f"Look at `nvidia-smi topo -p2p r` and `topo -p2p w` on {view.host.name}, and reset these GPUs; "
+            "set NCCL_P2P_DISABLE=1 if copies fail.",
+        )
+
+
+def _closed(pair: Pair) -> tuple[PathGpu, PathGpu]:
+    """Source and target of the direction that is not allowed."""
+    there, _ = pair.statuses
+    return (pair.one, pair.other) if there is not P2P.OK else (pair.other, pair.one)
+
+
+def refused(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+    """Pairs without NVLinks that are not made for P2P."""
+    odd = odd_pairs(seen)
+    pairs = [
+        pair
+        for pair in view.unlinked
+        if pair.statuses and all(status in UNSUPPORTED for status in pair.statuses) and pair not in odd
+    ]
+    if pairs:
+        yield seen.finding(
+            "no-p2p",
+            Severity.INFO,
+            "GPUs without P2P",
+            f"{view.host.name}: NVML says that {len(pairs)} of {len(view.unlinked)} pairs of GPUs without NVLinks "
+            f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL goes through shared memory of the host "
+            "there: expect its bandwidth.",
+            nodes=(view.host.name,),
+            evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
+            remedy="Nothing, if these cards are not made for it (most consumer cards are not).",
+        )
+
+
+def _reasons(pairs: Sequence[Pair]) -> str:
+    """Why these may not, each reason once: "chipset not supported"."""
+    found = dict.fromkeys(status for pair in pairs for status in pair.statuses if status is not P2P.OK)
+    return ", ".join(map(words, found))
+
+
+def _link(view: PathView, pair: Pair, mark: str) -> str:
+    return f"{view.host.name}: GPU {pair.one.index} {mark} GPU {pair.other.index}"
+
+
+def said_of_pairs(seen: Seen[Data], view: PathView) -> Iterator[str]:
+    """What of this speaks for P2P to fail on that host, as sentences."""
+    odd = odd_pairs(seen)
+    for pairs, why in (
+        ([pair for pair in view.pairs if _is_switched_off(pair)], "is switched off in the driver (registry key)"),
+        ([pair for pair in view.pairs if pair.is_asymmetric], "is allowed by NVML in one direction only"),
+        ([pair for pair in view.pairs if pair in odd and not _is_switched_off(pair)], "is not allowed by NVML"),
+    ):
+        if pairs:
+            yield f"P2P {why} for {pairs_text(pairs)}"

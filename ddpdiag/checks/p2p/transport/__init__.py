@@ -1,0 +1,1 @@
+"""P2P004: the transport that NCCL chose."""

@@ -1,0 +1,191 @@
+"""Transport: what NCCL chose between the ranks, from its own log.
+
+NCCL picks a way for each pair of ranks and falls back in silence: from NVLink or PCIe (P2P) to the host's memory (SHM),
+from InfiniBand with GPUDirect RDMA (GDRDMA) to copies through the host, and to plain sockets. Training then works, at a
+fraction of the speed. This check runs two all-reduces with NCCL_DEBUG=INFO in a worker of its own, and reads what NCCL
+wrote: version, network, the way to each peer, NVLS (NVLink SHARP), algorithms. The user's own debug settings are not
+touched elsewhere. The ways are in the report's matrix "p2p.transport" and in the ranks' column.
+
+Findings and their causes:
+- sockets: hosts talk over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, an
+  NCCL_IB_HCA that fits no port, libibverbs or /dev/infiniband missing in the container. (RoCE ports: INFO only, since
+  clouds show some that reach no other host.)
+- no-gdr: some hosts go without GPUDirect RDMA, or all do: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter too
+  far apart, NCCL_NET_GDR_LEVEL.
+- inside: ranks of one host talk over shared memory or the network although NVLinks connect their GPUs:
+  NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_HOSTID (LCH002), containers that do not see each other's GPUs.
+- nvls: some GPUs offer NVLink SHARP and others do not; NCCL then goes without it everywhere. Look at the fabric
+  manager.
+- mixed-versions: ranks load different NCCLs, though torch names the same one (LCH003): LD_LIBRARY_PATH, LD_PRELOAD.
+- warned: what NCCL itself warns of.
+- unreadable: NCCL wrote no log, or none that this version understands, so the transport is not known.
+
+Fix: do what the finding says; run the job once with NCCL_DEBUG=INFO and compare.
+
+Confirm by hand: Run the job once with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET,P2P,SHM,GRAPH, and look for ` via
+P2P`, ` via SHM`, ` via NET/` and `[send]`.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NCCL's
+src/transport and src/graph/paths.cc; NCCL issue 1537 (GPUDirect RDMA).
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.collective.all_reduce.check import LARGE_BYTES, SMALL_BYTES
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.p2p.transport import judge as findings
+from ddpdiag.checks.p2p.transport.data import Data, view_of
+from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.probes.interfaces import interfaces
+from ddpdiag.probes.nccl_log import Hop, Log, read_log
+from ddpdiag.probes.nvlink import Connections, connections
+from ddpdiag.probes.rdma import has_peer_memory, rdma_ports
+from ddpdiag.probes.sysfs import sys_root
+
+# All of them are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
+SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING"
+# A matrix of more ranks is not read by anybody.
+MOST_RANKS = 16
+
+
+def measure(ctx: Context) -> Data:
+    """Two all-reduces, and what NCCL wrote about them."""
+    import torch
+
+    from ddpdiag.workloads.collectives import check_all_reduce, connect
+    from ddpdiag.workloads.devices import describe
+    from ddpdiag.workloads.group import process_group
+
+    path = Path(ctx.scratch) / f"nccl-{ctx.trial.number}-{ctx.place.rank}.log"
+    # The plan does not know this host's directory, so this one variable is set here. It is not too late: NCCL reads it
+    # with its first message, and in a fresh worker there was none. It expands %h and %p.
+    os.environ["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
+    with process_group(ctx, "nccl") as device:
+        connect(ctx, device)
+        check_all_reduce(ctx, SMALL_BYTES, device)
+        check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
+    ctx.step("read NCCL's log")
+    log = read_log(path)
+    root, uuid = sys_root(os.environ), describe(device).uuid
+    return Data(
+        log=None if log is None else _as_ranks(log, ctx.group),
+        gpu_uuid=uuid,
+        links=connections(uuid, torch.cuda.get_device_capability(device)) if uuid else Connections(),
+        ports=rdma_ports(root),
+        socket_bytes_per_s=_nominal(root, () if log is None else log.sockets),
+        peer_memory=has_peer_memory(root),
+    )
+
+
+def _as_ranks(log: Log, group: Sequence[int]) -> Log:
+    """The log with the job's ranks in place of NCCL's, which count within the group."""
+    hops = (hop for hop in log.hops if hop.source < len(group) and hop.target < len(group))
+    links = {rank: peers for rank, peers in log.nvlinked.items() if max(rank, *peers) < len(group)}
+    return structs.replace(
+        log,
+        hops=tuple(structs.replace(hop, source=group[hop.source], target=group[hop.target]) for hop in hops),
+        nvlinked={group[rank]: tuple(group[peer] for peer in peers) for rank, peers in links.items()},
+    )
+
+
+def _nominal(sys: Path, names: Sequence[str]) -> float | None:
+    known = [interface.bytes_per_s for interface in interfaces(sys) or () if interface.name in names]
+    rates = [rate for rate in known if rate is not None]
+    return sum(rates) if rates and len(rates) == len(names) else None
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
+    env = fallback.job_exports(seen.of(fallback.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
+
+
+def ground(world: World) -> str | None:
+    """Only NCCL has transports to choose from, and between GPUs of several ranks."""
+    if world.size == 1:
+        return "one rank alone communicates with nobody"
+    if world.backend != "nccl":
+        return f"the backend is {world.backend}; only nccl has several transports"
+    return without_gpu(world)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    view = view_of(seen)
+    yield from findings.unreadable(view)
+    yield from findings.versions(view)
+    # With variables that get around what does not work, NCCL goes the ways that are left.
+    if not fallback.works_with_exports(seen.of(fallback.CHECK)):
+        yield from findings.sockets(view)
+        yield from findings.gpudirect(view)
+        yield from findings.inside(view)
+    yield from findings.nvls(view)
+    yield from findings.warned(view)
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """The ways that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
+    view = view_of(seen)
+    return {rank: {"transport": _words(view.by_rank.get(rank, ()), log)} for rank, log in view.logs.items()}
+
+
+def _words(hops: Sequence[Hop], log: Log) -> str:
+    texts = sorted({hop.text for hop in hops}, key=lambda text: (text.startswith("NET"), text))
+    return ", ".join([*texts, *(["NVLS"] if log.nvls_channels else [])])
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """NCCL's version and network, and the algorithm for each size, as the first rank that tells them has it."""
+    logs = view_of(seen).logs.values()
+    out: dict[str, Scalar] = {}
+    for name, value in (
+        ("version", next((log.version for log in logs if log.version), None)),
+        ("network", next((log.network for log in logs if log.network), None)),
+    ):
+        if value is not None:
+            out[f"nccl.{name}"] = value
+    for choice in next((log.choices for log in logs if log.choices), ()):
+        out[f"nccl.algorithm.{choice.bytes}"] = f"{choice.algorithm}/{choice.protocol}"
+    return out
+
+
+def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+    """From rank to rank, where NCCL opened a way; others go through peers, or through NVLS."""
+    view = view_of(seen)
+    ranks = tuple(view.rows)
+    if not view.hops or len(ranks) > MOST_RANKS:
+        return ()
+    texts: dict[tuple[int, int], list[str]] = {}
+    for hop in view.hops:
+        texts.setdefault((hop.source, hop.target), []).append(hop.text)
+    names = tuple(f"rank {rank}" for rank in ranks)
+    cells = tuple(tuple(", ".join(sorted(texts.get((a, b), []))) or None for b in ranks) for a in ranks)
+    return (Matrix(name="p2p.transport", title="NCCL's transport", rows=names, columns=names, cells=cells),)
+
+
+CHECK = Check(
+    "P2P004",
+    "transport",
+    Stage.P2P,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=ground,
+    columns=columns,
+    figures=figures,
+    matrices=matrices,
+    needs=("P2P003",),
+    kind=Kind.TORCH,
+    # A new context and a new communicator: 1 to 4 s on 8 GPUs.
+    deadline=20,
+    fresh=True,
+)

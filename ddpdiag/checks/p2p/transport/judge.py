@@ -1,0 +1,245 @@
+"""Findings of P2P004, one function for each."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdiag.bandwidth.text import rate_text, times_text
+from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
+from ddpdiag.checks.launch import versions as lch003
+from ddpdiag.checks.p2p.transport.data import SOCKET, View
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.probes.nccl_log import Hop
+from ddpdiag.stats import odd_ones_out
+
+_LOG_LINES = 4
+
+
+def unreadable(view: View) -> Iterator[Finding]:
+    """Ranks whose log says nothing of a way."""
+    silent = tuple(
+        rank for rank, data in view.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
+    )
+    if silent:
+        versions = sorted({log.version for rank in silent if (log := view.logs.get(rank)) and log.version})
+        which = f" (version {', '.join(versions)})" if versions else ""
+        yield view.seen.finding(
+            "unreadable",
+            Severity.WARNING,
+            "NCCL's log does not say how ranks talk",
+            f"The log of NCCL{which} on {ranks_text(silent)} of {len(view.rows)} tells no way to any peer: UNKNOWN "
+            "which transport it uses.",
+            ranks=silent,
+            remedy="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
+            "with 'via'.",
+        )
+
+
+def versions(view: View) -> Iterator[Finding]:
+    """Different NCCLs, unless LCH003 says so already."""
+    odd = odd_ones_out({rank: log.version for rank, log in view.logs.items() if log.version})
+    told = {own.nccl for own in view.seen.of(lch003.CHECK).by_rank.values()}
+    if odd is None or len(told) > 1:
+        return
+    yield view.seen.finding(
+        "mixed-versions",
+        Severity.ERROR,
+        "ranks load different versions of NCCL",
+        f"NCCL: {odd_text(odd, missing='none')}; one version on every rank is expected"
+        + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+        ranks=odd.ranks,
+        evidence={ranks_text(ranks): str(version) for version, ranks in odd.groups.items()},
+        remedy="Look at LD_LIBRARY_PATH and LD_PRELOAD there; use one container image or environment on every host.",
+    )
+
+
+def sockets(view: View) -> Iterator[Finding]:
+    """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends."""
+    crossing = [hop for hop in view.outside if hop.name == SOCKET]
+    taken = [hop for hop in crossing if all(view.ports(view.host(rank)) for rank in (hop.source, hop.target))]
+    ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
+    if not ranks:
+        return
+    hosts = view.seen.world.nodes_of(ranks)
+    ports = {host: view.ports(host) for host in hosts}
+    kind = "InfiniBand" if all(port.infiniband for own in ports.values() for port in own) else "RoCE"
+    first = hosts[0]
+    names = names_text([port.name for port in ports[first]], 4)
+    wires = sorted({name for rank in ranks if rank in view.logs for name in view.logs[rank].sockets})
+    cost, evidence = _cost(view, ranks)
+    why = view.reasons(ranks)
+    yield view.seen.finding(
+        "sockets",
+        Severity.WARNING if kind == "InfiniBand" else Severity.INFO,
+        f"NCCL uses sockets, not {kind}",
+        f"NCCL sends over sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
+        f"although {kind} ports are up on both ends ({names} on {first}){cost}. {_why(why)}",
+        ranks=ranks,
+        evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
+        remedy="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
+        "ports where the job runs (in a container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and "
+        "that NCCL_IB_HCA names them.",
+    )
+
+
+def _cost(view: View, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
+    """What the slowest host loses, as far as the rates are known."""
+    hosts = view.seen.world.nodes_of(ranks)
+    rates = [[port.bytes_per_s for port in view.ports(host)] for host in hosts]
+    if any(rate is None for own in rates for rate in own):
+        return "", {}
+    rdma = min(sum(rate or 0.0 for rate in own) for own in rates)
+    nominal = [view.rows[rank].socket_bytes_per_s for rank in ranks if rank in view.rows]
+    known = [rate for rate in nominal if rate]
+    if not known or len(known) < len(nominal):
+        return f": {rate_text(rdma)} per host are left unused", {"rdma_bytes_per_s": rdma}
+    slow = min(known)
+    evidence: dict[str, Scalar | list[Scalar]] = {"rdma_bytes_per_s": rdma, "socket_bytes_per_s": slow}
+    return f": {rate_text(slow)} instead of {rate_text(rdma)} per host, {times_text(rdma / slow)} less", evidence
+
+
+def _why(reasons: Sequence[str]) -> str:
+    return f"Found there: {', '.join(reasons)}." if reasons else "NCCL does not say why."
+
+
+def gpudirect(view: View) -> Iterator[Finding]:
+    """GPUDirect RDMA on some hosts and not on others; or on none, although they have InfiniBand."""
+    ends = {rank for hop in view.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & view.logs.keys()
+    # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
+    direct = {rank for rank in ends if any(hop.gdr for hop in view.logs[rank].hops)}
+    having = {view.host(rank): True for rank in sorted(ends)} | {view.host(rank): False for rank in ends - direct}
+    if len(set(having.values())) > 1:
+        yield _uneven(view, having, sorted(ends - direct))
+    elif ends and not direct and any(hop.name.startswith("IB") for hop in view.outside):
+        yield _none_direct(view, sorted(ends))
+
+
+def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
+    without = [host for host, has in having.items() if not has]
+    odd = without if 2 * len(without) < len(having) else []
+    ranks = without_ranks if odd else ()
+    blame = "" if odd else " (no majority, so nobody is blamed)"
+    return view.seen.finding(
+        "no-gdr",
+        Severity.WARNING,
+        "some hosts go without GPUDirect RDMA",
+        f"{names_text(without)}: data goes through the host's memory on its way to the network; "
+        f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
+        f"{_gdr_reason(view, without_ranks)}",
+        ranks=ranks,
+        nodes=odd,
+        evidence={"without": [*without]},
+        remedy="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
+        "the other hosts; compare NCCL_NET_GDR_LEVEL.",
+    )
+
+
+def _none_direct(view: View, ranks: Sequence[int]) -> Finding:
+    return view.seen.finding(
+        "no-gdr",
+        Severity.INFO,
+        "InfiniBand is used without GPUDirect RDMA",
+        f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
+        f"{_gdr_reason(view, ranks)}",
+        evidence={"reasons": list(view.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
+        remedy="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
+        "kernel with DMA-BUF.",
+    )
+
+
+def _gdr_reason(view: View, ranks: Sequence[int]) -> str:
+    able = [name for rank in ranks for name, has in view.logs[rank].gdr.items() if has]
+    level = next(
+        (own["NCCL_NET_GDR_LEVEL"] for rank in ranks if "NCCL_NET_GDR_LEVEL" in (own := view.settings(rank))), None
+    )
+    if able and level is not None:
+        return f"{able[0]} could do it; NCCL_NET_GDR_LEVEL={level} is set."
+    if able:
+        # NCCL says no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
+        return f"{able[0]} could do it: the GPUs cannot, or the way between them and the adapter crosses the CPU."
+    loaded = any(view.rows[rank].peer_memory for rank in ranks)
+    if loaded:
+        return "nvidia-peermem is loaded, but NCCL finds no adapter that can use it."
+    return "Neither nvidia-peermem nor DMA-BUF is there."
+
+
+def inside(view: View) -> Iterator[Finding]:
+    """Ways within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
+    by_host: dict[str, list[Hop]] = defaultdict(list)
+    for hop in view.inside:
+        linked = view.are_linked(hop.source, hop.target)
+        # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be the faster way.
+        if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
+            by_host[view.host(hop.source)].append(hop)
+    for host, hops in by_host.items():
+        yield _inside(view, host, hops)
+
+
+def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
+    ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
+    linked = any(view.are_linked(hop.source, hop.target) for hop in hops)
+    over = ", ".join(sorted({hop.text for hop in hops}))
+    why = view.reasons(ranks)
+    nodes = next((log.nodes for rank in ranks if (log := view.logs.get(rank)) and log.nodes), None)
+    known = len(view.seen.world.hosts)
+    apart = f" NCCL takes the ranks to be on {nodes} hosts; they are on {known}." if nodes and nodes > known else ""
+    see = " See LCH002.host-id." if view.told_of_host_ids else ""
+    gpus = [uuid for rank in ranks if rank in view.rows and (uuid := view.rows[rank].gpu_uuid)]
+    example = hops[0]
+    return view.seen.finding(
+        "inside",
+        Severity.WARNING,
+        "ranks of one host do not use NVLink" if linked else "ranks of one host talk over sockets",
+        f"{host}: {ranks_text(ranks)} talk over {over} (rank {example.source} to rank {example.target}), although "
+        f"{'NVLinks connect their GPUs' if linked else 'P2P or shared memory is there'}; P2P expected.{apart} "
+        f"{_why(why)}{see}",
+        ranks=ranks,
+        gpus=gpus,
+        evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
+        remedy="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
+        "let all containers of a host share its GPUs, its IPC namespace and its host name.",
+    )
+
+
+def nvls(view: View) -> Iterator[Finding]:
+    """NVLink SHARP on some GPUs only: the number of NVLS channels is the least of all ranks (init.cc)."""
+    offered = {rank: log.nvls for rank, log in view.logs.items() if log.nvls is not None}
+    odd = odd_ones_out(offered)
+    if odd is None:
+        return
+    without = tuple(rank for rank, has in offered.items() if not has)
+    blamed = without if odd.ranks and odd.usual is True else ()
+    gpus = [uuid for rank in blamed if (uuid := view.rows[rank].gpu_uuid)]
+    yield view.seen.finding(
+        "nvls",
+        Severity.WARNING if blamed else Severity.INFO,
+        "not all GPUs offer NVLS (NVLink SHARP)",
+        f"NVLS is not available on {ranks_text(without)} ({names_text(view.seen.world.nodes_of(without))}), but on "
+        f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only where all ranks can"
+        + ("." if blamed else " (no majority, so nobody is blamed)."),
+        ranks=blamed,
+        gpus=gpus,
+        evidence={"without": [*without]},
+        remedy="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
+        "Fabric`), at the driver's version and at NCCL_NVLS_ENABLE.",
+    )
+
+
+def warned(view: View) -> Iterator[Finding]:
+    """NCCL's own warnings, by text."""
+    tellers: dict[str, list[int]] = defaultdict(list)
+    for rank, log in view.logs.items():
+        for text in log.warnings:
+            tellers[text].append(rank)
+    if tellers:
+        lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in tellers.items()]
+        more = f" (and {len(lines) - _LOG_LINES} more)" if len(lines) > _LOG_LINES else ""
+        ranks = sorted({rank for own in tellers.values() for rank in own})
+        yield view.seen.finding(
+            "warned",
+            Severity.INFO,
+            "NCCL warns",
+            f"NCCL warned although the all-reduces went well. {'; '.join(lines[:_LOG_LINES])}{more}.",
+            nodes=view.seen.world.nodes_of(ranks),
+            evidence={"warnings": [line[:240] for line in lines[:16]]},
+            remedy="Read them; an asynchronous event of an adapter is a link that goes up and down.",
+        )

@@ -1,0 +1,76 @@
+"""The list of checks, in the order in which they run and are judged."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ddpdiag.checks.api import Check
+from ddpdiag.errors import UsageError
+
+MODULES = {
+    "LCH001": "launch.ranks",
+    "LCH002": "launch.variables",
+    "LCH003": "launch.versions",
+    "LCH004": "launch.slurm_step.check",
+    "HST001": "host.cores",
+    "HST002": "host.memory",
+    "HST003": "host.shared_memory",
+    "HST004": "host.limits",
+    "HST005": "host.alone",
+    "HST006": "host.network_ports.check",
+    "GPU001": "gpu.present.check",
+    "GPU002": "gpu.devices",
+    "GPU003": "gpu.memory_errors",
+    "GPU004": "gpu.pcie_link",
+    "GPU005": "gpu.clocks",
+    "GPU006": "gpu.nvlink",
+    "GPU007": "gpu.nvswitch",
+    "GPU008": "gpu.other_users",
+    "GPU009": "gpu.configuration",
+    "GPU010": "gpu.counters.check",
+    "GPU011": "gpu.driver_log.check",
+    "RDZ001": "rendezvous.methods",
+    "RDZ002": "rendezvous.coordinator_name",
+    "RDZ003": "rendezvous.interfaces.check",
+    "RDZ004": "rendezvous.mesh.check",
+    "RDZ005": "rendezvous.master_port",
+    "RDZ006": "rendezvous.shared_dir.check",
+    "RDZ007": "rendezvous.clocks",
+    "COL001": "collective.all_reduce.check",
+    "COL002": "bench.check",
+    "P2P001": "p2p.paths.check",
+    # Before the copies: what gets a job going comes first, should the time be short.
+    "P2P003": "p2p.fallback.check",
+    "P2P002": "p2p.copies.check",
+    "P2P004": "p2p.transport.check",
+    "FAB001": "fabric.hosts.check",
+    "FAB002": "fabric.gpus.check",
+    "TRN001": "training.mnist",
+    "TRN002": "strategies.check",
+    "TRN003": "training.ddp_step.check",
+    "RUN001": "run.joined",
+    "RUN002": "run.stayed",
+    "RUN003": "run.trials.check",
+    "RUN004": "run.budget",
+    "RUN005": "run.survivors",
+    "CMP001": "run.baseline",
+}
+
+
+def all_checks() -> tuple[Check[Any], ...]:
+    """Every check."""
+    return tuple(_load(code) for code in MODULES)
+
+
+def by_code(code: str) -> Check[Any]:
+    """The check of that code; UsageError if there is none. Imports that one module only."""
+    own = code.split(".")[0].upper()
+    if own not in MODULES:
+        raise UsageError(f"no check has the code {code!r}; `ddpdiag checks` lists them")
+    return _load(own)
+
+
+@cache
+def _load(code: str) -> Check[Any]:
+    check: Check[Any] = import_module(f"ddpdiag.checks.{MODULES[code]}").CHECK
+    return check

@@ -1,0 +1,1 @@
+"""How processes find each other: names, interfaces, ports, directories, clocks."""

@@ -1,0 +1,134 @@
+"""Clocks of the hosts.
+
+While hosts are connected for RDZ004 each asks the other for its time, as NTP does, and the quickest of several answers
+counts. A host whose clock is off by more than `off_seconds` (2 s) from most others is named; where no majority agrees,
+as with two hosts, nobody is. Between hosts that could not connect nothing is known.
+
+A wrong clock breaks no collective. It puts log lines of different hosts into a wrong order, which misleads whoever
+looks for the first failure, and it makes Kerberos tickets, TLS certificates and `make`-like tools fail.
+
+Findings:
+- off: a host's clock differs from most others' by more than `off_seconds`.
+- unreadable: RDZ004, which asks the hosts for their time, was not run.
+
+Fix: let chrony or NTP run on the named host (`chronyc tracking`, `timedatectl`).
+
+Confirm by hand: `for h in HOSTS; do ssh $h date +%s.%N; done`; `chronyc tracking` on the named host.
+
+Sources: RFC 5905 (NTP: offset and delay of four time stamps).
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from statistics import median
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.rendezvous.mesh import check as rdz004
+from ddpdiag.checks.rendezvous.mesh.data import mesh_of
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Severity
+
+_HARM = "logs of different hosts cannot be put in order, and Kerberos and TLS may fail"
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """Hosts that disagree with most others."""
+    met = seen.of(rdz004.CHECK)
+    if len(seen.world.hosts) > 1 and not met.trials and seen.options.select:
+        yield _not_compared(seen)
+    mesh = mesh_of(met, lambda data: data.cells)
+    limit = seen.number("off_seconds")
+    for group in mesh.groups:
+        offsets = {way: cell.offset_seconds for way, cell in mesh.cells.items() if way[0] in group}
+        behind = _differences({way: value for way, value in offsets.items() if value is not None})
+        members = sorted(rank for rank in group if behind.get(rank))
+        usual = {rank for rank in members if _agrees(behind[rank], limit, len(members))}
+        others = {rank: _ahead(behind[rank], usual) for rank in members if rank not in usual}
+        for rank, ahead in others.items():
+            if ahead is not None and abs(ahead) > limit:
+                yield _off(seen, mesh.names[rank], ahead, len(usual))
+        unsettled = [rank for rank, ahead in others.items() if ahead is None and _differs(behind[rank], limit)]
+        if unsettled:
+            yield _undecided(seen, [mesh.names[rank] for rank in unsettled], behind[unsettled[0]], mesh.names)
+
+
+def _differences(offsets: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
+    """For each host the others' clocks minus its own, from both ends where both measured."""
+    both: dict[int, dict[int, list[float]]] = {}
+    for (a, b), seconds in offsets.items():
+        both.setdefault(a, {}).setdefault(b, []).append(seconds)
+        both.setdefault(b, {}).setdefault(a, []).append(-seconds)
+    return {host: {other: median(own) for other, own in others.items()} for host, others in both.items()}
+
+
+def _agrees(differences: Mapping[int, float], limit: float, members: int) -> bool:
+    """Does more than half of the group, itself included, have about this host's time?"""
+    return 2 * (1 + sum(abs(seconds) <= limit for seconds in differences.values())) > members
+
+
+def _ahead(differences: Mapping[int, float], usual: Collection[int]) -> float | None:
+    """How far a host's clock is ahead of those that agree; None if no way to one of them could be measured."""
+    return median(known) if (known := [-own for other, own in differences.items() if other in usual]) else None
+
+
+def _differs(differences: Mapping[int, float], limit: float) -> bool:
+    return any(abs(seconds) > limit for seconds in differences.values())
+
+
+def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
+    word = "ahead of" if ahead > 0 else "behind"
+    return seen.finding(
+        "off",
+        Severity.WARNING,
+        f"the clock of {node} is {abs(ahead):.1f} s {word} the others'",
+        f"The clock of {node} is {abs(ahead):.1f} s {word} those of {others} hosts that agree: {_HARM}.",
+        nodes=[node],
+        evidence={"ahead_seconds": round(ahead, 3)},
+        remedy=f"Let chrony or NTP set the clock of {node} (`chronyc tracking`, `timedatectl`).",
+    )
+
+
+def _not_compared(seen: Seen[Nothing]) -> Finding:
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        "the clocks were not compared",
+        "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
+        remedy="Select RDZ004 as well.",
+    )
+
+
+def _undecided(
+    seen: Seen[Nothing], nodes: list[str], differences: Mapping[int, float], names: Mapping[int, str]
+) -> Finding:
+    other, seconds = max(differences.items(), key=lambda item: abs(item[1]))
+    return seen.finding(
+        "off",
+        Severity.WARNING,
+        f"clocks differ by {abs(seconds):.1f} s",
+        f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {names[other]} by {abs(seconds):.1f} s, "
+        f"and no majority says which is right: {_HARM}.",
+        evidence={"difference_seconds": round(abs(seconds), 3), "hosts": list(nodes[:16])},
+        remedy="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
+    )
+
+
+def ground(world: World) -> str | None:
+    """One clock agrees with itself."""
+    return rdz004.ground(world)
+
+
+CHECK = Check(
+    "RDZ007",
+    "clock",
+    Stage.RENDEZVOUS,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    ground=ground,
+    optional=True,
+    settings={"off_seconds": 2.0},
+)

@@ -1,0 +1,269 @@
+"""The coordinator's name on every host.
+
+One rank of each host looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to
+offer to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback
+address: everything works on one host, and hangs on two. The measurements `coordinator.<host>` show what each host got.
+
+Findings and their causes:
+- unknown: the resolver says that there is no such name. slow: it answers late, or not within 12 s (glibc asks a silent
+  name server twice, 5 s each).
+- loopback, own: /etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet;
+  a host's own name, as long as gloo works: of two ranks the one that offers the higher address connects.
+- differs: hosts got different addresses, by a split DNS or an old line in /etc/hosts.
+- family: the name leads to IPv6 addresses only, and the host has none of its own that others reach (or the same with
+  IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only.
+- reverse: the name of the coordinator's address is looked for a long time. c10d looks for it at each connection, so
+  that a silent name server costs a job of three hosts 20 s.
+
+glibc asks each name server in /etc/resolv.conf twice and waits 5 s each time; `options timeout:1 attempts:1` shortens
+that.
+
+Fix: correct /etc/hosts or the DNS entry; or give the address itself (`--master-addr 10.0.0.1`), and name the interface
+for gloo (`GLOO_SOCKET_IFNAME=eth0`).
+
+Confirm by hand: On every host `getent ahosts $MASTER_ADDR; getent hosts $(hostname); time getent hosts ADDRESS`.
+
+Sources: gloo's transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (the host's own name gives the address); Debian
+reference, chapter 5.1.1 (127.0.1.1); resolv.conf(5), timeout and attempts.
+"""
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import answers_by_host
+from ddpdiag.checks.rendezvous import methods
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.names import family_of, is_reachable, own_families, reverse_seconds
+from ddpdiag.probes.sockets import is_loopback, resolve
+
+# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer is heard.
+_LOOK_UP_SECONDS = 12.0
+# More hosts than a report's measurements should list.
+_MAX_HOSTS = 64
+
+
+class Data(Struct, frozen=True):
+    """What this host's resolver says: an empty tuple means that the name is unknown here, None that nothing came.
+
+    `families` are those of the host's own addresses that others may reach.
+    """
+
+    name: str
+    addresses: tuple[str, ...] | None
+    seconds: float
+    own_name: str
+    own_addresses: tuple[str, ...] | None
+    interface: str | None
+    reverse_seconds: float | None = 0.0
+    families: tuple[str, ...] | None = None
+
+
+def measure(ctx: Context) -> Data:
+    """Look up the coordinator's name and this host's own."""
+    name = os.environ.get("MASTER_ADDR", "")
+    port = int(os.environ.get("MASTER_PORT", "0"))
+    ctx.step(f"look up {name}")
+    begin = time.perf_counter()
+    addresses = resolve(name, port, _LOOK_UP_SECONDS)
+    seconds = time.perf_counter() - begin
+    own = socket.gethostname()
+    ctx.step(f"look up {own}")
+    own_addresses = resolve(own, 0, _LOOK_UP_SECONDS)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    back: float | None = 0.0
+    if addresses:
+        ctx.step(f"look up the name of {addresses[0]}")
+        back = reverse_seconds(addresses[0], _LOOK_UP_SECONDS)
+    return Data(name, addresses, seconds, own, own_addresses, interface, back, own_families())
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Unknown names, loopback addresses in a world of several hosts, slow look-ups, hosts that differ."""
+    several = len(seen.world.hosts) > 1
+    answers: dict[str, Data] = {}
+    for host, own in answers_by_host(seen):
+        answers[host.name] = data = next(iter(own.values()))
+        yield from _slow(seen, host.name, data)
+        yield from _reverse(seen, host.name, data)
+        if data.addresses is not None and not data.addresses:
+            yield _unknown(seen, host.name, data)
+        elif several and data.addresses and all(map(is_loopback, data.addresses)):
+            yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
+        # gloo takes the first address that it can bind, and it can always bind a loopback one.
+        if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
+            yield _offers_loopback(seen, host.name, data)
+    yield from _differs(seen, answers)
+    if several:
+        yield from _families(seen, answers)
+
+
+def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
+    limit = seen.number("slow_seconds")
+    if data.addresses is not None and data.seconds <= limit:
+        return
+    took = f"took {data.seconds:.1f} s" if data.addresses is not None else f"gave no answer in {data.seconds:.1f} s"
+    yield seen.finding(
+        "slow",
+        Severity.ERROR if data.addresses is None else Severity.WARNING,
+        f"{'no answer to a' if data.addresses is None else 'slow'} look-up on {node}",
+        f"Looking up {data.name} {took} on {node}; {limit:g} s at most are expected.",
+        nodes=[node],
+        remedy=f"Check the name servers in /etc/resolv.conf of {node}; glibc waits 5 s for each that is silent, less "
+        "with `options timeout:1 attempts:1`.",
+    )
+
+
+def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
+    limit = seen.number("slow_seconds")
+    if not data.addresses or (data.reverse_seconds is not None and data.reverse_seconds <= limit):
+        return
+    took = "no answer came" if data.reverse_seconds is None else f"that took {data.reverse_seconds:.1f} s"
+    yield seen.finding(
+        "reverse",
+        Severity.WARNING,
+        f"slow reverse look-up on {node}",
+        f"{node} looked up the name of {data.addresses[0]} ({data.name}), as c10d does at each connection, and {took}; "
+        f"{limit:g} s at most are expected.",
+        nodes=[node],
+        evidence={"address": data.addresses[0], "seconds": data.reverse_seconds},
+        remedy=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone, or mend the name servers in "
+        "/etc/resolv.conf (`options timeout:1 attempts:1` shortens the wait).",
+    )
+
+
+def _unknown(seen: Seen[Data], node: str, data: Data) -> Finding:
+    return seen.finding(
+        "unknown",
+        Severity.ERROR,
+        f"{data.name} is unknown on {node}",
+        f"{node} cannot resolve {data.name!r}, the coordinator's name (looked for {data.seconds:.1f} s).",
+        nodes=[node],
+        remedy=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
+    )
+
+
+def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
+    met = seen.of(methods.CHECK)
+    harmless = coordinator and any(t.params.get("method") == "tcp" and met.went_well(t) for t in met.trials)
+    where = "its own host" if coordinator else "another host"
+    so = "the ranks met all the same" if harmless else "others cannot be reached through it"
+    return seen.finding(
+        "loopback",
+        Severity.WARNING if harmless else Severity.ERROR,
+        f"{name} is a loopback address on {node}",
+        f"On {node}, {where}, {name} resolves to {addresses[0]}: {so}.",
+        nodes=[node],
+        evidence={"addresses": list(addresses)},
+        remedy=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
+    )
+
+
+def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
+    says = data.own_addresses[0] if data.own_addresses else "nothing"
+    works = seen.world.backend == "gloo" and seen.own_backend_works
+    return seen.finding(
+        "own",
+        Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
+        f"gloo on {node} offers a loopback address",
+        f"{node} resolves its own name {data.own_name} to {says}; gloo offers that to its peers, who cannot reach it"
+        + (" (here gloo works all the same, because this host is the one that connects)." if works else "."),
+        nodes=[node],
+        evidence={"own_addresses": list(data.own_addresses or ())},
+        remedy=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
+    )
+
+
+def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
+    """Hosts that share no address with those that agree on the commonest one; loopback has its own finding."""
+    found = {node: {a for a in data.addresses or () if not is_loopback(a)} for node, data in answers.items()}
+    found = {node: addresses for node, addresses in found.items() if addresses}
+    counts = Counter(address for addresses in found.values() for address in addresses)
+    if not counts:
+        return
+    address, holders = counts.most_common(1)[0]
+    usual = set().union(*(addresses for addresses in found.values() if address in addresses))
+    odd = [node for node, addresses in found.items() if addresses.isdisjoint(usual)]
+    if not odd:
+        return
+    name = next(iter(answers.values())).name
+    yield seen.finding(
+        "differs",
+        Severity.WARNING,
+        f"{name} is not the same address on every host",
+        f"{name} is {address} on {holders} of {len(found)} hosts, and {', '.join(sorted(found[odd[0]]))} on {odd[0]}"
+        + (f" ({len(odd)} hosts differ)." if len(odd) > 1 else "."),
+        nodes=odd if 2 * holders > len(found) else (),
+        evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
+        remedy=f"Correct {name} in the DNS or in /etc/hosts of these hosts, or give the address itself.",
+    )
+
+
+def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
+    """Hosts that have no address of the coordinator's family; then hosts that have no family in common."""
+    known = {node: data for node, data in answers.items() if data.families}
+    for node, data in known.items():
+        found = {family_of(address) for address in data.addresses or () if is_reachable(address)}
+        if found and found.isdisjoint(data.families or ()):
+            yield _family(
+                seen,
+                (node,),
+                f"{data.name} has {'/'.join(sorted(found))} addresses only on {node} "
+                f"({', '.join(data.addresses or ())}), and {node} itself {_only(data)} ones.",
+            )
+    alone = {node: _only(data) for node, data in known.items() if len(data.families or ()) == 1}
+    if len(counts := Counter(alone.values())) > 1:
+        usual, count = counts.most_common(1)[0]
+        odd = tuple(node for node, family in alone.items() if family != usual)
+        like = next(node for node, family in alone.items() if family == usual)
+        yield _family(
+            seen,
+            odd if 2 * count > len(answers) else (),
+            f"{odd[0]} has {alone[odd[0]]} addresses only and {like} {usual} ones only, so that they cannot connect.",
+        )
+
+
+def _only(data: Data) -> str:
+    return "/".join(data.families or ())
+
+
+def _family(seen: Seen[Data], nodes: Sequence[str], message: str) -> Finding:
+    return seen.finding(
+        "family",
+        Severity.ERROR,
+        "hosts have no family of addresses in common",
+        message,
+        nodes=nodes,
+        remedy="Give every host an address of the same family (look at net.ipv6.conf.all.disable_ipv6), "
+        "and let MASTER_ADDR lead to one of that family.",
+    )
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """What each of the first hosts got for the coordinator's name; None if nothing came."""
+    hosts = [(host.name, next(iter(own.values()))) for host, own in answers_by_host(seen)]
+    return {
+        f"coordinator.{name}": None if data.addresses is None else ", ".join(data.addresses) or "unknown"
+        for name, data in hosts[:_MAX_HOSTS]
+    }
+
+
+CHECK = Check(
+    "RDZ002",
+    "coordinator-name",
+    Stage.RENDEZVOUS,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    figures=figures,
+    deadline=40,
+    settings={"slow_seconds": 1.0},
+)

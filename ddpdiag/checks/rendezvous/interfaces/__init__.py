@@ -1,0 +1,1 @@
+"""RDZ003: the interface that every host offers to its peers."""

@@ -1,0 +1,335 @@
+"""The interface that every host offers to its peers.
+
+gloo takes the first address of the interface that GLOO_SOCKET_IFNAME names, or else the address of the host's own name.
+NCCL takes the interfaces that NCCL_SOCKET_IFNAME allows, or else `ib*`, then all but docker*, lo* and virbr*; veth*,
+br-*, tun* and other networks that exist on one host only are not left out. Whoever takes the wrong one offers an
+address that its peers cannot reach, and all ranks hang. gloo takes exact names, separated by commas; NCCL takes
+prefixes, exact names after `=`, and all but these after `^` (`^docker0` alone brings back lo).
+
+Findings and their causes, for the library that the job uses an error, else a warning:
+- missing: the variable names an interface that this host does not have: names differ between hosts (eno1, eth0).
+- down, no-address: the interface is there, and of no use: no carrier, or no address but a link-local one, as members
+  of a bond have.
+- loopback: the variable leads to a loopback address, and there are several hosts.
+- shared: several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine.
+- wrong: the address lies on another interface than the way to the coordinator; an error if the other hosts could not
+  connect to it in RDZ004, silent if all of them could.
+- unreadable: the interfaces of a host could not be read.
+
+A host's own name that leads to loopback is RDZ002's finding.
+
+Fix: export GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with the interface that leads to the other hosts; each finding
+shows it.
+
+Confirm by hand: On every host `ip -br addr; ip route get ADDRESS; getent hosts $(hostname); env | grep SOCKET_IFNAME`.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html),
+NCCL_SOCKET_IFNAME; NCCL's src/misc/socket.cc (the order of interfaces); gloo's transport/tcp/device.cc.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import Host, answers_by_host, names_text
+from ddpdiag.checks.rendezvous.interfaces.offers import Offers, offers
+from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.interfaces import (
+    Interface,
+    Wanted,
+    bare,
+    bindable,
+    chosen_address,
+    gloo_names,
+    interface_of,
+    interfaces,
+    library_of,
+    nccl_choice,
+    nccl_takes,
+    network_namespace,
+    source_towards,
+    wanted,
+)
+from ddpdiag.probes.sockets import is_loopback, resolve
+from ddpdiag.probes.sysfs import sys_root
+
+_NAME_SECONDS = 5.0
+_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What decides on one host: its interfaces (None: they cannot be listed), the addresses of its own name that are
+    its own, the variables, and its source address on the way to the coordinator. `network` is the kernel's number of
+    its network namespace, which containers of one machine may share."""
+
+    interfaces: tuple[Interface, ...] | None
+    own_addresses: tuple[str, ...]
+    names: Wanted
+    source: str | None
+    network: int | None = None
+
+
+class Choice(Struct, frozen=True):
+    """What one library will offer on one host, beside the interface that leads to the coordinator."""
+
+    library: str
+    severity: Severity
+    host: Host
+    data: Data
+    known: tuple[Interface, ...]
+    address: str | None
+    route: Interface | None
+
+    @property
+    def variable(self) -> str | None:
+        """The value of its variable."""
+        return self.data.names.nccl if self.library == "nccl" else self.data.names.gloo
+
+    @property
+    def setting(self) -> str:
+        """The variable as it is set."""
+        return f"{_VARIABLES[self.library]}={self.variable}"
+
+    @property
+    def remedy(self) -> str:
+        """What to set in its place."""
+        if self.route is None:
+            return f"Set {_VARIABLES[self.library]} to an interface of {self.host.name} that leads to the other hosts."
+        return f"Set {_VARIABLES[self.library]}={self.route.name} on {self.host.name}: it leads to the coordinator."
+
+
+def measure(ctx: Context) -> Data:
+    """List the interfaces, look up the own name, and ask the kernel for the way to the coordinator."""
+    ctx.step("look up the own name")
+    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    coordinator = os.environ.get("MASTER_ADDR", "")
+    ctx.step(f"look up {coordinator}")
+    addresses = resolve(coordinator, 0, _NAME_SECONDS) or ()
+    return Data(
+        interfaces=interfaces(sys_root(os.environ)),
+        own_addresses=own,
+        names=wanted(os.environ),
+        source=source_towards(addresses),
+        network=network_namespace(),
+    )
+
+
+def ground(world: World) -> str | None:
+    """Within one host every address will do."""
+    return mesh.ground(world)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Variables that lead nowhere, and addresses that peers cannot use."""
+    choices: list[Choice] = []
+    for host, rows in answers_by_host(seen):
+        data = next(iter(rows.values()))
+        if data.interfaces is None:
+            yield _unreadable(seen, host)
+            continue
+        own = [_choice(seen, library, host, data, data.interfaces) for library in _libraries(seen.world, data)]
+        for choice in own:
+            yield from _useless(seen, choice) if choice.variable else ()
+        choices += own
+    met = offers(seen.of(mesh.CHECK))
+    for library in _VARIABLES:
+        own = [choice for choice in choices if choice.library == library and choice.address is not None]
+        shared = _shared_addresses(own)
+        yield from _shared(seen, shared)
+        for choice in own:
+            if choice.address not in shared:
+                yield from _elsewhere(seen, choice, met)
+
+
+def _libraries(world: World, data: Data) -> Sequence[str]:
+    """A job over nccl uses gloo beside it; NCCL matters to other jobs if somebody speaks to it."""
+    return ("nccl", "gloo") if library_of(world.backend) == "nccl" or data.names.nccl else ("gloo",)
+
+
+def _choice(seen: Seen[Data], library: str, host: Host, data: Data, known: tuple[Interface, ...]) -> Choice:
+    severity = Severity.ERROR if seen.world.backend == library else Severity.WARNING
+    address = chosen_address(library, data.names, data.own_addresses, known)
+    return Choice(library, severity, host, data, known, address, interface_of(data.source, known))
+
+
+def _finding(
+    seen: Seen[Data], word: str, choice: Choice, title: str, message: str, *, severity: Severity | None = None
+) -> Finding:
+    return seen.finding(
+        word,
+        severity or choice.severity,
+        title,
+        message,
+        nodes=[choice.host.name],
+        evidence={
+            "address": choice.address,
+            "source_towards_coordinator": choice.data.source,
+            "interfaces": [_in_words(interface) for interface in choice.known[:16]],
+        },
+        remedy=choice.remedy,
+        env=_env(seen),
+    )
+
+
+def _in_words(interface: Interface) -> str:
+    state = "" if interface.running else " (down)"
+    return f"{interface.name}{state}: {', '.join(interface.addresses) or 'no address'}"
+
+
+def _env(seen: Seen[Data]) -> Mapping[str, str]:
+    """The interface that leads to the coordinator, if it has the same name everywhere: one export serves all hosts."""
+    routes = {_route_name(data) for data in seen.by_rank.values()}
+    (route,) = routes if len(routes) == 1 else (None,)
+    return dict.fromkeys(_VARIABLES.values(), route) if route else {}
+
+
+def _route_name(data: Data) -> str | None:
+    route = interface_of(data.source, data.interfaces or ())
+    return None if route is None or route.name == "lo" else route.name
+
+
+def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
+    """The variable names nothing that can be used here."""
+    name = choice.host.name
+    named = _named(choice)
+    if missing := [word for word, interface in named if interface is None]:
+        has = names_text([interface.name for interface in choice.known])
+        exact = choice.library == "gloo" and missing[0][0] in "^="
+        hint = " gloo takes exact names; ^ and = are NCCL's." if exact else ""
+        message = f"{choice.setting} on {name}, which has no such interface; it has {has}.{hint}"
+        yield _finding(seen, "missing", choice, f"{name} has no interface {missing[0]}", message)
+    for word, interface in named:
+        if interface is not None and not interface.addresses:
+            message = f"{choice.setting} on {name}, where {word} has no IP address."
+            yield _finding(seen, "no-address", choice, f"{word} on {name} has no address", message)
+        elif interface is not None and not interface.running:
+            message = f"{choice.setting} on {name}, where {word} is down or has no carrier."
+            yield _finding(seen, "down", choice, f"{word} on {name} is down", message)
+
+
+def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
+    """What the variable names: each name for gloo; for NCCL one interface, and it takes any other that fits."""
+    if choice.library == "gloo":
+        by_name = {interface.name: interface for interface in choice.known}
+        return [(name, by_name.get(name)) for name in gloo_names(choice.variable)]
+    rule = choice.variable or ""
+    if len(rule) < 2 or nccl_choice(rule, choice.known):
+        return []
+    fitting = next((interface for interface in choice.known if nccl_takes(rule, interface.name)), None)
+    return [(fitting.name if fitting else rule, fitting)]
+
+
+def _shared_addresses(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
+    """Addresses that several hosts would offer."""
+    offers: dict[str, list[Choice]] = {}
+    for choice in choices:
+        if choice.address is not None and not is_loopback(choice.address) and "%" not in choice.address:
+            offers.setdefault(choice.address, []).append(choice)
+    return {address: own for address, own in offers.items() if len(own) > 1}
+
+
+def _shared(seen: Seen[Data], shared: Mapping[str, Sequence[Choice]]) -> Iterator[Finding]:
+    """Containers of one machine that share its network share its addresses, too."""
+    for address, choices in shared.items():
+        networks = {(seen.world.arrivals[own.host.ranks[0]].host_id, own.data.network) for own in choices}
+        if len(networks) == 1 and choices[0].data.network is not None:
+            continue
+        names = [choice.host.name for choice in choices]
+        interface = interface_of(address, choices[0].known)
+        yield seen.finding(
+            "shared",
+            choices[0].severity,
+            f"{len(names)} hosts offer the same address, {address}",
+            f"{choices[0].library} would offer {address} ({interface.name if interface else '?'}) on "
+            f"{names_text(names)}: each of them would connect to itself.",
+            nodes=names,
+            evidence={"address": address},
+            remedy=_common_remedy(choices),
+            env=_env(seen),
+        )
+
+
+def _common_remedy(choices: Sequence[Choice]) -> str:
+    variable = _VARIABLES[choices[0].library]
+    routes = {choice.route.name if choice.route else "" for choice in choices}
+    if len(routes) > 1 or "" in routes:
+        return f"Set {variable} on each of them to the interface that leads to the other hosts."
+    return f"Set {variable}={routes.pop()} on all of them: it leads to the coordinator."
+
+
+def _elsewhere(seen: Seen[Data], choice: Choice, met: Offers) -> Iterator[Finding]:
+    """The address is loopback by the variable's doing, or lies on another interface than the way to the coordinator."""
+    address, name = choice.address or "", choice.host.name
+    interface = interface_of(address, choice.known)
+    if is_loopback(address):
+        if choice.variable or choice.library == "nccl":
+            why = choice.setting if choice.variable else "nothing better is there"
+            message = f"{choice.library} on {name} would offer {address}, which no other host can reach ({why})."
+            yield _finding(seen, "loopback", choice, f"{choice.library} on {name} offers a loopback address", message)
+        return
+    if "%" in address:
+        message = f"{choice.library} on {name} would offer {address}, which is good on one link only."
+        yield _finding(seen, "no-address", choice, f"{choice.library} on {name} offers a link-local address", message)
+        return
+    # RDZ004 tried what one library offers.
+    tried = library_of(seen.world.backend) == choice.library
+    reached = met.reached(choice.host.ranks, address) if tried else None
+    astray = interface is not None and choice.route is not None and interface.name != choice.route.name
+    if reached is False or (astray and reached is None):
+        towards = f"{choice.route.name} ({choice.data.source})" if choice.route else "another interface"
+        so = "no other host could connect to it" if reached is False else "other hosts may not reach it"
+        yield _finding(
+            seen,
+            "wrong",
+            choice,
+            f"{choice.library} on {name} offers {address}" + (f" of {interface.name}" if interface else ""),
+            f"{choice.library} on {name} would offer {bare(address)}"
+            + (f" of {interface.name}" if interface else "")
+            + f", and the way to the coordinator is {towards}: {so}.",
+            severity=choice.severity if reached is False else Severity.WARNING,
+        )
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """The interface and address that a job would use on each of the first hosts."""
+    library = library_of(seen.world.backend)
+    chosen: dict[str, Scalar] = {}
+    for host, rows in list(answers_by_host(seen))[:64]:
+        data = next(iter(rows.values()))
+        address = chosen_address(library, data.names, data.own_addresses, data.interfaces or ())
+        interface = interface_of(address, data.interfaces or ())
+        chosen[f"interface.{host.name}"] = f"{interface.name if interface else '?'} {address}" if address else None
+    return chosen
+
+
+def _unreadable(seen: Seen[Data], host: Host) -> Finding:
+    return seen.finding(
+        "unreadable",
+        Severity.WARNING,
+        f"the interfaces of {host.name} cannot be listed",
+        f"{host.name} does not say which network interfaces it has: UNKNOWN which of them a job would use.",
+        nodes=[host.name],
+        remedy="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
+    )
+
+
+CHECK = Check(
+    "RDZ003",
+    "interface",
+    Stage.RENDEZVOUS,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    ground=ground,
+    optional=True,
+    figures=figures,
+    deadline=15,
+)

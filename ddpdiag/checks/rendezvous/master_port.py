@@ -1,0 +1,321 @@
+"""MASTER_PORT, as the job will use it.
+
+Every rank of a job connects to MASTER_ADDR:MASTER_PORT before anything else. So one rank of each host does, under the
+name that its own resolver gives, while rank 0 listens there and proves by a random word that it is the one who answers.
+Under torchrun its agent listens already; then that is what is reached.
+
+Findings and their causes, for all of which torch says "client socket has timed out":
+- taken: somebody else listens on MASTER_PORT on rank 0's host, such as another job of the same default port, or one
+  that did not end. The process is named. unusable: rank 0 may not listen there (ports below 1024).
+- elsewhere: rank 0's host does not reach itself under MASTER_ADDR: the address is another host's.
+  nobody: torchrun is said to serve the store (TORCHELASTIC_USE_AGENT_STORE), but nobody listens; the variable comes
+  from an outer or an older launcher.
+- refused, dropped, unreachable, stranger: a host does not get to rank 0's port: a firewall that rejects or drops, no
+  route, or another machine that answers under this name. If no other host gets there, of several, rank 0's host is
+  blamed (though not for strangers), and also if it does not even reach itself. Else the ways are named that fail, and
+  neither of their ends.
+- itself: MASTER_ADDR is an address of that host, too, such as docker0's, or a name that /etc/hosts gives to it.
+- partly: there are so many hosts that not all of them tried.
+- ephemeral: the kernel gives MASTER_PORT to outgoing connections, too (net.ipv4.ip_local_port_range), so that
+  it can be taken at any time.
+
+Names that are unknown, or lead to loopback, are RDZ002's findings.
+
+Fix: open MASTER_PORT between the hosts, or choose another one; derive it from the job's id, so that jobs do not meet:
+`export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))`.
+
+Confirm by hand: On rank 0's host `ss -ltnp "sport = :$MASTER_PORT"`; from another host `nc -vz $MASTER_ADDR
+$MASTER_PORT` while `nc -l $MASTER_PORT` runs there; `sysctl net.ipv4.ip_local_port_range`.
+
+Sources: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/rendezvous.py
+(TORCHELASTIC_USE_AGENT_STORE); ip(7), ip_local_port_range.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.hosts import left_out, names_text
+from ddpdiag.model import Finding, Scalar, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.probes.doors import Door, Knock, answered, ephemeral_ports, is_local, knock
+from ddpdiag.probes.holders import holder_of
+from ddpdiag.probes.sockets import Reach, is_loopback
+
+# A lost first packet is sent again after 1 s, and after 3 s: three tries.
+_KNOCK_SECONDS = 4.0
+# A host that cannot get through is given up by rank 0 after this time, counted from the gate.
+_VISIT_SECONDS = 6.0
+# Hosts beyond these are not tried: rank 0 greets one after the other.
+MAX_HOSTS = 1024
+_AGENT = "agent"
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What this host found. `knock` is None where nobody could listen, so that nobody was asked.
+
+    `is_own` says whether the address tried is one of this host. Rank 0's host says why it could not listen (`error` is
+    the errno's name, `holder` who has the port), and whether outgoing connections get such ports (`ephemeral`).
+    """
+
+    name: str
+    port: int
+    knock: Knock | None = None
+    error: str | None = None
+    holder: str | None = None
+    ephemeral: tuple[int, int] | None = None
+    is_own: bool | None = None
+
+
+def measure(ctx: Context) -> Data:
+    """Listen or wait for the one who does, then connect."""
+    name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
+    if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
+        word = ctx.gate(_AGENT).offer
+        found = _knock(ctx, name, port, word) if word else None
+        return Data(name=name, port=port, knock=found, is_own=_is_own(found))
+    return _measure_first(ctx, name, port)
+
+
+def _measure_first(ctx: Context, name: str, port: int) -> Data:
+    """Rank 0, which listens itself."""
+    own = ephemeral_ports()
+    ephemeral = own if own is not None and own[0] <= port <= own[1] else None
+    word = secrets.token_hex(16)
+    ctx.step(f"listen on port {port}")
+    try:
+        door = Door(port, word)
+    except OSError as error:
+        code = errno.errorcode.get(error.errno or 0, str(error))
+        holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
+        ctx.gate("")
+        return Data(name=name, port=port, error=code, holder=holder, ephemeral=ephemeral)
+    try:
+        ctx.gate(word)
+        end = time.monotonic() + _VISIT_SECONDS
+        found = _knock(ctx, name, port, word)
+        ctx.step("wait for the other hosts")
+        door.wait(len(ctx.group), end - time.monotonic())
+    finally:
+        door.close()
+    return Data(name=name, port=port, knock=found, ephemeral=ephemeral, is_own=_is_own(found))
+
+
+def _knock(ctx: Context, name: str, port: int, word: str) -> Knock:
+    ctx.step(f"connect to {name}:{port}")
+    return knock(name, port, _KNOCK_SECONDS, who=str(ctx.place.rank), word=None if word == _AGENT else word)
+
+
+def _is_own(found: Knock | None) -> bool | None:
+    return None if found is None or found.reached.address is None else is_local(found.reached.address)
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """One group of one rank per host, rank 0's first."""
+    leaders = [rank for group in scope_groups(Scope.NODE, seen.world) for rank in group]
+    if seen.trials or 0 not in leaders:
+        return ()
+    agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
+    return (new_trial(seen, groups=(tuple(leaders[:MAX_HOSTS]),), params={"agent_store": agent}),)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """First what is wrong on rank 0's host: it explains what the others met."""
+    answers = seen.by_rank
+    first = answers.get(0)
+    if first is not None and first.error is not None:
+        yield _taken(seen, first) if first.error == "EADDRINUSE" else _unusable(seen, first)
+    elif first is not None and (own := _failure(seen, 0, first)) is not None:
+        yield _not_even_itself(seen, first, own)
+    else:
+        yield from _ways(seen, answers)
+    if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
+        yield _ephemeral(seen, first, first.ephemeral)
+    if seen.trials:
+        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT")
+
+
+def usable(seen: Seen[Data]) -> bool:
+    """May a job meet on MASTER_PORT, as far as is known?"""
+    return not any(finding.severity is Severity.ERROR for finding in judge(seen))
+
+
+def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
+    """Why this host did not get through, in one word; None if it did, or if the reason is RDZ002's."""
+    found = data.knock
+    if found is None or answered(found):
+        return None
+    reached = found.reached
+    if reached.reach in (Reach.UNKNOWN_NAME, Reach.SLOW_NAME):
+        return None
+    if rank != 0 and reached.address is not None and is_loopback(reached.address):
+        return None
+    return "stranger" if reached.reach is Reach.ACCEPTED else reached.reach.value
+
+
+def _taken(seen: Seen[Data], first: Data) -> Finding:
+    node = seen.world.node_of(0)
+    return seen.finding(
+        "taken",
+        Severity.ERROR,
+        f"MASTER_PORT {first.port} is taken on {node}",
+        f"Port {first.port} of {node}, rank 0's host, is held by {first.holder or 'a process that /proc does not show'}"
+        "; MASTER_PORT must be free.",
+        nodes=[node],
+        evidence={"port": first.port, "holder": first.holder},
+        remedy="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "
+        "or end that process if it is left over from an older job.",
+    )
+
+
+def _unusable(seen: Seen[Data], first: Data) -> Finding:
+    node = seen.world.node_of(0)
+    return seen.finding(
+        "unusable",
+        Severity.ERROR,
+        f"rank 0 cannot listen on MASTER_PORT {first.port}",
+        f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
+        nodes=[node],
+        evidence={"port": first.port, "error": first.error},
+        remedy="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
+    )
+
+
+def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
+    """Rank 0's host does not reach the store under MASTER_ADDR."""
+    node, where = seen.world.node_of(0), f"{first.name}:{first.port}{_address(first)}"
+    word, title = "elsewhere", f"MASTER_ADDR {first.name} does not lead to rank 0"
+    message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and the address is none of {node}'s."
+    remedy = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
+    if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
+        word, title = "nobody", "nobody serves the store of env://"
+        message = f"TORCHELASTIC_USE_AGENT_STORE says that torchrun serves the store at {where}, but nobody listens."
+        remedy = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher left, or start the job with torchrun."
+    elif first.is_own:
+        word, title = why, f"{node} cannot reach its own MASTER_PORT {first.port}"
+        message = f"{node}, rank 0's host, cannot reach {where}, itself: {_MEANS[why]}, though the port is open there."
+        remedy = f"Open TCP port {first.port} in the firewall of {node} (iptables, nftables), or choose another one."
+    evidence = _evidence({node: first})
+    return seen.finding(word, Severity.ERROR, title, message, nodes=[node], evidence=evidence, remedy=remedy)
+
+
+def _ways(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Hosts that do not get to rank 0's, by how they failed."""
+    knocks = {rank: data.knock for rank, data in answers.items() if rank != 0 and data.knock is not None}
+    got = sum(map(answered, knocks.values()))
+    failed = {rank: why for rank in knocks if (why := _failure(seen, rank, answers[rank])) is not None}
+    if itself := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
+        yield _itself(seen, itself)
+    failed = {rank: why for rank, why in failed.items() if rank not in itself}
+    for why in dict.fromkeys(failed.values()):
+        ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
+        yield _way(seen, ranks, why, got=got, of=got + len(failed))
+
+
+def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
+    """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
+    first = next(iter(asked.values()))
+    hosts, node = seen.world.nodes_of(list(asked)), seen.world.node_of(0)
+    return seen.finding(
+        "itself",
+        Severity.ERROR,
+        f"MASTER_ADDR {first.name} leads {names_text(hosts)} to its own address",
+        f"{first.name}:{first.port}{_address(first)} is an address of {names_text(hosts)} itself, which therefore "
+        f"never asks {node}, rank 0's host.",
+        links=[f"{host} -> {node}" for host in hosts],
+        evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
+        remedy=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
+        f"and correct {first.name} in /etc/hosts of {names_text(hosts)}.",
+    )
+
+
+_MEANS = {
+    "refused": "the connection is refused",
+    "dropped": "there is no answer",
+    "unreachable": "it is unreachable",
+    "stranger": "somebody else answers",
+}
+_CAUSES = {
+    "refused": "since rank 0 does listen, a firewall rejects it, or the address is another machine's",
+    "dropped": "a firewall drops it on one of the two, or between them",
+    "unreachable": "there is no route, or a firewall says so",
+    "stranger": "another machine has that address, or something between them answers in its place",
+}
+
+
+def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
+    """Hosts that failed in one way, where so many of so many others got there."""
+    first = next(iter(failed.values()))
+    hosts, node = seen.world.nodes_of(list(failed)), seen.world.node_of(0)
+    # Who meets a stranger did not get as far as rank 0's host.
+    theirs = got == 0 and of > 1 and why != "stranger"
+    whose = f"{got} of {of} other hosts get there" if of > 1 else "There is no third host to compare with"
+    so = f"the cause is most likely on {node}" if theirs else "which end is at fault cannot be told from here"
+    return seen.finding(
+        why,
+        Severity.ERROR,
+        f"{names_text(hosts)} cannot reach MASTER_PORT {first.port}",
+        f"{names_text(hosts)} cannot reach {first.name}:{first.port}{_address(first)} on {node}, rank 0's host: "
+        f"{_MEANS[why]}; {_CAUSES[why]}. {whose}, so {so}.",
+        nodes=[node] if theirs else (),
+        links=[f"{host} -> {node}" for host in hosts],
+        evidence=_evidence({seen.world.node_of(rank): data for rank, data in failed.items()}),
+        remedy=f"Open TCP port {first.port} from {names_text(hosts)} to {node} (iptables, nftables, security group), "
+        "or choose a MASTER_PORT that is open.",
+    )
+
+
+def _address(data: Data) -> str:
+    address = data.knock.reached.address if data.knock else None
+    return f" ({address})" if address not in (None, data.name) else ""
+
+
+def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
+    """Of each of the first hosts: address, answer, and after how long."""
+    return {
+        host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
+        for host, data in list(answers.items())[:16]
+        if (found := data.knock) is not None
+    }
+
+
+def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding:
+    return seen.finding(
+        "ephemeral",
+        Severity.INFO,
+        f"MASTER_PORT {first.port} is an ephemeral port",
+        f"MASTER_PORT {first.port} lies in {ports[0]}-{ports[1]}, from which {seen.world.node_of(0)} gives outgoing "
+        "connections their ports, so that one of them may hold it when the job starts.",
+        evidence={"port": first.port, "from": ports[0], "to": ports[1]},
+        remedy=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}."
+        if ports[0] > 1024
+        else f"Reserve it on {seen.world.node_of(0)} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
+    )
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """How long the slowest of the hosts that got through took, and how many did."""
+    seconds = [d.knock.reached.seconds for d in seen.by_rank.values() if d.knock is not None and answered(d.knock)]
+    if not seconds:
+        return {}
+    return {"master_port.hosts": len(seconds), "master_port.slowest_seconds": max(seconds)}
+
+
+CHECK = Check(
+    "RDZ005",
+    "master-port",
+    Stage.RENDEZVOUS,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    figures=figures,
+    deadline=15,
+)

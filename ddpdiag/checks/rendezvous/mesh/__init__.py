@@ -1,0 +1,1 @@
+"""RDZ004: TCP between all hosts."""

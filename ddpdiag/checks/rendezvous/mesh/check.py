@@ -1,0 +1,250 @@
+"""TCP between all hosts.
+
+gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
+port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
+and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. What looks
+bad is measured once more, and the better result counts. Beyond 64 hosts there are groups of at most 64, and the
+measurement `mesh.pairs` says how many pairs of hosts were looked at.
+
+Bad ways are explained by their pattern: all ways from and to one host, or one direction of it, name the host; a single
+way names the link; bad ways everywhere name nobody, since the hosts share the cause. Two hosts can never tell which
+side it is.
+
+Findings and their causes:
+- refused, dropped, unreachable: a firewall that rejects or drops, or no route. gloo would wait five times its time-out.
+  Over gloo only one of two ranks connects to the other: where gloo works all the same, this is a warning.
+- silent, broken: the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded.
+- black-hole: small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered.
+- slow: less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds`
+  longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of
+  `expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to
+  fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much more).
+  Of containers, what those on one machine reach among themselves is not compared with the network.
+- loss: segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad
+  cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., 1997).
+- transient: it passed when it was repeated.
+
+Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the MTU alike;
+compare `ethtool` and `ip -s link` of the named host with those of another.
+
+Confirm by hand: Between two hosts `nc -l 45000` and `nc -vz HOST 45000` in both directions; `iperf3 -s` and `iperf3 -c
+HOST` for the rate; `ping -M do -s 8972 HOST` for the MTU; `ip -s link` for errors.
+
+Sources: NCCL user guide, networking; gloo's transport/tcp/pair.h (five times the time-out); Mathis et al., The
+macroscopic behavior of the TCP congestion avoidance algorithm, 1997; RFC 2923 (path MTU black holes).
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+from statistics import median
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.pair_matrix import pair_matrix
+from ddpdiag.checks.rendezvous.mesh.data import failure, mesh_of
+from ddpdiag.checks.rendezvous.mesh.rates import Limits, Rates, lossy, slow
+from ddpdiag.checks.rendezvous.mesh.reach import Surroundings, black_holes, dropped_everywhere, failures, transients
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Matrix, Scalar, Trial
+from ddpdiag.model.context import Context, Opening
+from ddpdiag.probes.doors import ephemeral_ports
+from ddpdiag.probes.interfaces import Interface, bindable, interface_of, interfaces, library_of, offered_address, wanted
+from ddpdiag.probes.line import Cell, Peer
+from ddpdiag.probes.listener import Listener
+from ddpdiag.probes.mesh import survey
+from ddpdiag.probes.sockets import allowed_ports, resolve
+from ddpdiag.probes.sysfs import sys_root
+
+# A full mesh of more would take too long: groups of at most so many hosts.
+MAX_HOSTS = 64
+# For the supervisor's deadline to be beyond ours.
+_MARGIN_SECONDS = 3.0
+_NAME_SECONDS = 2.0
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What one host saw: the address that a job would offer (None: none that others could use), its listener's port,
+    the interfaces that its connections went out of, the kernel's ephemeral ports, and a cell for each other host."""
+
+    offered: str | None
+    port: int
+    interfaces: tuple[Interface, ...]
+    ephemeral: tuple[int, int] | None
+    cells: tuple[Cell, ...]
+
+
+def measure(ctx: Context) -> Data:
+    """Listen, exchange addresses, and measure the way to every other host of the group."""
+    seconds = ctx.trial.deadline_seconds
+    end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
+    known = interfaces(sys_root(os.environ)) or ()
+    ctx.step("look up the own name")
+    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    offered = offered_address(str(ctx.trial.params["library"]), wanted(os.environ), own, known)
+    turn = threading.Lock()
+    listener = Listener(allowed_ports(ctx.options), turn, end)
+    openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
+    us = openings[ctx.group_rank].host
+    one = offered is None or offered in (resolve(us, 0, _NAME_SECONDS) or ())
+    mine = {address for interface in known for address in interface.addresses}
+    peers = _peers(ctx, openings, mine)
+    cells = survey(peers, ctx.group_rank, listener, turn, end, ctx.step, addresses=1 if one else 2)
+    used = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
+    return Data(
+        offered=offered,
+        port=listener.port,
+        interfaces=tuple(interface for interface in used if interface is not None),
+        ephemeral=ephemeral_ports(),
+        cells=cells,
+    )
+
+
+def _peers(ctx: Context, openings: Sequence[Opening], mine: Set[str]) -> list[Peer]:
+    """The other hosts. Who offers an address that is ours, too (docker0's), could not be told from ourselves there."""
+    peers = []
+    for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
+        port, token, offered = opening.offer.split(" ")
+        offered = "" if offered in mine else offered
+        if number != ctx.group_rank:
+            peer = Peer(rank=rank, number=number, offered=offered, host=opening.host, port=int(port), token=token)
+            peers.append(peer)
+    return peers
+
+
+def ground(world: World) -> str | None:
+    """There must be a network."""
+    return None if len(world.hosts) > 1 else "there is one host only"
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """All ways once, and once more if one of them looks bad."""
+    if not seen.trials:
+        groups = _groups([group[0] for group in scope_groups(Scope.NODE, seen.world)])
+        return (new_trial(seen, groups=groups, params={"library": library_of(seen.world.backend)}),) if groups else ()
+    if len(seen.trials) > 1 or not seen.went_well(seen.trials[0]):
+        return ()
+    mesh = mesh_of(seen, _cells)
+    rates = Rates(mesh, _in_use(seen), _limits(seen))
+    cells = mesh.cells.values()
+    doubtful = rates.short or rates.lossy or any(cell.missed or failure(cell) for cell in cells)
+    return (_again(seen),) if doubtful and not dropped_everywhere(mesh) else ()
+
+
+def _again(seen: Seen[Data]) -> Trial:
+    return new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
+
+
+def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Groups of nearly the same size; neighbours, who often share a switch, come into different ones."""
+    count = -(-len(leaders) // MAX_HOSTS)
+    groups = tuple(tuple(leaders[start::count]) for start in range(count))
+    return tuple(group for group in groups if len(group) > 1)
+
+
+def _cells(data: Data) -> tuple[Cell, ...]:
+    return data.cells
+
+
+def _in_use(seen: Seen[Data]) -> dict[int, Interface]:
+    return {rank: data.interfaces[0] for rank, data in seen.by_rank.items() if data.interfaces}
+
+
+def _limits(seen: Seen[Data]) -> Limits:
+    return Limits(
+        slow_ratio=seen.number("slow_ratio"),
+        very_slow_ratio=seen.number("very_slow_ratio"),
+        noise_seconds=seen.number("noise_seconds"),
+        expected_bytes_per_s=seen.number("expected_bytes_per_s"),
+        least_bytes_per_s=seen.number("least_bytes_per_s"),
+        lost_share=seen.number("lost_share"),
+        lost_segments=seen.number("lost_segments"),
+    )
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
+    mesh = mesh_of(seen, _cells)
+    yield from severed(seen)
+    yield from slow_ways(seen)
+    yield from lossy(seen, mesh, Rates(mesh, _in_use(seen), _limits(seen)))
+    yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
+
+
+def severed(seen: Seen[Data]) -> Iterator[Finding]:
+    """Findings about ways on which nothing, or nothing large, passes."""
+    mesh = mesh_of(seen, _cells)
+    around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, _in_use(seen))
+    yield from failures(seen, mesh, around)
+    yield from black_holes(seen, mesh, around)
+
+
+def slow_ways(seen: Seen[Data]) -> Iterator[Finding]:
+    """Findings about ways on which less passes than expected."""
+    mesh, limits = mesh_of(seen, _cells), _limits(seen)
+    yield from slow(seen, mesh, Rates(mesh, _in_use(seen), limits), limits)
+
+
+def _ports(seen: Seen[Data]) -> str:
+    """The ports that a job would use."""
+    if seen.options.port_range:
+        return seen.options.port_range
+    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
+    return f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """How many pairs of hosts were looked at, the slowest and the usual way, and the longest round trip."""
+    mesh = mesh_of(seen, _cells)
+    if not mesh.cells:
+        return {}
+    rates = [cell.bytes_per_s for cell in mesh.cells.values() if cell.bytes_per_s is not None]
+    trips = [cell.round_trip_seconds for cell in mesh.cells.values() if cell.round_trip_seconds is not None]
+    pairs = {frozenset(way) for way in mesh.cells}
+    hosts = len(seen.world.hosts)
+    return {
+        "mesh.pairs": f"{len(pairs)} of {hosts * (hosts - 1) // 2}",
+        "mesh.min_bytes_per_s": min(rates, default=None),
+        "mesh.median_bytes_per_s": median(rates) if rates else None,
+        "mesh.max_round_trip_seconds": max(trips, default=None),
+    }
+
+
+def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+    """The rate of each way between hosts; 0 where nothing, or nothing large, passed."""
+    mesh = mesh_of(seen, _cells)
+    number = {rank: host for host, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
+    names = tuple(name for name, _ in seen.world.hosts)
+    rates = {(number[a], number[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
+    matrix = pair_matrix("rdz.mesh", "One TCP connection between two hosts", names, rates)
+    return () if matrix is None else (matrix,)
+
+
+CHECK = Check(
+    "RDZ004",
+    "mesh",
+    Stage.RENDEZVOUS,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=ground,
+    optional=True,
+    figures=figures,
+    matrices=matrices,
+    deadline=15,
+    settings={
+        "slow_ratio": 3.0,
+        "very_slow_ratio": 10.0,
+        "noise_seconds": 0.02,
+        "expected_bytes_per_s": 0.0,
+        "least_bytes_per_s": 30e6,
+        "lost_share": 1e-3,
+        "lost_segments": 10.0,
+    },
+)

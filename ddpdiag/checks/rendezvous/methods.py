@@ -1,0 +1,193 @@
+"""Rendezvous over tcp, env and file.
+
+Before any collective the processes must find each other: through a TCP store on a given address (`tcp://`), through the
+variables of the launcher (`env://`, what most scripts use, and under torchrun the agent's own store) or through a file
+that all can see (`file://`). Each is tried alone, with the group opened, one barrier passed and the group closed.
+The table of ranks shows when each of them came, counted from rank 0's own start.
+
+With `--depth standard` the group is opened over stores of its own as well, `init_process_group(store=...)`: TCPStore,
+FileStore, and for one process alone HashStore. And the MPI backend is tried, where torch was built with it and mpirun
+started the run; else it is said why not.
+
+Findings:
+- method: this way fails, and another one works.
+- absent: this way was not tried, because torch or the launcher lacks what it needs.
+- file: file:// was not tried, for want of a directory that all hosts share.
+
+Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
+port that another job holds, a directory that is not shared or has no locks, a rank that never came.
+
+What cannot work by what is known is not tried, and left to the finding that says why: env:// where RDZ005 found that
+MASTER_PORT cannot be used, file:// where RDZ006 found that of the shared directory.
+
+Fix: the method that works is named; use it, or mend the one that the job needs.
+
+Confirm by hand: With two shells, `RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 python -c 'import
+torch.distributed as d; d.init_process_group("gloo"); d.barrier()'`, and the same with RANK=1 on the other host.
+
+Sources: torch/distributed/rendezvous.py; torch.distributed documentation, initialization
+(docs.pytorch.org/docs/stable/distributed.html).
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.rendezvous import master_port
+from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
+from ddpdiag.checks.world import World
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
+from ddpdiag.model.context import Context
+
+METHODS = ("tcp", "env", "file")
+# Handed to init_process_group(store=...); HashStore lives in one process.
+STORES, HASH_STORE = ("TCPStore", "FileStore"), "HashStore"
+MPI = "mpi"
+_NEED_DIRECTORY = ("file", "FileStore")
+# What the name of the run's folder in the shared directory ends with.
+RUN_NONCE = "DDPDIAG_RUN_NONCE"
+
+
+class Data(Struct, frozen=True):
+    """Seconds from the gate until the group stood on this rank; or why this torch cannot be asked to."""
+
+    method: str
+    seconds: float
+    absent: str = ""
+
+
+def measure(ctx: Context) -> Data:
+    """Meet once."""
+    from ddpdiag.workloads.rendezvous import meet, without_mpi
+
+    method = str(ctx.trial.params["method"])
+    if method == MPI and (absent := without_mpi(ctx)):
+        return Data(method, 0.0, absent)
+    return Data(method, meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, "")))
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """One method after the other, `repeat` times each; two failures in a row say enough."""
+    methods = _methods(seen)
+    repeat = int(seen.number("repeat"))
+    done = len(seen.trials)
+    if done >= len(methods) * repeat or (done >= 2 and not any(map(seen.went_well, seen.trials[-2:]))):
+        return ()
+    agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
+    method = methods[done // repeat]
+    params: dict[str, str | bool] = {"method": method, "backend": MPI if method == MPI else "gloo"}
+    if method == "env":
+        params["agent_store"] = agent
+    # Whatever a worker that is killed leaves in the run's own folder goes with it.
+    shared = method in _NEED_DIRECTORY and seen.options.shared_dir
+    env = {RUN_NONCE: seen.world.arrivals[0].nonce} if shared else {}
+    may_fail = method == MPI and seen.world.backend != MPI
+    return (new_trial(seen, params=params, env=env, may_fail=may_fail),)
+
+
+def _methods(seen: Seen[Data]) -> tuple[str, ...]:
+    """Those that may work. A file on one host needs no shared directory."""
+    out = set()
+    if not master_port.usable(seen.of(master_port.CHECK)):
+        out.add("env")
+    if seen.options.shared_dir and not shared_dir.usable(seen.of(shared_dir.CHECK)):
+        out.update(_NEED_DIRECTORY)
+    if _lacks_directory(seen.world):
+        out.update(_NEED_DIRECTORY)
+    if seen.options.depth is Depth.QUICK:
+        return tuple(method for method in METHODS if method not in out)
+    alone = (HASH_STORE,) if seen.world.size == 1 else ()
+    return tuple(method for method in (*METHODS, *STORES, *alone, MPI) if method not in out)
+
+
+def _name(method: str) -> str:
+    """As people write it."""
+    if method == MPI:
+        return "the MPI backend"
+    return f"{method}://" if method in METHODS else f"store={method}"
+
+
+def _lacks_directory(world: World) -> bool:
+    return len(world.hosts) > 1 and not world.options.shared_dir
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Failed methods beside one that works are this check's finding; who failed is RUN003's."""
+    # Where a rank was lost meanwhile (RUN002), the method is not to blame.
+    unheard = {o.trial for o in seen.outcomes if o.status is Status.UNHEARD}
+    tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if t.number not in unheard}
+    if seen.trials and "file" not in tried and _lacks_directory(seen.world):
+        yield seen.finding(
+            "file",
+            Severity.INFO,
+            "file:// was not tried",
+            "file:// was not tried: on several hosts it needs a directory that all of them share.",
+            remedy="Give one with --shared-dir if the job uses file://.",
+        )
+    absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
+    for method, why in absent.items():
+        yield seen.finding("absent", Severity.INFO, f"{_name(method)} was not tried", f"{why}.")
+    failed = [method for method, well in tried.items() if not well]
+    works = [method for method, well in tried.items() if well and method not in absent]
+    if failed and works:
+        beside = [trial for trial in seen.trials if trial.params["method"] in failed]
+        excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
+        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if _gloo_is_beside(seen) else ""
+        reason = _reason(seen, failed[0])
+        yield seen.finding(
+            "method",
+            Severity.WARNING if excused else Severity.ERROR,
+            f"{_name(failed[0])} does not work here",
+            f"The ranks met over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
+            f"{reason}.{gloo}",
+            evidence={"works": list(works), "fails": list(failed)},
+            remedy=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
+        )
+
+
+def _gloo_is_beside(seen: Seen[Data]) -> bool:
+    return all(map(seen.is_excused, seen.trials))
+
+
+def _reason(seen: Seen[Data], method: str) -> str:
+    numbers = {t.number for t in seen.trials if t.params["method"] == method}
+    outcomes = [o for o in seen.outcomes if o.trial in numbers]
+    blame = blamed(outcomes)
+    errors = [o.error for o in outcomes if o.error and (blame is None or not blame.ranks or o.rank in blame.ranks)]
+    return errors[0].splitlines()[0] if errors else "it did not end before its deadline"
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """The slowest rank's seconds for each method, fastest trial."""
+    seconds: dict[str, list[float]] = {}
+    for trial in seen.trials:
+        own = [row.data.seconds for row in seen.rows if row.trial is trial and not row.data.absent]
+        if own:
+            seconds.setdefault(str(trial.params["method"]), []).append(max(own))
+    return {f"rendezvous.{method}_seconds": min(values) for method, values in seconds.items()}
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """When each rank came, in seconds after rank 0 began to wait: a slow file server or a late host shows here."""
+    return {rank: {"arrival_seconds": arrival.seconds} for rank, arrival in seen.world.arrivals.items()}
+
+
+CHECK = Check(
+    "RDZ001",
+    "rendezvous",
+    Stage.RENDEZVOUS,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    columns=columns,
+    figures=figures,
+    kind=Kind.TORCH,
+    deadline=10,
+    settings={"repeat": 1},
+)

@@ -1,0 +1,1 @@
+"""RDZ006: the shared directory."""

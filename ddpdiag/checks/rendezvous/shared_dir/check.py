@@ -1,0 +1,228 @@
+"""The shared directory.
+
+A rendezvous by `file://` needs a directory that every host sees, can write to, and can lock files in. One rank of each
+host writes a small file there, locks it, and looks for the files of all the others. Everything is removed again.
+
+Findings and their causes:
+- missing, denied, read-only, full, broken: the directory cannot be written to. torch says so only after five minutes of
+  silence: it opens the file again and again, whatever time-out the job gave.
+- not-shared: a host does not see what the others write: its file server is not mounted, or another one is.
+- locks: flock fails; local-locks: two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with
+  `localflock`. torch's FileStore needs both. fcntl-locks: the other kind of lock fails, which other libraries take.
+- slow: what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`).
+- partly: there are so many hosts that not all of them tried.
+- little-room: the directory is nearly full.
+- stale: a file there is the store of an earlier job that ended without removing it. A job that uses it again connects
+  to processes that are gone, and hangs.
+
+Fix: mount the same file system on every host, with locks; give every job a file of its own
+(`file:///shared/store-$SLURM_JOB_ID`), and remove it before the job starts.
+
+Confirm by hand: On two hosts `findmnt -T DIR; touch DIR/$(hostname); ls -l DIR; flock DIR/probe sleep 20` at the same
+time: the second flock must wait.
+
+Sources: torch/csrc/distributed/c10d/FileStore.cpp; flock(2), NFS; PyTorch issues 13865 (a stale file) and 67566;
+nfs(5), actimeo and nolock; Lustre manual, flock and localflock.
+"""
+
+import fcntl
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.hosts import left_out, names_text
+from ddpdiag.checks.rendezvous.shared_dir.data import Data, little_room, unwritable, where, without_locks
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Scalar, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.probes import shared_files
+from ddpdiag.probes.holders import span_text
+from ddpdiag.probes.mounts import mount_of, space
+from ddpdiag.probes.shared_files import View
+from ddpdiag.probes.stores import stores
+from ddpdiag.stats import odd_ones_out
+
+# Every host looks for every other's file.
+MAX_HOSTS = 64
+
+
+def measure(ctx: Context) -> Data:
+    """Write, lock, look at the others' files, and remove our own whatever happens."""
+    directory, token = Path(ctx.options.shared_dir or ctx.scratch), secrets.token_hex(8)
+    own = shared_files.file_of(directory, token)
+    try:
+        ctx.step(f"write a file in {directory}")
+        error = shared_files.write(own, token)
+        ctx.step(f"lock a file in {directory}")
+        flock = None if error else shared_files.lock(own, fcntl.flock)
+        lockf = None if error else shared_files.lock(own, fcntl.lockf)
+        ctx.step(f"look through {directory}")
+        mount, room = mount_of(directory.resolve()), space(directory)
+        left = stores(directory) if ctx.group_rank == 0 else ()
+        view = _view(ctx, directory, token, own, error)
+    finally:
+        shared_files.remove((own, shared_files.done_of(own)))
+    return Data(
+        directory=str(directory),
+        mount=mount,
+        space=room,
+        error=error,
+        flock=flock,
+        lockf=lockf,
+        unseen=view.unseen,
+        seconds=view.seconds,
+        lock_is_local=view.lock_is_local,
+        stores=left,
+    )
+
+
+def _view(ctx: Context, directory: Path, token: str, own: Path, error: str | None) -> View:
+    """Everybody learns what everybody wrote; who wrote nothing looks for nothing."""
+    with shared_files.locked(own):
+        peers = ctx.exchange("" if error else token)
+        tokens = {rank: peer.offer for rank, peer in zip(ctx.group, peers, strict=True)}
+        ctx.step(f"look for the other hosts' files in {directory}")
+        return View() if error else shared_files.look(directory, ctx.place.rank, tokens)
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """One group of one rank per host."""
+    leaders = tuple(rank for group in scope_groups(Scope.NODE, seen.world) for rank in group)
+    return () if seen.trials else (new_trial(seen, groups=(leaders[:MAX_HOSTS],)),)
+
+
+def ground(world: World) -> str | None:
+    """Nothing to look at unless a directory was named."""
+    return None if world.options.shared_dir else "no shared directory was given (--shared-dir)"
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What fails on which host; then what one host does not see of another."""
+    answers = seen.by_rank
+    yield from unwritable(seen, answers)
+    writers = _writers(answers)
+    yield from _not_shared(seen, writers)
+    yield from without_locks(seen, writers)
+    yield from _slow(seen, writers)
+    yield from little_room(seen, writers, seen.number("free_mib"))
+    yield from _stale(seen, answers)
+    if answers:
+        yield from left_out(seen, MAX_HOSTS, "the shared directory")
+
+
+def usable(seen: Seen[Data]) -> bool:
+    """May a job meet over a file there, as far as is known?"""
+    return all(map(seen.went_well, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
+
+
+def _writers(answers: Mapping[int, Data]) -> dict[int, Data]:
+    """Hosts that wrote a file. With a host that gave no answer its file may have gone: not to see it means nothing."""
+    ranks = {rank for rank, data in answers.items() if data.error is None}
+    return {
+        rank: structs.replace(answers[rank], unseen=tuple(other for other in answers[rank].unseen if other in ranks))
+        for rank in sorted(ranks)
+    }
+
+
+def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Hosts whose view differs from the one that most have: each should see every file that was written."""
+    if not any(data.unseen for data in writers.values()):
+        return
+    odd = odd_ones_out({rank: frozenset(writers) - frozenset(data.unseen) for rank, data in writers.items()})
+    blamed = odd.ranks if odd is not None else ()
+    rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
+    node, data = seen.world.node_of(rank), writers[rank]
+    whose = "" if blamed else "; no view is that of most hosts, so nobody is blamed"
+    yield seen.finding(
+        "not-shared",
+        Severity.ERROR,
+        f"{data.directory} is not one directory on all hosts",
+        f"{node} does not see in {data.directory} what {names_text(seen.world.nodes_of(data.unseen))} wrote there (it "
+        f"looked for {shared_files.LOOK_SECONDS:g} s){whose}. Mounted: {_mounted(seen, writers, rank)}.",
+        nodes=seen.world.nodes_of(blamed),
+        links=[f"{seen.world.node_of(other)} -> {node}" for other in data.unseen],
+        evidence={
+            seen.world.node_of(other): f"does not see {names_text(seen.world.nodes_of(own.unseen))}"
+            for other, own in writers.items()
+            if own.unseen
+        },
+        remedy="Mount the same file system there on every host, or give a directory that all share with --shared-dir.",
+    )
+
+
+def _mounted(seen: Seen[Data], writers: Mapping[int, Data], rank: int) -> str:
+    """What lies there on one host, and on the first of those whose file it does not see."""
+    pair = (rank, writers[rank].unseen[0])
+    kinds = [(seen.world.node_of(own), writers[own].mount) for own in pair if own in writers]
+    return ", ".join(f"{mount.kind} from {mount.source} on {node}" for node, mount in kinds if mount) or "unknown"
+
+
+def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+    limit = seen.number("slow_seconds")
+    slow = {rank: data for rank, data in writers.items() if data.seconds > limit}
+    if slow:
+        rank = max(slow, key=lambda rank: slow[rank].seconds)
+        data, node = slow[rank], seen.world.node_of(rank)
+        yield seen.finding(
+            "slow",
+            Severity.WARNING,
+            f"files appear late in {data.directory}",
+            f"{node} saw another host's file in {data.name} after {data.seconds:.1f} s; {limit:g} s at most are "
+            "expected.",
+            nodes=where(seen, tuple(slow), len(writers)).nodes,
+            evidence={seen.world.node_of(rank): own.seconds for rank, own in slow.items()},
+            remedy="Mount it with shorter caches (NFS: actimeo=1 or noac), or meet over tcp:// or env://.",
+        )
+
+
+def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
+    left = [store for data in answers.values() for store in data.stores]
+    if left:
+        shown = "; ".join(
+            f"{store.path} ({store.bytes} bytes, {store.owner}'s, last written {span_text(store.age_seconds)} ago)"
+            for store in left[:4]
+        )
+        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        yield seen.finding(
+            "stale",
+            Severity.WARNING,
+            "stores of other jobs lie in the shared directory",
+            f"torch's FileStore wrote {shown}{more}. Unless a job runs that uses it, it is left over from one that did "
+            "not end well; a new job with this file connects to processes that are gone, and hangs.",
+            evidence={"paths": [store.path for store in left]},
+            remedy="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
+        )
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """Kind of file system, room, and the slowest host's seconds until it saw all others' files."""
+    answers = seen.by_rank
+    if not answers:
+        return {}
+    first = next(iter(answers.values()))
+    return {
+        "shared_directory.filesystem": first.mount.kind if first.mount else None,
+        "shared_directory.free_bytes": first.space.free_bytes if first.space else None,
+        "shared_directory.visible_seconds": max(data.seconds for data in answers.values()),
+    }
+
+
+CHECK = Check(
+    "RDZ006",
+    "shared-directory",
+    Stage.RENDEZVOUS,
+    Scope.NODE,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=ground,
+    figures=figures,
+    deadline=15,
+    optional=True,
+    settings={"slow_seconds": 1.0, "free_mib": 16.0},
+)

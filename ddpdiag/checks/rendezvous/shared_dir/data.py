@@ -1,0 +1,167 @@
+"""What hosts find in a shared directory, each by itself: can it write and lock, and is there room? Part of RDZ006."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.probes.mounts import Mount, Space
+from ddpdiag.probes.stores import Store
+
+_MIB = 1 << 20
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What one host found; errors are errno names, None where it went well.
+
+    `unseen`, `seconds` and `lock_is_local` are those of a `View`. `stores` are looked for by rank 0's host.
+    """
+
+    directory: str
+    mount: Mount | None = None
+    space: Space | None = None
+    error: str | None = None
+    flock: str | None = None
+    lockf: str | None = None
+    unseen: tuple[int, ...] = ()
+    seconds: float = 0.0
+    lock_is_local: bool | None = None
+    stores: tuple[Store, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Such as "/shared (nfs4)"."""
+        return f"{self.directory} ({self.mount.kind})" if self.mount else self.directory
+
+    @property
+    def room(self) -> str:
+        """Such as " (0 bytes free, 17 free inodes)"."""
+        if self.space is None:
+            return ""
+        inodes = "" if self.space.free_inodes is None else f", {self.space.free_inodes} free inodes"
+        return f" ({self.space.free_bytes} bytes free{inodes})"
+
+    @property
+    def evidence(self) -> dict[str, Scalar | list[Scalar]]:
+        return {
+            "directory": self.directory,
+            "filesystem": self.mount.kind if self.mount else None,
+            "source": self.mount.source if self.mount else None,
+            "free_bytes": self.space.free_bytes if self.space else None,
+            "free_inodes": self.space.free_inodes if self.space else None,
+        }
+
+
+class Where(Struct, frozen=True):
+    """Some of the hosts, in words, and those to name: none if it is all of them, since then it is what they share."""
+
+    text: str
+    nodes: tuple[str, ...]
+
+
+def where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> Where:
+    """The hosts of these ranks, of so many."""
+    names = seen.world.nodes_of(ranks)
+    return Where("every host", ()) if len(ranks) == hosts > 1 else Where(names_text(names), names)
+
+
+class _Way(Struct, frozen=True):
+    """A way in which writing fails: its word, what is the matter, and what to do."""
+
+    word: str
+    what: str
+    remedy: str
+
+
+_MISSING = _Way("missing", "is not there", "Mount it there, or give another directory with --shared-dir.")
+_DENIED = _Way("denied", "may not be written to by this user", "Give this user write permission (mode, ACL, squash).")
+_FULL = _Way("full", "is full", "Make room there, or raise the quota.")
+_READ_ONLY = _Way("read-only", "is mounted read-only", "Mount it read-write, or find out why the kernel made it so.")
+_BROKEN = _Way("broken", "cannot be written to", "Look at the mount and at the kernel log there.")
+_WAYS = {
+    "ENOENT": _MISSING,
+    "ENOTDIR": _MISSING,
+    "EACCES": _DENIED,
+    "EPERM": _DENIED,
+    "ENOSPC": _FULL,
+    "EDQUOT": _FULL,
+    "EROFS": _READ_ONLY,
+}
+
+
+def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Where writing failed, by the way in which it did."""
+    failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
+    for error in dict.fromkeys(failed.values()):
+        ranks = [rank for rank, own in failed.items() if own == error]
+        way, data, hosts = _WAYS.get(error, _BROKEN), answers[ranks[0]], where(seen, ranks, len(answers))
+        yield seen.finding(
+            way.word,
+            Severity.ERROR,
+            f"{data.directory} {way.what}",
+            f"{data.name} {way.what} on {hosts.text}: writing a small file gave {error}{data.room}.",
+            nodes=hosts.nodes,
+            evidence={"error": error, **data.evidence},
+            remedy=way.remedy,
+        )
+
+
+def without_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Locks that fail, and those that another host does not respect."""
+    yield from _failing(seen, writers, "flock", Severity.ERROR, "torch's FileStore needs it")
+    yield from _failing(seen, writers, "lockf", Severity.WARNING, "torch does not need it, but other libraries do")
+    local = [rank for rank, data in writers.items() if data.lock_is_local]
+    # A first host that cannot lock held nothing.
+    if local and writers[min(writers)].flock is None:
+        data, hosts, two = writers[local[0]], where(seen, local, len(writers) - 1), len(writers) == 2
+        doubt = " Two hosts cannot tell which one's mount is the cause." if two else ""
+        yield seen.finding(
+            "local-locks",
+            Severity.ERROR,
+            f"locks in {data.directory} hold on one host only",
+            f"{hosts.text} got a lock (flock) in {data.name} that {seen.world.node_of(min(writers))} held; two hosts "
+            f"that write to a FileStore at once spoil it.{doubt}",
+            nodes=() if two else hosts.nodes,
+            evidence=data.evidence,
+            remedy="Mount it with locks that all hosts share (NFS: without local_lock; Lustre: flock, not localflock).",
+        )
+
+
+def _failing(
+    seen: Seen[Data], writers: Mapping[int, Data], kind: str, severity: Severity, so: str
+) -> Iterator[Finding]:
+    own = {rank: data.flock if kind == "flock" else data.lockf for rank, data in writers.items()}
+    errors = {rank: error for rank, error in own.items() if error is not None}
+    if errors:
+        data, hosts = writers[next(iter(errors))], where(seen, tuple(errors), len(writers))
+        yield seen.finding(
+            "locks" if kind == "flock" else "fcntl-locks",
+            severity,
+            f"{kind} fails in {data.directory}",
+            f"{kind} on a file in {data.name} gave {', '.join(sorted(set(errors.values())))} on {hosts.text}; {so}.",
+            nodes=hosts.nodes,
+            evidence=data.evidence,
+            remedy="Mount it with locks (NFS: not nolock, and with rpc.statd, or version 4; Lustre: flock).",
+        )
+
+
+def little_room(seen: Seen[Data], writers: Mapping[int, Data], free_mib: float) -> Iterator[Finding]:
+    """Our own small file went through; the next one may not."""
+    low = {
+        rank: data
+        for rank, data in writers.items()
+        if data.space is not None and (data.space.free_bytes < free_mib * _MIB or data.space.free_inodes == 0)
+    }
+    if low:
+        data, hosts = next(iter(low.values())), where(seen, tuple(low), len(writers))
+        yield seen.finding(
+            "little-room",
+            Severity.WARNING,
+            f"{data.directory} is nearly full",
+            f"{data.name} is nearly full on {hosts.text}{data.room}; {free_mib:g} MiB and a free inode are expected.",
+            nodes=hosts.nodes,
+            evidence=data.evidence,
+            remedy=_FULL.remedy,
+        )

@@ -1,0 +1,1 @@
+"""The run itself: who joined, who stayed, what ended."""

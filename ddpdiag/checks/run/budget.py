@@ -1,0 +1,114 @@
+"""The run was not cut short.
+
+What was seen is judged; what was not seen is unknown.
+
+Findings:
+- budget: too little of the budget (`--budget`) was left for the next check.
+- unfinished: a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that
+  time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy host
+  does that, and blame would be a guess.
+- told: the run was told to leave (a time limit of the scheduler, a launcher that ends a job; Ctrl-C, which is good to
+  know only: who pressed it knows).
+
+Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
+
+Confirm by hand: Run it again on an idle host with twice the budget; `uptime` and `/proc/pressure/cpu` tell of others
+who use it.
+
+Sources: none: it is this program's own account of its time.
+"""
+
+import signal
+from collections.abc import Iterator
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.blame import goes_on, unfinished
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.checks.run.trials.check import failures
+from ddpdiag.model import EventKind, Finding, Severity, Status, Verdict
+from ddpdiag.model.recording import TOLD_TO_LEAVE
+
+_CTRL_C = str(int(signal.SIGINT))
+_NAMES = {str(int(known)): known.name for known in signal.Signals}
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """The budget, and who was told to leave."""
+    events = seen.recording.events
+    for event in events:
+        if event.kind is EventKind.BUDGET:
+            yield seen.finding(
+                "budget",
+                Severity.ERROR,
+                "the budget was spent",
+                f"Too little of the budget of {seen.options.budget_seconds:g} s was left after {event.seconds:.1f} s, "
+                f"{event.detail}.",
+                remedy="Give more time with --budget, or ask for less with --stage or --select.",
+                of_the_run=True,
+            )
+    yield from _unfinished(seen)
+    leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
+    signals = [e for e in events if e.kind is EventKind.SIGNAL]
+    if leaving or signals:
+        first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
+        if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
+            yield _interrupted(seen, first.seconds)
+            return
+        name = _NAMES.get(first.detail, "a signal")
+        who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
+        yield seen.finding(
+            "told",
+            Severity.ERROR,
+            f"the run was ended by {name}",
+            f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
+            remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
+            of_the_run=True,
+        )
+
+
+def _interrupted(seen: Seen[Nothing], seconds: float) -> Finding:
+    """Nobody has to find out who ended it; the verdict says how far it came."""
+    return seen.finding(
+        "told",
+        Severity.INFO,
+        "the run was interrupted",
+        f"Ctrl-C (SIGINT) ended it {seconds:.1f} s after the start; what came before was judged.",
+        of_the_run=True,
+    )
+
+
+def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each check."""
+    told: set[str] = set()
+    for trial, outcomes, blame, *_ in failures(seen):
+        patient = seen.options.alone
+        if trial.code in told or not unfinished(trial, blame, outcomes, patient=patient) or seen.is_excused(trial):
+            continue
+        told.add(trial.code)
+        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
+        at = f" at '{first.at}'" if first.at else ""
+        still = "was still going on" if goes_on(first, trial) else "had not ended"
+        left = ", which the budget had left" if trial.hurried else ""
+        yield seen.finding(
+            "unfinished",
+            Severity.ERROR,
+            f"{trial.code} was not finished in time",
+            f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
+            f"{seen.world.node_of(first.rank)} {still}{at}.",
+            evidence={"trial": trial.number, "last_step": first.at},
+            remedy=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or look at what keeps "
+            "that host busy.",
+        )
+
+
+CHECK = Check(
+    "RUN004",
+    "completeness",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    effect=Verdict.UNKNOWN,
+)

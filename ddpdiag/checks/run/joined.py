@@ -1,0 +1,164 @@
+"""Every rank came.
+
+A rank that never reaches rank 0 leaves all others waiting in `init_process_group` until the time-out, and torch says
+"1/2 clients joined" without saying which. Here rank 0 calls the roll over its own channel and waits `--board-wait`
+seconds. With `--shared-dir`, a rank that cannot reach rank 0 leaves a note there, and the finding quotes it. Where the
+launcher tells which host has which ranks (Slurm), or a note does, the hosts of absent ranks are named.
+
+If no other host came at all, the cause may as well be on rank 0's own host (its firewall, the address that it was
+given), so nobody is blamed. Nor is anybody where ranks state different world sizes (LCH001): the absent may not exist.
+
+Findings:
+- absent: a rank never came. Its host is named where it is known.
+
+Causes: the process was never started (wrong node count, a host that is down), it died at once (a missing module, an old
+Python), it was started with another coordinator address, port or run id, or a firewall keeps it from rank 0.
+
+Fix: look at that rank's own output first: a ddpdiag that cannot reach rank 0 says what a plain TCP connection met.
+
+Confirm by hand: Look at the output of the named rank; on its host `ps -ef | grep ddpdiag`; `squeue -j JOB -o %N` and
+`sacct -j JOB --format=JobID,State,NodeList,ExitCode` for tasks that were never started.
+
+Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pull request 111805.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.model import Event, EventKind, Finding, Scalar, Severity, Verdict
+
+_NOTES_SHOWN = 8
+_LOOPBACK = ("localhost", "127.", "::1")
+
+
+class Nothing(Struct, frozen=True):
+    """This check judges what others saw."""
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for all ranks that never came."""
+    events = {e.rank: e for e in seen.recording.events if e.kind is EventKind.ABSENT and e.rank is not None}
+    absent = sorted(events)
+    if not absent:
+        return
+    who = ranks_text(absent)
+    waited = max(event.seconds for event in events.values())
+    homes = _homes(seen, events)
+    blamed, doubt = _blamed(seen, absent, homes)
+    came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks came within {waited:.0f} s; {who} did not."
+    they = "It belongs" if len(absent) == 1 else "They belong"
+    where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
+    yield seen.finding(
+        "absent",
+        Severity.ERROR,
+        f"{who} never came",
+        came + where + _told(events) + doubt,
+        ranks=blamed,
+        nodes=_named(homes, blamed),
+        evidence=_evidence(seen, events, waited),
+        remedy=_remedy(events) + _slurm_remedy(seen, _named(homes, absent)),
+    )
+
+
+def _homes(seen: Seen[Nothing], events: Mapping[int, Event]) -> dict[int, str]:
+    """Hosts of absent ranks, from their notes or from the launcher's layout, if that is true of those who came."""
+    layout = seen.recording.header.layout
+    places = seen.world.places
+    if len(layout) != seen.world.size or any(_short(layout[rank]) != _short(places[rank].node) for rank in places):
+        layout = ()
+    homes = {rank: event.node or (layout[rank] if layout else "") for rank, event in events.items()}
+    return {rank: home for rank, home in homes.items() if home}
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _named(homes: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(homes[rank] for rank in ranks if rank in homes))
+
+
+def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]) -> tuple[Sequence[int], str]:
+    """Who is to blame, and a sentence if that is not everybody."""
+    if any(event.kind is EventKind.MISMATCH for event in seen.recording.events):
+        return (), " Ranks state different world sizes (LCH001), so the absent may not exist."
+    arrivals = seen.world.arrivals
+    if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].coordinator.startswith(_LOOPBACK)):
+        return absent, ""
+    here = [rank for rank in absent if _is_here(seen, rank, homes)]
+    if len(here) == len(absent):
+        return absent, ""
+    only = next(iter(seen.world.places.values())).node
+    nobody = "nobody else" if here else "nobody"
+    return here, (
+        f" No rank of another host came, so the cause may be on {only} itself (its firewall, the address that was "
+        f"given for it): {nobody} is blamed."
+    )
+
+
+def _is_here(seen: Seen[Nothing], rank: int, homes: Mapping[int, str]) -> bool:
+    """Does an absent rank belong on the only host from which ranks came?"""
+    place = next(iter(seen.world.places.values()))
+    if rank in homes:
+        return _short(homes[rank]) == _short(place.node)
+    size = place.local_world_size or 1
+    return size >= seen.world.size or rank // size == place.rank // size
+
+
+def _remedy(events: Mapping[int, Event]) -> str:
+    if any(event.detail for event in events.values()):
+        return "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
+    return "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
+
+
+def _slurm_remedy(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
+    """Slurm knows more of its nodes than a process that was never started can write."""
+    if seen.world.launcher != "slurm" or not hosts:
+        return ""
+    return f" What Slurm knows of it: scontrol show node {hosts[0]}, and slurmd's log there."
+
+
+def _told(events: Mapping[int, Event]) -> str:
+    """What absent ranks wrote of themselves; the first stands for all in the message."""
+    notes = [event.detail for _, event in sorted(events.items()) if event.detail]
+    if not notes:
+        return ""
+    more = f" ({len(notes) - 1} more wrote, too)" if len(notes) > 1 else ""
+    return f" In the shared folder: {notes[0]}{more}."
+
+
+def _evidence(seen: Seen[Nothing], events: Mapping[int, Event], waited: float) -> dict[str, Scalar | list[Scalar]]:
+    evidence: dict[str, Scalar | list[Scalar]] = {
+        "came": len(seen.world.arrivals),
+        "expected": seen.world.size,
+        "waited_seconds": round(waited, 1),
+    }
+    notes: list[Scalar] = [event.detail for _, event in sorted(events.items()) if event.detail]
+    return evidence | ({"notes": notes[:_NOTES_SHOWN]} if notes else {})
+
+
+def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
+    """Launchers number ranks host by host, so an absent rank belongs beside its neighbours."""
+    sizes = {place.local_world_size for place in seen.world.places.values()}
+    if len(sizes) != 1 or not (size := sizes.pop()):
+        return ""
+    homes = {rank // size for rank in absent}
+    known = {place.rank // size: place.node for place in seen.world.places.values()}
+    named = [known[home] for home in sorted(homes) if home in known]
+    return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
+
+
+CHECK = Check(
+    "RUN001",
+    "roll-call",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    effect=Verdict.UNKNOWN,
+)

@@ -1,0 +1,198 @@
+"""Every rank stayed to the end.
+
+A rank's supervisor came and then fell silent: it was killed (SIGKILL, the memory limit), stopped, its host went down,
+or the network between it and the rank that reports was cut. Launchers kill the remaining processes as soon as one is
+gone, so those who said that they were told to leave are bystanders, and who said nothing is to blame.
+
+All ranks of a host that fell silent together are one finding. Whether the host still answers a plain TCP connect tells
+more: then its processes ended, and the host and the way to it are well.
+
+Findings and their causes:
+- lost: a rank fell silent, or all ranks of a host.
+- cut-off: all other hosts, two or more, fell silent at once. The one cause that explains this is on the side of the
+  host that reports, so that host is blamed, and not everybody else. No host answers then.
+- link: of two hosts, each of which the other one cannot hear, nobody can say whose fault it is: the link is named.
+
+When rank 0 itself is lost, another rank can report only with `--shared-dir`.
+
+Fix: look for the out-of-memory killer (`dmesg | grep -i oom`) and for the job's limits on that host; check that the
+host is up, and its cables and ports.
+
+Confirm by hand: `sinfo -R`, `scontrol show node HOST`, `ping HOST`; on the host `dmesg -T | tail -50` and `last -x
+reboot`.
+
+Sources: proc_pid_stat(5); control groups v2, memory.events; torch/distributed/elastic/multiprocessing/api.py (SIGTERM
+to all as soon as one fails).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Event, EventKind, Finding, Severity
+
+# Rank 0 beats every second, others notice its own silence 2 s later than it theirs, and wait 2.5 s for each other.
+_TOGETHER_SECONDS = 6.0
+
+
+class Loss(NamedTuple):
+    """A host, and the ranks of it that were lost; `whole` says that these are all of its ranks, gone together."""
+
+    name: str
+    events: Mapping[int, Event]
+    whole: bool
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks."""
+        return tuple(sorted(self.events))
+
+    @property
+    def seconds(self) -> float:
+        """When the first of them was noticed."""
+        return min(event.seconds for event in self.events.values())
+
+    @property
+    def answers(self) -> bool:
+        """Did the host still answer?"""
+        return any(event.answers for event in self.events.values())
+
+    @property
+    def silent(self) -> bool:
+        """Nothing came from it any more, neither from its ranks nor from its kernel."""
+        return self.whole and not self.answers
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each host that fell silent, and for each rank of others that did; or for their common cause."""
+    losses = _losses(seen)
+    here = _here(seen)
+    others = [host for host in seen.world.hosts if host != here]
+    silent = [losses[host] for host in others if host in losses and losses[host].silent]
+    if here is not None and silent and len(silent) == len(others) and _together([loss.seconds for loss in silent]):
+        yield _cut_off(seen, here[0], silent) if len(others) > 1 else _link(seen, here[0], silent[0])
+        losses = {host: loss for host, loss in losses.items() if host not in others}
+    for loss in losses.values():
+        if loss.whole and len(loss.events) > 1:
+            yield _host(seen, loss)
+        else:
+            yield from (_rank(seen, loss, rank) for rank in loss.ranks)
+
+
+def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
+    """Who was lost, by host; of several who tell of one rank, the first counts."""
+    events: dict[int, Event] = {}
+    for event in seen.recording.events:
+        if event.kind is EventKind.LOST and event.rank is not None:
+            known = events.setdefault(event.rank, event)
+            if event.answers and not known.answers:
+                events[event.rank] = event
+    hosts = dict(seen.world.hosts)
+    for rank in events.keys() - seen.world.arrivals.keys():  # one rank's own part of a run knows nobody else
+        hosts["?", str(rank)] = (rank,)
+    losses = {}
+    for (name, boot), ranks in hosts.items():
+        own = {rank: events[rank] for rank in ranks if rank in events}
+        whole = len(own) == len(ranks) and _together([event.seconds for event in own.values()])
+        if own:
+            losses[name, boot] = Loss(name, own, whole)
+    return losses
+
+
+def _together(seconds: Sequence[float]) -> bool:
+    return max(seconds) - min(seconds) <= _TOGETHER_SECONDS
+
+
+def _here(seen: Seen[Nothing]) -> tuple[str, str] | None:
+    """The host from which this run is seen: that of rank 0, or of the rank in its place."""
+    arrival = seen.world.arrivals.get(seen.recording.header.writer)
+    return arrival.host if arrival else None
+
+
+def _cut_off(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
+    names = [loss.name for loss in silent]
+    rank = seen.recording.header.writer
+    return seen.finding(
+        "cut-off",
+        Severity.ERROR,
+        f"{here} was cut off from all other hosts",
+        f"rank {rank} on {here} suddenly heard nothing of all {len(names)} other hosts ({names_text(names)}), after "
+        f"{min(loss.seconds for loss in silent):.1f} s, and none of them answers: the cause they share is {here}.",
+        ranks=[r for r, place in seen.world.places.items() if place.node == here],
+        nodes=[here],
+        evidence={"hosts": len(names), "seconds": round(min(loss.seconds for loss in silent), 1)},
+        remedy=f"Check the network interface, cable and switch port of {here}.",
+    )
+
+
+def _link(seen: Seen[Nothing], here: str, loss: Loss) -> Finding:
+    return seen.finding(
+        "link",
+        Severity.ERROR,
+        f"{here} and {loss.name} lost each other",
+        f"{here} heard nothing of {ranks_text(loss.ranks)} on {loss.name} after {loss.seconds:.1f} s, and {loss.name} "
+        "does not answer. Two hosts alone cannot tell whether one of them failed, and which, or the link between them.",
+        links=[f"{here} -> {loss.name}", f"{loss.name} -> {here}"],
+        evidence={"seconds": round(loss.seconds, 1)},
+        remedy=f"Check that {loss.name} is up, then interface, cable and switch port of both; a third host would tell.",
+    )
+
+
+def _state(loss: Loss) -> str:
+    """What is known of the host itself."""
+    if loss.answers:
+        return f" {loss.name} itself answers a plain TCP connect, so only its processes ended."
+    if any(event.answers is False for event in loss.events.values()):
+        return f" {loss.name} itself does not answer a plain TCP connect."
+    return ""
+
+
+def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
+    who = ranks_text(loss.ranks)
+    first = loss.events[min(loss.ranks, key=lambda rank: loss.events[rank].seconds)]
+    return seen.finding(
+        "lost",
+        Severity.ERROR,
+        f"host {loss.name} was lost with {who}",
+        f"All ranks of host {loss.name} ({who}) were gone together after {loss.seconds:.1f} s: {first.detail}."
+        f"{_state(loss)}",
+        ranks=loss.ranks,
+        nodes=[loss.name],
+        evidence={"seconds": round(loss.seconds, 1)},
+        remedy=_remedy(loss),
+    )
+
+
+def _remedy(loss: Loss) -> str:
+    """Where nothing answers, the host or the way to it comes first."""
+    if any(event.answers is False for event in loss.events.values()) and not loss.answers:
+        return f"Check that {loss.name} is up, its interface, cable and switch port; then look there for a crash."
+    return f"Look on {loss.name} for a kill (dmesg, the job's memory limit), a stopped process, or a crash."
+
+
+def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
+    event = loss.events[rank]
+    answers = _state(loss)
+    return seen.finding(
+        "lost",
+        Severity.ERROR,
+        f"rank {rank} was lost",
+        f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{answers}",
+        ranks=[rank],
+        evidence={"seconds": round(event.seconds, 1)},
+        remedy=_remedy(loss),
+    )
+
+
+CHECK = Check(
+    "RUN002",
+    "presence",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+)

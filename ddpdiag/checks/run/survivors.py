@@ -1,0 +1,52 @@
+"""Every process could be ended.
+
+A process that hangs is killed when its deadline has passed. One that survives SIGKILL is stuck inside the kernel, most
+often in a driver or on a file server that does not answer: nobody can end it, and it keeps what it holds (a GPU,
+memory, a port) until the kernel lets go of it.
+
+Findings:
+- survived: a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.
+
+Fix: look at the kernel log of the host; reset the device that it waits for, or reboot the host.
+
+Confirm by hand: `ps -o pid,stat,wchan:30,cmd -p PID` (D: it cannot be interrupted); as root `cat /proc/PID/stack`;
+`dmesg -T | grep -A20 'blocked for more than'`.
+
+Sources: signal(7); proc_pid_stack(5); Linux's hung task detector (kernel.hung_task_timeout_secs).
+"""
+
+from collections.abc import Iterator
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Severity
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each process that is still there, whoever was to blame for the trial."""
+    for outcome in seen.recording.outcomes:
+        process = outcome.process
+        if process is not None and process.survived:
+            node = seen.world.node_of(outcome.rank)
+            where = f", waiting in {process.wchan}" if process.wchan else ""
+            yield seen.finding(
+                "survived",
+                Severity.ERROR,
+                f"pid {process.pid} on {node} cannot be killed",
+                f"pid {process.pid} of rank {outcome.rank} on {node} survived SIGKILL in {outcome.code}{where}.",
+                ranks=[outcome.rank],
+                evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
+                remedy=f"Look at the kernel log of {node}; reset the device that it waits for, or reboot the host.",
+            )
+
+
+CHECK = Check(
+    "RUN005",
+    "children",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+)

@@ -1,0 +1,1 @@
+"""RUN003: trials that did not end by themselves."""

@@ -1,0 +1,65 @@
+"""What other checks know of why messages between hosts do not arrive, which explains a collective that hangs there."""
+
+from collections.abc import Sequence, Set
+from typing import NamedTuple, TypeVar
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.rendezvous import coordinator_name
+from ddpdiag.checks.rendezvous.interfaces import check as rdz003
+from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.model import Finding, Outcome, Severity, Trial
+
+D = TypeVar("D")
+
+# As torch's flight recorder names them; of others an element has one byte at least.
+_BYTES = {"Float": 4, "Double": 8, "Long": 8, "Int": 4, "Half": 2, "BFloat16": 2}
+# What needs so much of a trial's time for one collective leaves too little for the others.
+_SHARE_OF_TIME = 0.5
+
+
+def causes(seen: Seen[D]) -> tuple[Finding, ...]:
+    """Errors about ways on which nothing passes, then about addresses that peers cannot reach."""
+    names, interfaces = seen.of(coordinator_name.CHECK), seen.of(rdz003.CHECK)
+    found = (*mesh.severed(seen.of(mesh.CHECK)), *coordinator_name.judge(names), *rdz003.judge(interfaces))
+    return tuple(finding for finding in found if finding.severity is Severity.ERROR)
+
+
+def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
+    """Those causes that concern a collective of these hosts.
+
+    Of hosts that share the cause (no host, no link) all are concerned.
+    """
+    return tuple(finding for finding in known if _concerns(finding, nodes)) if len(nodes) > 1 else ()
+
+
+def _concerns(finding: Finding, nodes: Set[str]) -> bool:
+    if finding.links:
+        return any(nodes >= {*link.split(" -> ")} for link in finding.links)
+    return not finding.nodes or not nodes.isdisjoint(finding.nodes)
+
+
+class Slow(NamedTuple):
+    """A way so slow that a collective could not pass in time, and in words how long that takes."""
+
+    cause: Finding
+    why: str
+
+
+def slow_ways(seen: Seen[D]) -> tuple[Finding, ...]:
+    """Errors about ways on which far less passes than on others."""
+    return tuple(f for f in mesh.slow_ways(seen.of(mesh.CHECK)) if f.severity is Severity.ERROR)
+
+
+def too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]) -> Slow | None:
+    """The way on which what was posted last takes half of the trial's time or longer.
+
+    Whatever the collective, nearly all of its bytes come from each host or go to it once: no less time than that.
+    """
+    posted = [o.flight[-1] for o in outcomes if o.flight]
+    size_bytes = max((own.elements * _BYTES.get(own.dtype, 1) for own in posted), default=0)
+    for cause in known:
+        rate = cause.evidence["bytes_per_s"]
+        if isinstance(rate, float) and size_bytes >= rate * trial.deadline_seconds * _SHARE_OF_TIME:
+            took = f"its {size_bytes / 1e6:.3g} MB need {size_bytes / rate:.3g} s at {rate / 1e6:.3g} MB/s"
+            return Slow(cause, f"{took}, and all of the trial had {trial.deadline_seconds:.3g} s")
+    return None

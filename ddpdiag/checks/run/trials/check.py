@@ -1,0 +1,223 @@
+"""Every trial ended by itself.
+
+A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
+heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
+that most ranks had reached, or that posted fewer collectives: the others only wait for them. "Connection closed by
+peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the trial do
+not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named; so it is
+where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or more. A trial
+that failed over gloo is a warning where the job takes another backend, which works.
+
+Findings and their causes:
+- unheard: a rank's supervisor sent no result. died: the process ended by a signal or an exit code, without an answer.
+- raised: an exception, whose text is shown. If all ranks raised the same, none of them is to blame.
+- unsupported: the torch of no rank knows the backend that was asked for (exit code 2).
+- hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
+  left of the budget. A rank that was still going on then has not hung: RUN004 tells of it. Nor has `ddpdiag host`
+  where the budget left it less than the check's own time, unless it is stuck in the kernel: some drivers start slowly.
+  A rank that creates its CUDA context or its communicator has up to 60 s more for that.
+- slow-start: creating a context or a communicator took more than `slow_start_seconds` (10). Training waits as long at
+  each start. A driver without persistence mode, libraries on a slow file system and kernels that are compiled at load
+  time are the usual causes.
+- mismatch: ranks posted different collectives under the same number (see below).
+
+The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
+driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder
+(gloo and nccl; a rank that is stopped or holds the GIL cannot say). Collectives of a group are counted, so that the
+same number is the same collective on all ranks: RUN003.mismatch names who posted another one, or another size, than
+most, because its path through the code or its shapes differ.
+
+Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
+
+Confirm by hand: While it hangs, `py-spy dump --pid PID` on each host, and `cat /proc/PID/status /proc/PID/stack` as
+root; TORCH_FR_BUFFER_SIZE=2000 and `torchfrtrace DIR` for the collectives.
+
+Sources: torch's flight recorder (docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html); gloo's
+transport/tcp/pair.cc; NCCL user guide, RAS; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(5), process
+states.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from msgspec import structs
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
+from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.checks.run.trials.causes import between, causes, slow_ways, too_slow
+from ddpdiag.checks.run.trials.judge import blaming, explained, undecided, word_of
+from ddpdiag.errors import UnknownBackend
+from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+
+D = TypeVar("D")
+
+# The word of a finding's code, the ranks, and whether it does not concern the job.
+Way = tuple[str, tuple[int, ...], bool]
+
+
+class Failure(NamedTuple):
+    """A group that failed in a trial; `causes` are findings of other checks that explain it.
+
+    `bypassed` says that these found a way around, which shows that no rank is at fault by itself.
+    """
+
+    trial: Trial
+    outcomes: Sequence[Outcome]
+    blame: Blame
+    causes: Sequence[Finding]
+    bypassed: bool = False
+
+
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each way in which the same ranks failed, with the first trial in which they did."""
+    unsupported = _unsupported(seen)
+    yield from unsupported.values()
+    told: set[Way] = set()
+    for failure in _ended(seen, unsupported):
+        trial, outcomes, blame, own, bypassed = failure
+        if (way := _way_of(seen, failure)) not in told:
+            told.add(way)
+            if bypassed or (own and not blame.ranks and not blame.sides):
+                found = explained(seen, trial, blame, outcomes, own)
+            elif blame.ranks:
+                found = blaming(seen, trial, blame, outcomes)
+            else:
+                found = undecided(seen, trial, blame, outcomes)
+            yield _excused(seen, trial, found)
+    yield from _slow_starts(seen)
+
+
+def told_in(seen: Seen[Nothing]) -> Iterator[tuple[Trial, int]]:
+    """Each trial that failed, with the number of that one whose finding tells of it."""
+    first: dict[Way, int] = {}
+    for failure in _ended(seen, _unsupported(seen)):
+        yield failure.trial, first.setdefault(_way_of(seen, failure), failure.trial.number)
+
+
+def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
+    """What failed, and did not only want time."""
+    for failure in failures(seen):
+        trial, outcomes, blame, *_ = failure
+        wants_time = unfinished(trial, blame, outcomes, patient=seen.options.alone)
+        if trial.params.get("backend") not in unsupported and not wants_time:
+            yield failure
+
+
+def _way_of(seen: Seen[Nothing], failure: Failure) -> Way:
+    return word_of(failure.blame), failure.blame.ranks, seen.is_excused(failure.trial)
+
+
+def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
+    """A finding for each backend that the torch of no rank knows: a name that was mistyped, and nobody's fault."""
+    asked: dict[Scalar, dict[int, str]] = {}
+    outcomes: dict[int, list[Outcome]] = defaultdict(list)
+    for outcome in seen.recording.outcomes:
+        if outcome.error:
+            outcomes[outcome.trial].append(outcome)
+    for trial in seen.recording.trials:
+        said = without_backend(outcomes[trial.number], (UnknownBackend,))
+        if said and len(said) == len(trial.ranks):
+            asked.setdefault(trial.params.get("backend"), said)
+    return {
+        backend: seen.finding(
+            "unsupported",
+            Severity.ERROR,
+            next(iter(said.values())),
+            f"No rank has a backend of the name {backend}, so nothing was tried over it.",
+            remedy="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
+            of_the_run=True,
+        )
+        for backend, said in asked.items()
+    }
+
+
+def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
+    """What P2P003 found to get around the failure of the job's backend, as it was in this trial."""
+    known = seen.of(fallback.CHECK)
+    if trial.code != all_reduce.CHECK.code or trial.params.get("backend") != seen.world.backend:
+        return ()
+    return tuple(fallback.judge(known)) if fallback.works_with_exports(known) else ()
+
+
+def failures(seen: Seen[D]) -> Iterator[Failure]:
+    """What failed in each group of each trial, unless a lost rank explains it."""
+    lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
+    trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
+    known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
+    known_causes = causes(seen) if trials else ()
+    known_slow = slow_ways(seen) if trials else ()
+    for trial in trials.values():
+        for group in trial.groups:
+            outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
+            way = _way(seen, trial)
+            own = way or between(known_causes, frozenset(seen.world.nodes_of(group)))
+            blame = blamed(outcomes, "; ".join(cause.title for cause in own))
+            if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
+                continue  # RUN002 names the lost
+            if not own and not blame.ranks and blame.status is Status.HUNG:
+                nodes = frozenset(seen.world.nodes_of(group))
+                if slow := too_slow(between(known_slow, nodes), trial, outcomes):
+                    blame, own = structs.replace(blame, why=slow.why), (slow.cause,)
+            yield Failure(trial, outcomes, blame, own, bool(way))
+
+
+def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
+    """Did it fail because of the lost? A rank that gave an outcome of its own was lost later."""
+    if blame.ranks and lost.issuperset(blame.ranks):
+        return True
+    silent = lost - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
+    failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+    return bool(silent) and (not blame.ranks or all(map(is_echo, failed)))
+
+
+def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """The slowest context, with the ranks whose own it was, and the slowest communicator, in which all wait for all."""
+    experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
+    done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
+    for step, what in ((CONTEXT_STEP, "a CUDA context"), (COMMUNICATOR_STEP, "a communicator")):
+        slow = [o for o in done if o.timings.get(step, 0.0) > seen.number("slow_start_seconds")]
+        if slow:
+            ranks = tuple(sorted({o.rank for o in slow})) if step == CONTEXT_STEP else ()
+            yield _slow_start(seen, step, what, max(slow, key=lambda own: own.timings[step]), ranks)
+
+
+def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ranks: tuple[int, ...]) -> Finding:
+    seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
+    return seen.finding(
+        "slow-start",
+        Severity.WARNING,
+        f"creating {what} takes {seconds:.1f} s",
+        f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
+        f"{seen.number('slow_start_seconds'):g} s is expected. Training waits as long at each start.",
+        ranks=ranks,
+        evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
+        remedy="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local disk, and "
+        "use a torch that was built for this GPU.",
+    )
+
+
+def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
+    """A warning where the job goes another way, and that way works."""
+    if not seen.is_excused(trial):
+        return finding
+    own = f"The job's own backend is {seen.world.backend}, which works here, and that is what counts."
+    return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")
+
+
+CHECK = Check(
+    "RUN003",
+    "trials",
+    Stage.RUN,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Nothing,
+    plan=nothing_planned,
+    # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
+    settings={"slow_start_seconds": 10.0},
+)

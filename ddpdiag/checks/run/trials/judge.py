@@ -1,0 +1,191 @@
+"""What is said of a trial that failed: who, how far it came, what the others saw, and what to do. Pure; for RUN003."""
+
+from collections.abc import Sequence
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
+from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
+from ddpdiag.model.trial import is_first_use
+
+_VERBS = {
+    Status.UNHEARD: "sent no result",
+    Status.DIED: "died",
+    Status.RAISED: "failed",
+    Status.HUNG: "hung",
+}
+_MISMATCH = (
+    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+)
+_SHARED = "Look at what the ranks share: the network between their hosts, its firewall, the interface in use."
+_SHARED_HERE = (
+    "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the ways between its GPUs."
+)
+_ANOTHER_TORCH = "Install a torch that was built with this backend, or name another one with --backend."
+
+
+def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+    """Of a trial in which some ranks stopped the others."""
+    what = _what(trial)
+    first = next(o for o in outcomes if o.rank in blame.ranks)
+    who = f"{_who(seen, blame.ranks)} {_verb(blame)}"
+    return seen.finding(
+        word_of(blame),
+        Severity.ERROR,
+        f"{who} in {what}",
+        f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
+        ranks=blame.ranks,
+        evidence=_evidence(first, trial, blame, outcomes),
+        remedy=_remedy(first, blame, seen.world.nodes_of(blame.ranks), alone=seen.options.alone),
+    )
+
+
+def word_of(blame: Blame) -> str:
+    """The word in the code of the finding."""
+    return "mismatch" if blame.sides else blame.status.value
+
+
+def _verb(blame: Blame) -> str:
+    return "posted another collective than most" if blame.sides else _VERBS[blame.status]
+
+
+def _what(trial: Trial) -> str:
+    return f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
+
+
+def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+    """Of a trial in which nobody stands out."""
+    what = _what(trial)
+    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+    verb = _VERBS[blame.status]
+    shared = _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE
+    told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
+    return seen.finding(
+        word_of(blame),
+        Severity.ERROR,
+        f"{what} {verb}, and nobody can be blamed",
+        f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
+        evidence=_evidence(first, trial, blame, outcomes),
+        remedy=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
+    )
+
+
+def explained(
+    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
+) -> Finding:
+    """The way between the ranks is known to be broken, so who waits where proves nothing. The cause says the rest."""
+    cause = own[0]
+    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+    why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else _begun(f"{blame.why}.")
+    said = "" if is_echo(first) else _own_words(first)
+    told = " ".join(filter(None, (waits_text(blame, outcomes), why, said)))
+    return seen.finding(
+        word_of(blame),
+        Severity.ERROR,
+        f"{_what(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
+        told or f"The cause: {cause.title}.",
+        nodes=tuple(dict.fromkeys(node for found in own for node in found.nodes)),
+        links=tuple(dict.fromkeys(link for found in own for link in found.links)),
+        evidence=_measured(first, trial) | standings((), outcomes),
+        remedy=f"See {cause.code}.",
+    )
+
+
+def _begun(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _who(seen: Seen[Nothing], ranks: Sequence[int]) -> str:
+    nodes = seen.world.nodes_of(ranks)
+    return f"{ranks_text(ranks)} on {names_text(nodes) or '?'}"
+
+
+def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
+    at = f" at '{outcome.at}'" if outcome.at else ""
+    if blame.sides:
+        return f"{blame.why}{at and f' (last step{at[3:]})'}."
+    match outcome.status:
+        case Status.HUNG:
+            others = [o for o in outcomes if o.rank not in blame.ranks]
+            waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
+            beyond = f", the others at '{waiting}'" if waiting and waiting != outcome.at else ""
+            stands = f"; it stands{at}{beyond}" if at else ""
+            return f"{blame.why}{stands}{_state(outcome)}."
+        case Status.UNHEARD:
+            return f"{blame.why}: {outcome.error or 'no outcome'}."
+        case _:
+            return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
+
+
+def _state(outcome: Outcome) -> str:
+    process = outcome.process
+    if process is None:
+        return ""
+    state = f"; pid {process.pid} is {state_text(process)}"
+    if process.survived:
+        state += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
+    return state + (f", in {process.stack[0]}" if process.stack else "")
+
+
+def _own_words(outcome: Outcome) -> str:
+    return outcome.error.splitlines()[0] if outcome.error else ""
+
+
+def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]]:
+    first_use = is_first_use(outcome.at)
+    return {
+        "last_step": outcome.at,
+        "deadline_seconds": round(trial.limit_seconds if first_use else trial.deadline_seconds, 1),
+        "trial": trial.number,
+    }
+
+
+def _evidence(
+    outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
+) -> dict[str, Scalar | list[Scalar]]:
+    """What people read first; numbers that only tell the way about in the recording and in /proc come last."""
+    evidence = _measured(outcome, trial)
+    # Where an exception ended it, its text is in the message.
+    if outcome.detail and (said := last_words(outcome.detail)) != _own_words(outcome):
+        evidence["output"] = said
+    evidence |= bundle(blame.ranks, outcomes)
+    if outcome.process is not None:
+        evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
+    return evidence
+
+
+def _remedy(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -> str:
+    if outcome.process is not None and outcome.process.survived:
+        node = nodes[0] if nodes else "?"
+        return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."
+    if blame.sides:
+        return _MISMATCH
+    hosts, several = names_text(nodes) or "?", len(blame.ranks) > 1
+    logs = f"the kernel {'logs' if len(nodes) > 1 else 'log'} of {hosts}"
+    match outcome.status, outcome.process.state if outcome.process else None:
+        case Status.HUNG, "T":
+            return f"Find out who stopped the process on {hosts} (a debugger, a job suspend, SIGSTOP)."
+        case Status.HUNG, "D":
+            return f"Look at {logs}: a driver or file system does not answer."
+        case Status.DIED, _:
+            return f"Look at {logs} (out of memory, segfault){_and_output(outcome)}."
+        case Status.RAISED, _:
+            each = f"the causes that {ranks_text(blame.ranks)} give on" if several else _cause_of(outcome)
+            return f"Mend {each} {hosts}; the others only waited for {'them' if several else 'it'}."
+        case _ if alone:
+            return f"Look at {logs}, and run there by hand what it stands at (`nvidia-smi -q`)."
+        case _ if several:
+            return f"Look at {ranks_text(blame.ranks)} on {hosts}: any of them stops the others, which only waited."
+        case _:
+            return f"Look at rank {outcome.rank} on {hosts} first; the others only waited for it."
+
+
+def _and_output(outcome: Outcome) -> str:
+    return f" and at what it said last: {last_words(outcome.detail)[:160].rstrip('.')}" if outcome.detail else ""
+
+
+def _cause_of(outcome: Outcome) -> str:
+    return f"the cause that rank {outcome.rank} gives on"

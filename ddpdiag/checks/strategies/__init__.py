@@ -1,0 +1,1 @@
+"""TRN002: training by several strategies."""

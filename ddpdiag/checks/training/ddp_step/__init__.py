@@ -1,0 +1,1 @@
+"""TRN003: one step of DistributedDataParallel."""

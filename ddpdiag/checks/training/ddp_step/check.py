@@ -1,0 +1,173 @@
+"""One step of DistributedDataParallel: right gradients, and for whom do all wait?
+
+What: over one process group, one step of DDP is held against one process with all images (a ConvNet with GroupNorm:
+BatchNorm sees other images on each rank, and its gradients rightly differ). Then some steps are taken apart: data,
+forward, backward, all-reduce, optimizer; a bucket of 25 MiB, as DDP's own, is averaged; and each rank exchanges 1 MiB
+with its two neighbours in the ring of ranks.
+
+Why: training can end well with one rank that computes wrong gradients now and then, and it runs as slowly as its
+slowest rank. All leave an all-reduce together, so the rank at fault is the one that waits least.
+
+Findings and their causes:
+- weights: ranks draw different first weights from one seed: other versions of torch, or memory errors. DDP hides it.
+- gradient: a rank hands another gradient to the all-reduce than two others compute from the same images: its arithmetic
+  or memory, or another model of CPU or GPU that rounds differently.
+- average: what comes out of DDP is not the mean of what was handed over. unequal: it is not what one process gets.
+- shards, metrics: DistributedSampler's shares, or sums over ranks, are wrong.
+- unreadable: some rank could not read the digits.
+- straggler: own work above `ratio` (1.10) times that of most, and less waiting than most, in `windows` (80 %) of the
+  windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer tells the class: data
+  (files, decoding), compute, cores (the process has less of its cores than others: something else runs there), clocks
+  (GPU005 saw them held down).
+- network: work is alike everywhere, and one host, or rank, is slow with both neighbours.
+
+Fix: for data, look at the disk or file server of that host; for cores, at other processes, pinning and cgroup limits;
+for compute and clocks, at GPU005 and the card's health; for network, at its links (RDZ004, FAB001).
+
+Confirm by hand: Torch.profiler on two ranks, or NVIDIA Nsight Systems: the rank that waits least in all-reduce is the
+slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
+
+Sources: Li et al., PyTorch Distributed, VLDB 2020 (buckets); arXiv 2510.15596 (variation of GPU times).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.gpu import clocks
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.training.ddp_step.gradients import proof_findings
+from ddpdiag.checks.training.ddp_step.judge import step_findings
+from ddpdiag.checks.training.ddp_step.stragglers import Limits, usual_step
+from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.model.steps import Proof, Steps
+
+# gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
+_MANY_RANKS = 32
+_HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What one rank saw; both are absent where some rank could not read the digits, of which TRN001 tells."""
+
+    proof: Proof | None = None
+    steps: Steps | None = None
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """Once, over the backend that a job would take, with the variables that it needs."""
+    if seen.trials or _why_not(seen) is not None:
+        return ()
+    env = fallback.job_exports(seen.of(fallback.CHECK))
+    return (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
+
+
+def _why_not(seen: Seen[Data]) -> str | None:
+    """Why a quick check leaves it out, or None."""
+    options, ranks = seen.options, seen.world.size
+    named = any(seen.check.code.startswith(code) for code in options.select) or "training" in options.stages
+    if named or options.depth is not Depth.QUICK or ranks <= _MANY_RANKS or seen.world.backend == "nccl":
+        return None
+    return f"{ranks} ranks over {seen.world.backend} are looked at with --depth standard, or --select {seen.check.code}"
+
+
+def ground(world: World) -> str | None:
+    """One rank alone averages nothing and waits for nobody."""
+    return "there is one rank" if world.size == 1 else without_gpu(world)
+
+
+def measure(ctx: Context) -> Data:
+    """The proof, then the steps; nothing, where a rank has no digits."""
+    from ddpdiag.workloads import mnist, training
+    from ddpdiag.workloads.group import process_group
+    from ddpdiag.workloads.proof import prove
+    from ddpdiag.workloads.steps import watch_steps
+
+    ctx.step("read the digits")
+    try:
+        digits = mnist.load(ctx.options.data_dir)
+    except mnist.DataError:
+        digits = None
+    with process_group(ctx, str(ctx.trial.params["backend"])) as device:
+        ctx.step("agree that all ranks have the digits")
+        if not training.all_agree(digits is not None, device) or digits is None:
+            return Data()
+        proof = prove(ctx, digits, device)
+        ctx.report(Data(proof=proof), "gradients compared")
+        return Data(proof=proof, steps=watch_steps(ctx, digits, device))
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Right first, then quick."""
+    if lacking := tuple(row.place.rank for row in seen.rows if row.data == Data()):
+        yield seen.finding(
+            "unreadable",
+            Severity.WARNING,
+            "gradients were not compared, since the digits cannot be read",
+            f"Some rank could not read them, so that none of {ranks_text(lacking)} took a step; TRN001 says which.",
+            remedy="Run TRN001 as well, or leave out --data-dir.",
+        )
+    proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
+    if proofs:
+        yield from proof_findings(seen, proofs)
+    if steps := _steps(seen):
+        limits = Limits(seen.number("ratio"), seen.number("windows"))
+        heat = (finding for finding in clocks.judge(seen.of(clocks.CHECK)) if finding.code in _HELD_DOWN)
+        throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
+        yield from step_findings(seen, steps, limits, throttled)
+
+
+def _steps(seen: Seen[Data]) -> dict[int, Steps]:
+    return {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """Each rank's own work in a step, and how long it waits in the all-reduce."""
+    usual = {rank: usual_step({rank: own}) for rank, own in _steps(seen).items()}
+    return {rank: {"work_seconds": own.own, "wait_seconds": own.wait} for rank, own in usual.items()}
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """Where the time of the usual rank's step goes, what DDP hides of it, and what a large bucket reaches."""
+    steps = _steps(seen)
+    if not steps:
+        return {}
+    usual, one = usual_step(steps), next(iter(steps.values()))
+    slowest = max(own.bucket_seconds for own in steps.values())
+    hidden = [own.overlap for own in steps.values() if own.overlap is not None]
+    return {
+        "step.data_seconds": usual.data,
+        "step.forward_seconds": usual.forward,
+        "step.backward_seconds": usual.backward,
+        "step.wait_seconds": usual.wait,
+        "step.optimizer_seconds": usual.optimizer,
+        "step.overlap_share": min(hidden) if hidden else None,
+        "step.bucket_bytes": one.bucket_bytes,
+        "step.bucket_busbw_bytes_per_s": busbw("all_reduce", one.bucket_bytes, slowest, len(seen.trials[-1].ranks)),
+    }
+
+
+CHECK = Check(
+    "TRN003",
+    "ddp-step",
+    Stage.TRAINING,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    plan=plan,
+    measure=measure,
+    judge=judge,
+    columns=columns,
+    figures=figures,
+    moot=_why_not,
+    data=Data,
+    kind=Kind.TORCH,
+    needs=("P2P003",),
+    ground=ground,
+    settings={"ratio": 1.10, "windows": 0.8},
+    deadline=30,
+)

@@ -1,0 +1,211 @@
+"""Whether DistributedDataParallel averaged the gradients, and who spoilt one; for TRN003. Pure."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TypeVar
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.model import Finding, Severity
+from ddpdiag.model.steps import Proof
+from ddpdiag.stats import odd_ones_out
+
+D = TypeVar("D")
+Sketch = Sequence[float]
+
+# Shares of fewer images may be the same ones in two epochs.
+_FEWEST_IMAGES = 8
+# Two ways to add the same numbers differ by rounding: with float32 7e-6 of the largest element was seen (three ranks on
+# CPUs, torch 2.13; on GPUs it was not measured). A wrong element is as large as others. TensorFloat-32 is switched off.
+TOLERANCE = {"float32": 1e-4}
+
+
+def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
+    """What explains the rest is said alone: other first weights, then a wrong gradient, then a wrong sum."""
+    if found := _weights(seen, proofs):
+        yield found
+        return
+    found = _handed(seen, proofs) or _averaged(seen, proofs) or _whole(seen, proofs)
+    if found is not None:
+        yield found
+    yield from _shards(seen, proofs)
+    yield from _metrics(seen, proofs)
+
+
+def tolerance(proof: Proof) -> float:
+    """Of the gradient's dtype, as a share."""
+    return TOLERANCE.get(proof.dtype, 1e-2)
+
+
+def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
+    """A sum under random signs of a vector is about as large as its norm."""
+    least = tolerance(proof) * max(proof.norm, 1e-30)
+    return all(math.isfinite(a - b) and abs(a - b) <= least for a, b in zip(one, other, strict=True))
+
+
+def _who(seen: Seen[D], ranks: Sequence[int]) -> str:
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
+
+
+def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    odd = odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()})
+    if odd is None:
+        return None
+    whose = f"{_who(seen, odd.ranks)} has others than most" if odd.ranks else "no set has a majority"
+    return seen.finding(
+        "weights",
+        Severity.WARNING,
+        f"{ranks_text(odd.ranks)} begins with other weights" if odd.ranks else "ranks begin with different weights",
+        f"From one seed {len(odd.groups)} different sets of first weights came on {len(proofs)} ranks: {whose}. DDP "
+        "sends rank 0's to all, so that training goes on with these; what a rank draws by chance differs all the same.",
+        ranks=odd.ranks,
+        evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
+        remedy="Compare versions of torch over the hosts; if they are alike, test the memory of that host or GPU.",
+    )
+
+
+def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    """What a rank handed to the all-reduce, against what others computed from the same images."""
+    denied = {
+        (witness, rank)
+        for witness, proof in proofs.items()
+        for rank, sketch in proof.witnessed.items()
+        if rank in proofs and not _alike(sketch, proofs[rank].handed, proof)
+    }
+    if not denied:
+        return None
+    asked: dict[int, list[int]] = {rank: [] for rank in proofs}
+    for witness, proof in proofs.items():
+        for rank in proof.witnessed:
+            asked.setdefault(rank, []).append(witness)
+    suspects = {
+        rank
+        for rank, witnesses in asked.items()
+        if len(witnesses) > 1 and all((witness, rank) in denied for witness in witnesses)
+    }
+    # What suspects testify counts for nothing.
+    handed = {rank for rank in suspects if not suspects.issuperset(asked[rank])}
+    # Who denies what the rank itself and another witness agree about is one against two.
+    outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in asked[rank] if other != w)}
+    guilty = tuple(sorted(handed | outvoted))
+    explained = all(witness in guilty or rank in guilty for witness, rank in denied)
+    blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
+    return seen.finding(
+        "gradient",
+        Severity.ERROR,
+        f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
+        _gradient_text(seen, blamed, handed, sorted(denied))
+        + f" Equal within {tolerance(next(iter(proofs.values()))):g} of their size was expected.",
+        ranks=blamed,
+        evidence={"denied_by": [f"rank {witness}: rank {rank}" for witness, rank in sorted(denied)[:16]]},
+        remedy="Take that host out, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`). Other "
+        "versions or models of CPU and GPU may round differently: compare them first.",
+    )
+
+
+def _gradient_text(seen: Seen[D], blamed: tuple[int, ...], handed: Set[int], denied: Sequence[tuple[int, int]]) -> str:
+    """Who computed what, and against whom."""
+    if blamed and handed >= set(blamed):
+        return (
+            f"{_who(seen, blamed)}: two others computed another gradient from the same weights and images than what "
+            "was handed to the all-reduce."
+        )
+    if blamed:
+        return (
+            f"{_who(seen, blamed)} computed another gradient from the same weights and images than two others that "
+            "agree."
+        )
+    pairs = ", ".join(f"rank {witness} another one than rank {rank}" for witness, rank in denied[:4])
+    return (
+        f"From the same weights and images ranks computed different gradients ({pairs}), and no majority says whose "
+        "is wrong."
+    )
+
+
+def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    """What came out of the all-reduce, against the sum of what was handed over."""
+    size = len(next(iter(proofs.values())).handed)
+    if len(proofs) < seen.world.size:
+        return None
+    total = [math.fsum(proof.handed[at] for proof in proofs.values()) for at in range(size)]
+    wrong = tuple(rank for rank, proof in proofs.items() if not _alike(proof.averaged, total, proof))
+    if not wrong:
+        return None
+    blamed = wrong if 2 * len(wrong) < len(proofs) else ()
+    return seen.finding(
+        "average",
+        Severity.ERROR,
+        "DistributedDataParallel does not average the gradients" + (f" on {ranks_text(blamed)}" if blamed else ""),
+        f"On {_who(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
+        + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
+        ranks=blamed,
+        evidence={"ranks": [*wrong]},
+        remedy="See what COL001 says of the values of an all-reduce; test the memory of the named host."
+        if blamed
+        else "See what COL001 says of the values of an all-reduce.",
+    )
+
+
+def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    """DDP's gradient, against that of one process with all images."""
+    errors = {rank: proof.error for rank, proof in proofs.items()}
+    wrong = tuple(rank for rank, proof in proofs.items() if not proof.error <= tolerance(proof))
+    if not wrong:
+        return None
+    worst = max((errors[rank] for rank in wrong), key=lambda error: error if math.isfinite(error) else math.inf)
+    blamed = wrong if 2 * len(wrong) < len(proofs) else ()
+    return seen.finding(
+        "unequal",
+        Severity.ERROR,
+        "DDP's gradient is not that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
+        f"On {_who(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images in "
+        f"one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
+        ranks=blamed,
+        evidence={"error": worst, "ranks": [*wrong]},
+        remedy="Test the arithmetic of the named host." if blamed else "See what COL001 says of the values.",
+    )
+
+
+def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
+    """Every image in some shard, in no two, and in another order in each epoch."""
+    first = next(iter(proofs.values()))
+    by_shard: dict[str, list[int]] = {}
+    for rank, proof in proofs.items():
+        by_shard.setdefault(proof.shards[0], []).append(rank)
+    same = [ranks for ranks in by_shard.values() if len(ranks) > 1]
+    stuck = [rank for rank, proof in proofs.items() if proof.shards[0] == proof.shards[1]]
+    if _FEWEST_IMAGES * len(proofs) > first.images:  # few images may be the same by chance
+        same, stuck = [], []
+    if first.drawn < first.images or not (same or stuck or first.covered < first.images):
+        return
+    what = [f"{ranks_text(ranks)} have the same images" for ranks in same]
+    what += [f"{ranks_text(stuck)} has the same images in two epochs"] if stuck else []
+    what += [f"{first.images - first.covered} of {first.images} images are in no shard"] if not (same or stuck) else []
+    yield seen.finding(
+        "shards",
+        Severity.ERROR,
+        "The ranks' shares of the images overlap",
+        f"Of DistributedSampler: {'; '.join(what)}. Each image in one share, and another order in each epoch, was "
+        "expected.",
+        ranks=tuple(stuck) if not same else (),
+        evidence={"covered": first.covered, "drawn": first.drawn},
+        remedy="Compare versions of torch over the hosts.",
+    )
+
+
+def _metrics(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
+    """Accuracy summed over ranks is that of all predictions."""
+    wrong = tuple(rank for rank, proof in proofs.items() if proof.reduced != proof.gathered)
+    if not wrong:
+        return
+    proof = proofs[wrong[0]]
+    yield seen.finding(
+        "metrics",
+        Severity.ERROR,
+        "Metrics that are summed over ranks are wrong",
+        f"On {_who(seen, wrong)} an all-reduce counts {proof.reduced} right predictions, and {proof.gathered} are "
+        f"right among all {proof.predicted} gathered.",
+        ranks=wrong if 2 * len(wrong) < len(proofs) else (),
+        evidence={"reduced": proof.reduced, "gathered": proof.gathered},
+        remedy="See what COL001 says of the values of an all-reduce.",
+    )

@@ -1,0 +1,323 @@
+"""A ConvNet learns handwritten digits with DistributedDataParallel.
+
+What: the network of the classic MNIST tutorials is trained for a fixed number of steps at a fixed global batch, in
+DistributedDataParallel over all ranks, and tested on images that it has not seen. The digits ship with ddpdiag;
+`--data-dir` takes others in MNIST's four files. Nothing is downloaded.
+
+Why: every part can work alone and training still fail. Afterwards the loss must have fallen, at least 90 % of the test
+images must be recognised (95 % with `--depth standard`; a broken gradient stays near 10 %; above 128 ranks the global
+batch grows and accuracy is only shown), and all ranks must hold the same parameters, bit for bit.
+
+Findings and their causes:
+- diverged: ranks hold different parameters. An all-reduce that gives wrong results on one rank, memory errors in a
+  GPU, or different versions of torch. Where hosts have different models of CPU or GPU, their last bits may differ.
+- nan: a loss or gradient is not a number. The ranks in which it began, before any exchange, are named: a GPU that
+  computes wrong results, or its memory. If it began on all at once, suspect the learning rate or the images.
+- inaccurate, flat: all ranks agree, but nothing was learnt. Gradients that are not averaged, or images and labels that
+  do not belong together (`--data-dir`).
+- data: a file of digits is missing or damaged on some hosts. Copy it anew; `gzip -t` and `sha256sum` compare copies.
+
+Fix: take the named ranks' hosts out, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
+`--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
+
+Confirm by hand: Train any DDP example on the same hosts, and compare a hash of the parameters of all ranks:
+`sum(p.double().sum() for p in model.parameters())` printed with repr.
+
+Sources: LeCun et al., Gradient-based learning applied to document recognition, 1998 (MNIST); Li et al., PyTorch
+Distributed: Experiences on accelerating data parallel training, VLDB 2020.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.world import without_gpu
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.stats import odd_ones_out
+
+# Above this the global batch must grow (one image per rank at least, BatchNorm over next to nothing), so that the
+# accuracy says more about the number of ranks than about their health.
+MAX_RANKS_FOR_ACCURACY = 128
+# Least share of test images recognised; tests/torch/test_schedule.py shows the margin over 1 to 64 ranks and seeds.
+ACCURACY = {Depth.QUICK: 0.90, Depth.STANDARD: 0.95, Depth.DEEP: 0.95}
+# 10 classes give a first loss near ln 10 = 2.3; a network that learns ends below 0.5, one that does not stays.
+LOSS_SHARE = 0.9
+
+
+class Training(Struct, frozen=True, kw_only=True):
+    """Numbers of one rank's training.
+
+    `first_loss` (mean over ranks) is that of the first step, `last_loss` the mean over the last few; `accuracy` and
+    `test_loss` are over all ranks and test images. `samples` counts this rank's training images, and the seconds are
+    summed, over all steps but the first, which warms up. `first_bad_step` is the first step in which this rank's own
+    loss or gradient, before any exchange, was not finite.
+    """
+
+    first_loss: float
+    last_loss: float
+    accuracy: float
+    test_loss: float
+    steps: int
+    samples: int
+    first_bad_step: int | None
+    checksum: str
+    data_seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    training_seconds: float
+    evaluation_seconds: float
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """One rank's training. Either `data_error` says why this rank could not read the digits, or `training` is there;
+    both are absent on a rank that could, while others could not."""
+
+    data_error: str | None = None
+    training: Training | None = None
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """One training of the whole world, over the backend that a job would take, with the variables that it needs."""
+    env = fallback.job_exports(seen.of(fallback.CHECK))
+    return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
+
+
+def measure(ctx: Context) -> Data:
+    """Train, unless a rank cannot read the digits; then none does, and that rank says why."""
+    from ddpdiag.workloads import mnist, training
+    from ddpdiag.workloads.group import process_group
+
+    ctx.step("read the digits")
+    digits, data_error = None, None
+    try:
+        digits = mnist.load(ctx.options.data_dir)
+    except mnist.DataError as error:
+        data_error = str(error)
+    with process_group(ctx, str(ctx.trial.params["backend"])) as device:
+        ctx.step("agree that all ranks have the digits")
+        begin = time.perf_counter()
+        agreed = training.all_agree(digits is not None, device)
+        ctx.timed("group", time.perf_counter() - begin)  # in the first collective the ranks connect
+        if not agreed or digits is None:
+            return Data(data_error=data_error)
+        trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
+        return Data(
+            training=Training(
+                first_loss=trained.first_loss,
+                last_loss=trained.last_loss,
+                accuracy=trained.accuracy,
+                test_loss=trained.test_loss,
+                steps=len(trained.losses),
+                samples=trained.samples,
+                first_bad_step=trained.first_bad_step,
+                checksum=trained.checksum,
+                data_seconds=trained.seconds.data,
+                forward_seconds=trained.seconds.forward,
+                backward_seconds=trained.seconds.backward,
+                optimizer_seconds=trained.seconds.optimizer,
+                training_seconds=trained.seconds.training,
+                evaluation_seconds=trained.seconds.evaluation,
+            )
+        )
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Could it read, is it finite, do the ranks agree, has it learnt? What explains the rest is said alone."""
+    if errors := {rank: data.data_error for rank, data in seen.by_rank.items() if data.data_error is not None}:
+        yield from _unreadable(seen, errors)
+        return
+    trained = _trained(seen)
+    if not trained:
+        return
+    if any(not _is_finite(training) for training in trained.values()):
+        # NaN has many bit patterns, so different checksums would say nothing.
+        yield _not_finite(seen, trained)
+        return
+    yield from _diverged(seen, {rank: training.checksum for rank, training in trained.items()})
+    result = next(iter(trained.values()))  # losses and accuracy are over all ranks, so the same on each
+    yield from _flat(seen, result)
+    yield from _inaccurate(seen, result)
+
+
+def _trained(seen: Seen[Data]) -> dict[int, Training]:
+    return {rank: data.training for rank, data in seen.by_rank.items() if data.training is not None}
+
+
+def _is_finite(training: Training) -> bool:
+    numbers = (training.first_loss, training.last_loss, training.test_loss)
+    return training.first_bad_step is None and all(map(math.isfinite, numbers))
+
+
+def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding]:
+    """One finding for each sentence: ranks of several hosts that miss one shared file are one problem."""
+    for error in dict.fromkeys(errors.values()):
+        ranks = [rank for rank, own in errors.items() if own == error]
+        yield seen.finding(
+            "data",
+            Severity.ERROR,
+            "The digits cannot be read",
+            f"{_begun(_who(seen, ranks))}: {error}. No rank trained.",
+            ranks=ranks,
+            evidence={"error": error},
+            remedy="Copy the file anew to these hosts and compare `sha256sum` with another host"
+            + ("." if seen.options.data_dir is None else ", or leave out --data-dir to train on the digits that ship."),
+        )
+
+
+def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Finding]:
+    odd = odd_ones_out(checksums)
+    if odd is None:
+        return
+    found = f"{len(odd.groups)} different sets of parameters on {len(checksums)} ranks after training, 1 expected"
+    whose = (
+        f"{_begun(_who(seen, odd.ranks))}: not the majority's"
+        if odd.ranks
+        else "No set has a majority, nobody can be blamed"
+    )
+    yield seen.finding(
+        "diverged",
+        Severity.ERROR,
+        "Ranks ended with different parameters",
+        f"{whose}: {found}.",
+        ranks=odd.ranks,
+        evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
+        remedy="Compare versions of torch and models of CPU and GPU over the hosts; if they are alike, run "
+        "`ddpdiag check --stage gpu,collective --depth standard`, and take out hosts for whose GPUs "
+        "`nvidia-smi -q -d ECC` shows memory errors.",
+    )
+
+
+def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
+    """The ranks in which it began are blamed, unless it began in all of them at once, or in none before an exchange."""
+    steps = {rank: training.first_bad_step for rank, training in trained.items()}
+    known = [step for step in steps.values() if step is not None]
+    first = min(known, default=None)
+    ranks = [rank for rank, step in steps.items() if step is not None and step == first]
+    if first is None:
+        ranks, where = [], "no rank's own numbers show it first, so nobody can be blamed"
+    elif 1 < len(ranks) == len(trained):
+        ranks, where = [], f"on all ranks at once, in step {first + 1}, so nobody can be blamed"
+    else:
+        where = f"{_who(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
+    return seen.finding(
+        "nan",
+        Severity.ERROR,
+        "Training gives numbers that are not finite" + (f", and {_who(seen, ranks)} began" if ranks else ""),
+        f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
+        ranks=ranks,
+        evidence={"first_bad_step": None if first is None else first + 1},
+        remedy=f"Take {names_text(seen.world.nodes_of(ranks))} out of the allocation, and test the memory and "
+        f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if _on_gpus(seen) else 'processors'}."
+        if ranks
+        else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives right sums.",
+    )
+
+
+def _on_gpus(seen: Seen[Data]) -> bool:
+    return any(arrival.gpus for arrival in seen.world.arrivals.values())
+
+
+def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
+    share = seen.number("loss_share", LOSS_SHARE)
+    if result.last_loss <= share * result.first_loss:
+        return
+    yield seen.finding(
+        "flat",
+        Severity.ERROR,
+        "The loss does not fall",
+        f"Loss of all ranks: {result.first_loss:.2f} in the first of {result.steps} steps, {result.last_loss:.2f} in "
+        f"the last; at most {share * result.first_loss:.2f} was expected.",
+        evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
+        remedy="Check that images and labels belong together (`--data-dir`); if they do, run "
+        "`ddpdiag check --stage collective` to see whether all-reduce gives right sums.",
+    )
+
+
+def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
+    bar = seen.number("accuracy", ACCURACY[seen.options.depth])
+    ranks = len(seen.trials[-1].ranks)
+    if result.accuracy >= bar or ranks > MAX_RANKS_FOR_ACCURACY:
+        return
+    yield seen.finding(
+        "inaccurate",
+        Severity.ERROR,
+        "The network did not learn the digits",
+        f"{ranks} ranks recognise {result.accuracy:.1%} of the test images after {result.steps} steps; "
+        f"at least {bar:.1%} was expected, guessing gives 10%.",
+        evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
+        remedy="Run `ddpdiag check --stage collective` to see whether all-reduce gives right sums; with images of your "
+        "own, set the bar with `--set TRN001.accuracy=...`.",
+    )
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """Each rank's own speed, and its seconds by phase."""
+    return {
+        rank: {
+            "samples_per_second": _rate(training.samples, training.training_seconds),
+            "data_seconds": training.data_seconds,
+            "forward_seconds": training.forward_seconds,
+            "backward_seconds": training.backward_seconds,
+            "optimizer_seconds": training.optimizer_seconds,
+        }
+        for rank, training in _trained(seen).items()
+    }
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """The whole job's speed and success. Ranks wait for each other in every step, so the slowest sets the time."""
+    trained = _trained(seen)
+    if not trained:
+        return {}
+    result = next(iter(trained.values()))
+    seconds = max(training.training_seconds for training in trained.values())
+    return {
+        "training.samples_per_second": _rate(sum(training.samples for training in trained.values()), seconds),
+        "training.accuracy": result.accuracy,
+        "training.first_loss": result.first_loss,
+        "training.last_loss": result.last_loss,
+        "training.test_loss": result.test_loss,
+        "training.steps": result.steps,
+        "training.seconds": seconds,
+    }
+
+
+def _rate(amount: int, seconds: float) -> float | None:
+    return amount / seconds if seconds > 0 else None
+
+
+def _begun(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
+    """Ranks and their hosts."""
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
+
+
+CHECK = Check(
+    "TRN001",
+    "ddp-mnist",
+    Stage.TRAINING,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    plan=plan,
+    measure=measure,
+    judge=judge,
+    columns=columns,
+    figures=figures,
+    data=Data,
+    kind=Kind.TORCH,
+    needs=("P2P003",),
+    ground=without_gpu,
+    settings={"loss_share": LOSS_SHARE, "accuracy": ACCURACY[Depth.QUICK]},
+    fresh=True,
+    deadline=60,
+)
