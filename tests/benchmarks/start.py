@@ -11,6 +11,9 @@ whatever else the machine does at the time falls on both:
                              At most 1.5.
     check / accelerate test  `ddpdiag check` and `accelerate test` on two processes, which answers a like question.
                              Below 1. Left out where accelerate is not installed.
+    with a secret / without  two ranks started by hand that meet at this host's own address: with DDPDIAG_TOKEN, so that
+                             the control channel is encrypted (CURVE), and without. At most 1.1. Left out on a host
+                             that has no other address than loopback.
 
 Then `ddpdiag --help` and `ddpdiag explain COL001`, each within 0.3 s and without torch.
 
@@ -22,6 +25,7 @@ processes of `accelerate test` abort now and then when they leave: that is said,
 import argparse
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -149,7 +153,28 @@ def pairs(folder: Path) -> list[Pair]:
         found.append(Pair(check, Command("accelerate test", test, OVER_GLOO, patience=6), 1.0, below=True))
     else:
         print("accelerate is not installed: nothing is compared with `accelerate test`\n")
+    address = own_address()
+    if address is not None:
+        with_secret = Command("with a secret", by_hand(address, "DDPDIAG_TOKEN=secret"), ["FIT: 2 ranks"])
+        without = Command("without", by_hand(address, "DDPDIAG_TOKEN="), ["FIT: 2 ranks", "LCH001.unauthenticated"])
+        found.append(Pair(with_secret, without, 1.1, below=False))
     return found
+
+
+def own_address() -> str | None:
+    """An address of this host that others could reach, if it has one; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737)
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def by_hand(address: str, variable: str) -> list[str]:
+    """Two ranks in two shells, as on two hosts: no process starts both, and they do not meet over loopback."""
+    check = f"{variable} OMP_NUM_THREADS=1 ddpdiag check --world-size 2 --master-addr {address} --master-port 29411"
+    return ["sh", "-c", f"{check} --rank 1 & {check} --rank 0 --details; code=$?; wait; exit $code"]
 
 
 def compare(pair: Pair, rounds: int, folder: Path) -> None:
