@@ -318,6 +318,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
 def _left_alone(lost: RunLost, record: Record) -> RunLost:
     """Rank 0 will not tell what we saw, so our record stays; one that holds no outcome says nothing and goes."""
     write_error_file(os.environ, str(lost))
+    record.remove_killed()
     if record.outcomes == 0:
         record.remove()
         return lost

@@ -25,6 +25,7 @@ from ddpdiag.runtime.shared import Copy
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
 # Whoever opens a record has the folder for a moment; one that was stopped in it must hold nobody.
 _OPENING_SECONDS = 1.0
+_OUTCOME = b'{"type":"outcome"'
 
 
 def folder_name(run_id: str) -> str:
@@ -127,6 +128,13 @@ class Record:
         if self.copy is not None:
             self.copy.remove()
 
+    def remove_killed(self) -> None:
+        """Remove what ranks of this folder left that were killed before they had an outcome: it tells nothing."""
+        for path in self.folder.glob("rank-*.jsonl"):
+            rank = path.stem.removeprefix("rank-")
+            if rank.isdecimal() and not is_held(path) and not _has(path, _OUTCOME):
+                _remove_files(self.folder, int(rank))
+
     def _close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -165,8 +173,12 @@ def _remove_files(folder: Path, rank: int) -> None:
 
 def _is_of(folder: Path, rank: int, nonce: str) -> bool:
     """Is the record that lies there of the process with this nonce, and not of another run's rank?"""
+    return _has(folder / f"rank-{rank}.jsonl", f'"nonce":"{nonce}"'.encode())
+
+
+def _has(path: Path, text: bytes) -> bool:
     try:
-        return f'"nonce":"{nonce}"'.encode() in (folder / f"rank-{rank}.jsonl").read_bytes()
+        return text in path.read_bytes()
     except OSError:
         return False
 

@@ -1,5 +1,6 @@
 """A rank's own record on disk."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from seen import arrival_of
 
 from ddpdiag.codec import read_recording
 from ddpdiag.errors import UsageError
-from ddpdiag.model import End, Header, Options
+from ddpdiag.model import End, Header, Options, Outcome, Status
 from ddpdiag.runtime.record import Record, is_held, remove_scratch, run_folder
 
 HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
@@ -50,6 +51,17 @@ def test_the_files_of_ranks_that_cannot_tidy_up_are_removed(temporary: Path) -> 
     living.remove(others={2: "abcd", 3: "ef01"})
     assert not lost.path.exists()
     assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_rank_left_goes_unless_it_had_seen_something(temporary: Path) -> None:
+    killed, saw, living, own = (Record(run_folder("r"), rank, HEADER) for rank in (0, 1, 2, 3))
+    saw.write(Outcome(trial=1, code="COL001", rank=1, status=Status.DONE))
+    for record in (killed, saw):
+        os.close(record._descriptor)  # as the kernel does
+    own.remove_killed()
+    assert not killed.path.exists()
+    assert not killed.scratch.exists()
+    assert all(record.path.exists() for record in (saw, living, own))
 
 
 def test_the_files_of_another_run_with_the_same_id_stay(temporary: Path) -> None:
