@@ -32,7 +32,7 @@ from launch import Launched, Launcher  # noqa: E402
 from network import Network  # noqa: E402
 from runs import faults, play, start  # noqa: E402
 
-from ddpdiag.symptoms import explain_log  # noqa: E402
+from ddpdiag.explain.matcher import explain_log  # noqa: E402
 
 TIMEOUT_SECONDS = 10
 # gloo waits five times as long as it was told to; then torchrun has to find out.

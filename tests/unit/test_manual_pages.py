@@ -15,8 +15,8 @@ from ddpdiag.checks.api import Check
 from ddpdiag.checks.registry import MODULES, all_checks, by_code
 from ddpdiag.cli.manual import manual_page
 from ddpdiag.errors import UsageError
+from ddpdiag.explain.table import all_symptoms
 from ddpdiag.lint import all_rules
-from ddpdiag.symptoms import all_symptoms
 
 CHECKS = {f"ddpdiag.checks.{MODULES[check.code]}": check for check in all_checks()}
 ALL = {m.name for m in pkgutil.walk_packages(ddpdiag.checks.__path__, "ddpdiag.checks.")}

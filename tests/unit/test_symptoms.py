@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import faults
 
-from ddpdiag.model.symptom import Explanation, Role, Symptom
-from ddpdiag.render.symptoms import render
-from ddpdiag.symptoms import all_symptoms, explain_log
-from ddpdiag.symptoms.lines import read_line
+from ddpdiag.explain.cards import Explanation, Role, Symptom
+from ddpdiag.explain.lines import read_line
+from ddpdiag.explain.matcher import explain_log
+from ddpdiag.explain.render import render
+from ddpdiag.explain.table import all_symptoms
 
 LOGS = sorted((Path(__file__).parent.parent / "recordings" / "logs").glob("*.log"))
 
@@ -111,7 +112,7 @@ def test_the_log_of_a_failed_job_names_the_fault(log: Path) -> None:
 
 def test_ten_logs_are_kept() -> None:
     assert len(LOGS) == 10
-    assert importlib.util.find_spec("ddpdiag.symptoms") is not None
+    assert importlib.util.find_spec("ddpdiag.explain") is not None
 
 
 def test_a_cause_outranks_echoes_that_were_printed_before() -> None:

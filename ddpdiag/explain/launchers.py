@@ -1,6 +1,6 @@
 """What torchrun prints, and exceptions that no other symptom explains."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

@@ -35,8 +35,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _text(text: str, width: int, *, color: bool) -> int:
-    from ddpdiag.render import symptoms
-    from ddpdiag.symptoms import explain_log
+    from ddpdiag.explain.matcher import explain_log
+    from ddpdiag.explain.render import is_explained, render
 
     # Pasted text is a log without a name: its lines are counted, and nobody asks where they stand.
     found = explain_log([text.encode("utf-8", "surrogateescape")], "")
@@ -47,20 +47,20 @@ def _text(text: str, width: int, *, color: bool) -> int:
             f"{readable(text)!r} is no code, no check's name and no error text that I know; "
             "`ddpdiag checks` lists codes and names"
         )
-    show(symptoms.render(found, width=width, color=color), sys.stdout)
-    if symptoms.is_explained(found):
+    show(render(found, width=width, color=color), sys.stdout)
+    if is_explained(found):
         _page(found.sightings[0].symptom.code, width, color=color)
         return ExitCode.FIT
     return ExitCode.UNKNOWN
 
 
 def _log(pieces: Iterator[bytes], source: str, width: int, *, color: bool) -> int:
-    from ddpdiag.render import symptoms
-    from ddpdiag.symptoms import explain_log
+    from ddpdiag.explain.matcher import explain_log
+    from ddpdiag.explain.render import is_explained, render
 
     found = explain_log(pieces, source)
-    show(symptoms.render(found, width=width, color=color), sys.stdout)
-    return ExitCode.FIT if symptoms.is_explained(found) else ExitCode.UNKNOWN
+    show(render(found, width=width, color=color), sys.stdout)
+    return ExitCode.FIT if is_explained(found) else ExitCode.UNKNOWN
 
 
 def _page(code: str, width: int, *, color: bool) -> None:

@@ -1,6 +1,6 @@
 """What gloo prints: interfaces, connections between ranks, collectives that do not match."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

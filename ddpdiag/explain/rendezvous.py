@@ -1,6 +1,6 @@
 """What is printed while processes look for each other: names, ports, the store, files that all share."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

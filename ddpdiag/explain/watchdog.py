@@ -1,6 +1,6 @@
 """What torch prints of NCCL: its watchdog, and errors that NCCL returned."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 _FIRST_WARN = "Run again with NCCL_DEBUG=INFO, and read the first line with NCCL WARN of any rank"
 

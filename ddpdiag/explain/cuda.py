@@ -1,6 +1,6 @@
 """What CUDA, the NVIDIA driver and NVML print."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from ddpdiag.explain.cards import Explanation, Role, Sighting, Symptom
+from ddpdiag.explain.lines import Speaker, read_line, table_speaker, window
+from ddpdiag.explain.table import all_symptoms
 from ddpdiag.foreign import without_secrets
-from ddpdiag.model.symptom import Explanation, Role, Sighting, Symptom
-from ddpdiag.symptoms.lines import Speaker, read_line, table_speaker, window
-from ddpdiag.symptoms.table import all_symptoms
 
 # A block is searched some hundred times: it should stay in the processor's cache.
 _BLOCK_BYTES = 1 << 18

@@ -1,6 +1,6 @@
 """What NCCL itself prints."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

@@ -1,6 +1,6 @@
 """What Slurm and Open MPI print."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

@@ -2,8 +2,3 @@
 
 A table of symptoms, and a reader that finds them in a log of any size, in time that grows with its length only.
 """
-
-from ddpdiag.symptoms.reading import explain_log
-from ddpdiag.symptoms.table import all_symptoms
-
-__all__ = ["all_symptoms", "explain_log"]

@@ -1,6 +1,6 @@
 """What the kernel, Python and libraries print when a host lacks memory, room, files or processes."""
 
-from ddpdiag.model.symptom import Role, Symptom
+from ddpdiag.explain.cards import Role, Symptom
 
 SYMPTOMS = (
     Symptom(

@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from ddpdiag.model.symptom import Symptom
-from ddpdiag.symptoms import cuda, gloo, host, launchers, nccl, rendezvous, scheduler, training, watchdog
+from ddpdiag.explain import cuda, gloo, host, launchers, nccl, rendezvous, scheduler, training, watchdog
+from ddpdiag.explain.cards import Symptom
 
 
 @cache
