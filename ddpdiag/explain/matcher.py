@@ -1,4 +1,4 @@
-"""Find the symptoms in a log: one pass over blocks of lines, each searched for every symptom's anchor.
+"""Find the cards that a log's lines fit: one pass over blocks of lines, each searched for every card's anchor.
 
 Searching for fixed words goes at the speed of memory; only a line that holds some is decoded and held against patterns,
 and none of these looks at more than a few thousand characters. So the time grows with the length of the log alone.
@@ -7,16 +7,17 @@ and none of these looks at more than a few thousand characters. So the time grow
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import structs
 
-from ddpdiag.explain.cards import Explanation, Role, Sighting, Symptom
-from ddpdiag.explain.lines import Speaker, read_line, table_speaker, window
-from ddpdiag.explain.table import all_symptoms
+from ddpdiag.explain.cards import Card, Explanation, Role, Sighting, all_cards
 from ddpdiag.foreign import without_secrets
 
 # A block is searched some hundred times: it should stay in the processor's cache.
 _BLOCK_BYTES = 1 << 18
+# Longer lines are progress bars and dumps; what is searched for stands near its anchor.
+_BEFORE, _AFTER, _HEAD = 1_000, 2_000, 200
 _LOOK_BACK = 400
 _EXCERPT = 300
 # Kinds of exceptions that are told apart; a log that raises more has another problem.
@@ -26,15 +27,48 @@ _COLOUR = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
 # Before the anchor, this tells that NCCL goes on: a plug-in that is not there, a connection that is tried again.
 _TALK = b" NCCL INFO "
 _HARMLESS = (Role.HINT, Role.NOTE)
-_TABLE = "exitcode  : "  # the line of torchrun's table of failures
 _ORDER = {role: place for place, role in enumerate(Role)}
+
+# `srun -l`, `pdsh`, Open MPI's --tag-output, torch's own [rank3]:, torchrun's --tee, Ray, time stamps of loggers.
+_PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?P<task>\d{1,6}): ",
+        r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>:\s?",
+        r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?",
+        r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?",
+        r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?",
+        # What counts is no host; but gpu01 and worker-01 are, since nobody counts so.
+        r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
+        r"(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{0,60}\d[a-z0-9.-]{0,60}): ",
+        r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[ \t]{1,4}",
+    )
+)
+# A logger's time, srun's task, torchrun's rank and torch's own: nothing has more.
+_MOST_PREFIXES = 5
+_ORIGINS = (
+    re.compile(r"\bRank (?P<rank>\d{1,6})\]"),
+    re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,7}:\d{1,7} \[\d{1,3}\]"),
+)
+# torchrun's table of failures has a line for each; one of four lies between the rank and its exit code.
+_TABLE_RANK = re.compile(r"rank {6}: (\d{1,6}) ")
+_TABLE_HOST = re.compile(r"host {6}: (\S{1,100})")
+
+
+class Origin(NamedTuple):
+    """Who printed a line, as far as it says so."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    host: str | None = None
 
 
 @dataclass
-class _Met:
-    """A symptom while the log is read."""
+class _Tally:
+    """What was seen so far of a card."""
 
-    symptom: Symptom
+    card: Card
     line: int
     excerpt: str
     count: int = 0
@@ -46,33 +80,32 @@ class _Met:
     missing: set[int] = field(default_factory=set)
     works: dict[int, int] = field(default_factory=dict)
 
-    def add(self, line: int, speaker: Speaker, groups: Mapping[str, str]) -> None:
+    def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
         self.count += 1
         self.last_line = line
         for number, known in (
-            (speaker.rank, self.ranks),
-            (speaker.local_rank, self.local_ranks),
-            (speaker.task, self.tasks),
+            (origin.rank, self.ranks),
+            (origin.local_rank, self.local_ranks),
+            (origin.task, self.tasks),
         ):
             if number is not None and len(known) < _MOST_NAMES:
                 known.add(number)
-        if speaker.host is not None and len(self.hosts) < _MOST_NAMES:
-            self.hosts[speaker.host] = None
+        if origin.host is not None and len(self.hosts) < _MOST_NAMES:
+            self.hosts[origin.host] = None
         self.missing.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
-        if "work" in groups and speaker.rank is not None and len(self.works) < _MOST_NAMES:
-            self.works[speaker.rank] = int(groups["work"])
+        if "work" in groups and origin.rank is not None and len(self.works) < _MOST_NAMES:
+            self.works[origin.rank] = int(groups["work"])
 
     def sighting(self) -> Sighting:
-        # A global rank tells more than the local one, which torchrun's prefix adds.
-        local = () if self.ranks else tuple(sorted(self.local_ranks))
         return Sighting(
-            symptom=self.symptom,
+            card=self.card,
             count=self.count,
             line=self.line,
             last_line=self.last_line,
             excerpt=self.excerpt,
             ranks=tuple(sorted(self.ranks)),
-            local_ranks=local,
+            # A global rank tells more than the local one, which torchrun's prefix adds.
+            local_ranks=() if self.ranks else tuple(sorted(self.local_ranks)),
             tasks=tuple(sorted(self.tasks)),
             hosts=tuple(self.hosts),
             missing=tuple(sorted(self.missing)),
@@ -83,32 +116,28 @@ class _Met:
         )
 
 
-def explain_log(pieces: Iterable[bytes], source: str, symptoms: Sequence[Symptom] | None = None) -> Explanation:
+def explain_log(pieces: Iterable[bytes], source: str, cards: Sequence[Card] | None = None) -> Explanation:
     """What the log says, read in `pieces` of any size; `source` is its name. Whatever is no UTF-8 is read as well."""
-    reader = _Reader(all_symptoms() if symptoms is None else symptoms)
+    matcher = _Matcher(all_cards() if cards is None else cards)
     for block in _blocks(pieces):
-        reader.read(block)
-    return Explanation(
-        sightings=in_order(one.sighting() for one in reader.met.values()), lines=reader.lines, source=source
-    )
+        matcher.read(block)
+    sightings = _in_order([tally.sighting() for tally in matcher.tallies.values()])
+    return Explanation(sightings=sightings, lines=matcher.lines, source=source)
 
 
-def in_order(met: Iterable[Sighting]) -> tuple[Sighting, ...]:
+def _in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     """What explains the others first: by role, then by line.
 
     A rank that others waited for, and that waited itself, is not the one that is missing; who waited for such ranks
     only comes after those who waited for others.
     """
-    every = list(met)
-    waits = [one for one in every if one.symptom.role is Role.WAIT]
-    waiting = {rank for one in waits for rank in one.ranks}
-    # The store's server speaks, which is rank 0's.
-    waiting |= {0} if any(one.symptom.name == "clients-missing" for one in waits) else set()
+    waits = [one for one in sightings if one.card.role is Role.WAIT]
+    waiting = {rank for one in waits for rank in (*one.ranks, one.card.waiting_rank)}
     settled = [
-        structs.replace(one, missing=tuple(rank for rank in one.missing if rank not in waiting)) for one in every
+        structs.replace(one, missing=tuple(rank for rank in one.missing if rank not in waiting)) for one in sightings
     ]
-    misled = {new.symptom.name: bool(old.missing) and not new.missing for old, new in zip(every, settled, strict=True)}
-    return tuple(sorted(settled, key=lambda one: (_ORDER[one.symptom.role], misled[one.symptom.name], one.line)))
+    misled = {new.card.name for old, new in zip(sightings, settled, strict=True) if old.missing and not new.missing}
+    return tuple(sorted(settled, key=lambda one: (_ORDER[one.card.role], one.card.name in misled, one.line)))
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -134,15 +163,13 @@ def _plain(block: bytes) -> bytes:
     return _COLOUR.sub(b"", block) if b"\x1b" in block else block
 
 
-class _Reader:
-    """What was met so far, and how many lines were read."""
+class _Matcher:
+    """What was seen so far of each card and kind, and how many lines were read."""
 
-    def __init__(self, symptoms: Sequence[Symptom]) -> None:
+    def __init__(self, cards: Sequence[Card]) -> None:
         self.lines = 0
-        self.met: dict[tuple[str, str], _Met] = {}
-        self._symptoms = symptoms
-        self._anchors = [symptom.anchor.encode() for symptom in symptoms]
-        self._patterns = [re.compile(symptom.pattern) if symptom.pattern else None for symptom in symptoms]
+        self.tallies: dict[tuple[str, str], _Tally] = {}
+        self._cards = [(card, card.anchor.encode()) for card in cards]
 
     def read(self, block: bytes) -> None:
         """A block of lines."""
@@ -153,49 +180,42 @@ class _Reader:
             self._line(block, start, end, hits, line)
         self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
 
-    def _hits(self, block: bytes) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-        """Lines that hold an anchor, by their beginning: where each ends, and which anchors stand where."""
-        lines: dict[int, tuple[int, list[tuple[int, int]]]] = {}
-        for index, anchor in enumerate(self._anchors):
+    def _hits(self, block: bytes) -> dict[int, tuple[int, list[tuple[Card, int]]]]:
+        """Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors stand where."""
+        lines: dict[int, tuple[int, list[tuple[Card, int]]]] = {}
+        for card, anchor in self._cards:
             at = block.find(anchor)
             while at >= 0:
                 start, end = _bounds(block, at)
-                lines.setdefault(start, (end, []))[1].append((index, at))
+                lines.setdefault(start, (end, []))[1].append((card, at))
                 at = block.find(anchor, end)
         return lines
 
-    def _line(self, block: bytes, start: int, end: int, hits: Sequence[tuple[int, int]], number: int) -> None:
-        """The first symptom that fits the line."""
-        for index, at in hits:
-            symptom, pattern = self._symptoms[index], self._patterns[index]
-            if symptom.role not in _HARMLESS and block.find(_TALK, start, at) >= 0:
+    def _line(self, block: bytes, start: int, end: int, hits: Sequence[tuple[Card, int]], number: int) -> None:
+        """The first card that fits the line."""
+        for card, at in hits:
+            if card.role not in _HARMLESS and block.find(_TALK, start, at) >= 0:
                 continue
-            speaker, text = read_line(window(block[start:end], at - start))
-            match = pattern.search(text) if pattern is not None else None
-            if pattern is not None and match is None:
+            origin, text = read_line(_window(block[start:end], at - start))
+            # Compiled when it is first needed, and kept by `re`.
+            match = re.search(card.pattern, text)
+            if match is None:
                 continue
-            if symptom.anchor.startswith(_TABLE.split()[0]):
-                speaker = table_speaker(block[max(0, start - _LOOK_BACK) : start].decode("utf-8", "replace"), speaker)
-            groups = {name: value for name, value in (match.groupdict() if match else {}).items() if value}
-            met = self._met(symptom, groups.get("kind", ""), number, text)
-            if met is not None:
-                met.add(number, _told(speaker, groups), groups)
+            if card.in_table:
+                origin = _table_origin(block[max(0, start - _LOOK_BACK) : start].decode("utf-8", "replace"), origin)
+            groups = {name: value for name, value in match.groupdict().items() if value}
+            if tally := self._tally(card, groups.get("kind", ""), number, text):
+                tally.add(number, _named(origin, groups), groups)
             return
 
-    def _met(self, symptom: Symptom, kind: str, number: int, text: str) -> _Met | None:
-        """What is known of the symptom; None if there are too many kinds of it."""
-        key = symptom.name, kind
-        if key not in self.met:
-            if kind and sum(name == symptom.name for name, _ in self.met) >= _MOST_KINDS:
+    def _tally(self, card: Card, kind: str, number: int, text: str) -> _Tally | None:
+        """What was seen of the card; None if there are too many kinds of it."""
+        key = card.name, kind
+        if key not in self.tallies:
+            if kind and sum(name == card.name for name, _ in self.tallies) >= _MOST_KINDS:
                 return None
-            self.met[key] = _Met(symptom, number, without_secrets(text.strip())[:_EXCERPT])
-        return self.met[key]
-
-
-def _told(speaker: Speaker, groups: Mapping[str, str]) -> Speaker:
-    """What the text itself says of who speaks counts more than its prefixes."""
-    rank, host = groups.get("rank"), groups.get("host")
-    return speaker._replace(rank=int(rank) if rank else speaker.rank, host=host or speaker.host)
+            self.tallies[key] = _Tally(card, number, without_secrets(text.strip())[:_EXCERPT])
+        return self.tallies[key]
 
 
 def _bounds(block: bytes, at: int) -> tuple[int, int]:
@@ -205,3 +225,38 @@ def _bounds(block: bytes, at: int) -> tuple[int, int]:
     end = len(block) if end < 0 else end
     back = block.find(b"\r", at, end)
     return start, back if back >= 0 else end
+
+
+def _window(line: bytes, at: int) -> str:
+    """The line as text; of a long one its head and what lies around `at`."""
+    if len(line) > _HEAD + _BEFORE + _AFTER:
+        line = line[:_HEAD] + line[max(_HEAD, at - _BEFORE) : at + _AFTER]
+    return line.decode("utf-8", "replace")
+
+
+def read_line(text: str) -> tuple[Origin, str]:
+    """Who printed the line, and what is left without the prefixes that launchers and loggers put before it."""
+    named: dict[str, str] = {}
+    for _ in range(_MOST_PREFIXES):
+        match = next((match for prefix in _PREFIXES if (match := prefix.match(text))), None)
+        if match is None:
+            break
+        named |= {name: value for name, value in match.groupdict().items() if value is not None}
+        text = text[match.end() :]
+    for pattern in _ORIGINS:
+        if match := pattern.search(text):
+            named = match.groupdict() | named
+    host = named.pop("host", None)
+    return Origin(host=host, **{name: int(number) for name, number in named.items()}), text.rstrip()
+
+
+def _table_origin(before: str, origin: Origin) -> Origin:
+    """The worker of which a line of torchrun's table of failures tells, from the lines before it."""
+    ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
+    return origin._replace(rank=int(ranks[-1]) if ranks else origin.rank, host=hosts[-1] if hosts else origin.host)
+
+
+def _named(origin: Origin, groups: Mapping[str, str]) -> Origin:
+    """Ranks and hosts that the text itself names count more than those of its prefixes."""
+    rank, host = groups.get("rank"), groups.get("host")
+    return origin._replace(rank=int(rank) if rank else origin.rank, host=host or origin.host)
