@@ -55,7 +55,7 @@ def explain(
 
     Exit code: 0 explained, 2 no such code, 3 nothing in the text or log that is known.
     """
-    from ddpdiag.cli import explain as command
+    from ddpdiag.explain import command
 
     raise typer.Exit(command.run(what))
 

@@ -8,11 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.baseline import dumps
-from ddpdiag.cli import compare, explain, judge, lint, watch
+from ddpdiag.cli import compare, judge, lint, watch
 from ddpdiag.cli.bench import read_baseline
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
+from ddpdiag.explain import command as explain
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.model.watch import GpuUse, RankSeen, Stall

@@ -32,7 +32,7 @@ from launch import Launched, Launcher  # noqa: E402
 from network import Network  # noqa: E402
 from runs import faults, play, start  # noqa: E402
 
-from ddpdiag.symptoms import explain_log  # noqa: E402
+from ddpdiag.explain.matcher import explain_log  # noqa: E402
 
 TIMEOUT_SECONDS = 10
 # gloo waits five times as long as it was told to; then torchrun has to find out.
@@ -111,7 +111,7 @@ def _anonymous(text: str, folder: Path) -> str:
 def _explained(text: str) -> str:
     """What `ddpdiag explain` makes of it first: a page, and what kind of text led there."""
     found = explain_log([text.encode()], "log").sightings
-    return f"{found[0].symptom.code} ({found[0].symptom.role.value})" if found else "nothing"
+    return f"{found[0].card.code} ({found[0].card.role.value})" if found else "nothing"
 
 
 def _made(known: dict[str, Fault], names: list[str], at_once: int, folder: Path) -> Iterator[tuple[str, str]]:

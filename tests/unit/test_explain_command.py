@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli.explain import run
 from ddpdiag.errors import UsageError
+from ddpdiag.explain.command import run
 from ddpdiag.render.manual import CheckRow, ManualPage, as_markdown
 
 LOG = Path(__file__).parent.parent / "recordings" / "logs" / "rank_raises.log"

@@ -15,8 +15,8 @@ from ddpdiag.checks.api import Check
 from ddpdiag.checks.registry import MODULES, all_checks, by_code
 from ddpdiag.cli.manual import manual_page
 from ddpdiag.errors import UsageError
+from ddpdiag.explain.cards import all_cards
 from ddpdiag.lint import all_rules
-from ddpdiag.symptoms import all_symptoms
 
 CHECKS = {f"ddpdiag.checks.{MODULES[check.code]}": check for check in all_checks()}
 ALL = {m.name for m in pkgutil.walk_packages(ddpdiag.checks.__path__, "ddpdiag.checks.")}
@@ -76,9 +76,9 @@ def test_what_helpers_can_find_is_explained_by_a_check_that_uses_them() -> None:
     assert lacking == set()
 
 
-@pytest.mark.parametrize("symptom", all_symptoms(), ids=lambda symptom: symptom.name)
-def test_a_symptom_leads_to_a_page_that_exists(symptom) -> None:
-    code, _, word = symptom.code.partition(".")
+@pytest.mark.parametrize("card", all_cards(), ids=lambda card: card.name)
+def test_a_card_leads_to_a_page_that_exists(card) -> None:
+    code, _, word = card.code.partition(".")
     if code.startswith("LNT"):
         assert code in {rule.code for rule in all_rules()}
     else:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from ddpdiag.model.symptom import Explanation, Role, Sighting
+from ddpdiag.explain.cards import Explanation, Role, Sighting
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
@@ -12,12 +12,12 @@ _SHOWN_NAMES = 8
 # Whoever reads further reads the log itself.
 _SHOWN_FULL = 3
 
-UNKNOWN = (
+_UNKNOWN = (
     "Nothing here that I know. That does not mean that nothing is wrong: look for the first error of the rank that "
     "ended first (torchrun --log-dir DIR --redirects 3 keeps each rank's output; NCCL_DEBUG=WARN and "
     "TORCH_DISTRIBUTED_DEBUG=INFO make them say more), and let `ddpdiag check` look at the allocation itself."
 )
-ECHOES = (
+_ECHOES = (
     "These lines only say that somebody else failed; the first failure is not in this text, or I do not know it. Look "
     "at the output of the ranks and hosts that are not named here, at the kernel's log (dmesg -T) and at "
     "sacct -j JOB -o JobID,State,ExitCode."
@@ -25,20 +25,15 @@ ECHOES = (
 
 
 def render(found: Explanation, *, width: int, color: bool) -> str:
-    """Each symptom, the explaining one first; of echoes and notes one line. `found.source` is empty for a mere text."""
+    """Each sighting, the explaining one first; echoes and notes in brief. `found.source` is empty for a mere text."""
     width = max(width, LEAST_WIDTH)
     lines = [*_head(found, width)]
     for number, sighting in enumerate(found.sightings):
-        brief = sighting.symptom.role in (Role.ECHO, Role.NOTE) if number else False
+        brief = sighting.card.role in (Role.ECHO, Role.NOTE) if number else False
         lines += _sighting(sighting, width, color=color, brief=brief or number >= _SHOWN_FULL, log=bool(found.source))
     if said := _end(found):
         lines += ["", *textwrap.wrap(said, width)]
     return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def is_explained(found: Explanation) -> bool:
-    """Does anything of it say more than that somebody else failed?"""
-    return any(one.symptom.role not in (Role.ECHO, Role.NOTE) for one in found.sightings)
 
 
 def _head(found: Explanation, width: int) -> Iterator[str]:
@@ -49,26 +44,26 @@ def _head(found: Explanation, width: int) -> Iterator[str]:
 
 
 def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: bool) -> Iterator[str]:
-    symptom = sighting.symptom
-    role = f"\x1b[{_COLORS[symptom.role]}m{symptom.role.value:<7}\x1b[0m" if color else f"{symptom.role.value:<7}"
+    card = sighting.card
+    role = f"\x1b[{_COLORS[card.role]}m{card.role.value:<7}\x1b[0m" if color else f"{card.role.value:<7}"
     yield ""
     where = f" ({_where(sighting)})" if log else ""
-    first, *rest = textwrap.wrap(f"{symptom.name}{where}", width - 8, break_on_hyphens=False)
+    first, *rest = textwrap.wrap(f"{card.name}{where}", width - 8, break_on_hyphens=False)
     yield f"{role} {first}"
     yield from (f"        {line}" for line in rest)
     if brief:
-        yield from _filled("", symptom.says, width)
+        yield from _filled("", card.meaning, width)
         return
     if log:
         yield from _filled("> ", one_line(sighting.excerpt), width)
-    yield from _filled("", symptom.says, width)
+    yield from _filled("", card.meaning, width)
     if sighting.missing:
         yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)
     if len(sighting.works) > 1:
         yield from _filled("Collectives: ", _works(sighting), width)
-    yield from _filled("Confirm: ", symptom.confirm, width)
-    yield from _filled("Do: ", symptom.todo, width)
-    yield f"    Page: ddpdiag explain {symptom.code}"
+    yield from _filled("Confirm: ", card.confirm, width)
+    yield from _filled("Do: ", card.fix, width)
+    yield f"    Page: ddpdiag explain {card.code}"
 
 
 def _works(sighting: Sighting) -> str:
@@ -91,7 +86,7 @@ def _filled(lead: str, text: str, width: int) -> list[str]:
 
 
 def _where(sighting: Sighting) -> str:
-    parts = [who] if (who := who_text(sighting)) else []
+    parts = [who] if (who := _who(sighting)) else []
     parts.append(
         f"line {sighting.line:,}"
         if sighting.count == 1
@@ -100,7 +95,7 @@ def _where(sighting: Sighting) -> str:
     return "; ".join(parts)
 
 
-def who_text(sighting: Sighting) -> str:
+def _who(sighting: Sighting) -> str:
     """Who printed it: "ranks 0, 2; host n1", or nothing."""
     parts = [_ranks(sighting.ranks)] if sighting.ranks else []
     if sighting.local_ranks:
@@ -124,15 +119,15 @@ def _plural(number: int, word: str) -> str:
 
 def _end(found: Explanation) -> str:
     if not found.sightings:
-        return UNKNOWN
-    if not is_explained(found):
-        return ECHOES
+        return _UNKNOWN
+    if not found.is_explained:
+        return _ECHOES
     if not found.source:
         return ""
     first = found.sightings[0]
-    who = who_text(first)
-    start = f"Start with {first.symptom.name} in line {first.line:,}{f' ({who})' if who else ''}"
-    if first.symptom.role is Role.WAIT:
+    who = _who(first)
+    start = f"Start with {first.card.name} in line {first.line:,}{f' ({who})' if who else ''}"
+    if first.card.role is Role.WAIT:
         whom = f" {_ranks(first.missing)}" if first.missing else " whoever did not come"
         return f"{start}: it only waited, so look at{whom}; `ddpdiag check` finds out who and why."
-    return f"{start}; `ddpdiag explain {first.symptom.code}` is its page."
+    return f"{start}; `ddpdiag explain {first.card.code}` is its page."
