@@ -1,31 +1,34 @@
-"""The commands and their options. Bodies import what they need, so that `--help` is there at once."""
+"""The commands. Bodies import what they need, so that `--help` is there at once."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import getdoc
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from ddpdiag.cli import (
-    bench_options,
-    check_options,
-    host_options,
-    options,
-    reading_options,
-    train_options,
-    watch_options,
-)
-from ddpdiag.cli.command import with_names
+from ddpdiag.cli.bench_options import BenchOptions, BenchOutputs
+from ddpdiag.cli.command import command, option, typed
+from ddpdiag.cli.edge import leave
+from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, examples
+from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
+from ddpdiag.cli.plugin import guarded
+from ddpdiag.cli.simulate_options import SimulateOptions
+from ddpdiag.cli.train_options import TrainOptions
+from ddpdiag.cli.watch_options import WatchOptions
+from ddpdiag.errors import UsageError
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
 
+Body = TypeVar("Body", bound=Callable[..., None])
 
 app = typer.Typer(
     name="ddpdiag",
     help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, "
     "how fast, and if not, which rank, GPU, host or link is to blame.",
-    epilog=options.examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
+    epilog=examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
     no_args_is_help=True,
     add_completion=False,
     context_settings=_SETTINGS,
@@ -43,7 +46,7 @@ def ddpdiag(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     """Options before the command."""
-    context.obj = local_rank
+    context.obj = {"local_rank": local_rank}
     if version:
         from ddpdiag import __version__
 
@@ -51,146 +54,240 @@ def ddpdiag(
         raise typer.Exit
 
 
-app.command(epilog=check_options.EPILOG)(check_options.check)
-app.command(epilog=host_options.EPILOG)(host_options.host)
-app.command(name="allreduce-bench", epilog=bench_options.EPILOG)(bench_options.allreduce_bench)
-app.command(epilog=train_options.EPILOG)(train_options.train)
-app.command(epilog=watch_options.EPILOG, context_settings=watch_options.SETTINGS)(watch_options.watch)
-app.command(epilog=reading_options.COMPARE)(reading_options.compare)
+def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
+    """A command with examples of its use, under its body's name; its help is the body's docstring."""
+
+    def registered(body: Body) -> Body:
+        # Rich keeps the line ends inside of paragraphs, and breaks lines at the terminal's width, too.
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (getdoc(body) or "").split("\n\n"))
+        app.command(help=text, epilog=examples(*lines) if lines else None, context_settings=settings)(command(body))
+        return body
+
+    return registered
 
 
-@app.command(epilog=options.examples("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -"))
+@_command(
+    "ddpdiag check --nproc-per-node 4",
+    "ddpdiag check --stage rendezvous,collective",
+    "ddpdiag check --json report.json --record run.jsonl",
+    "ddpdiag check --env-file ways.env   (then `. ./ways.env` in the job)",
+    "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
+)
+def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
+    """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or
+    hand.
+
+    Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
+    """
+    from ddpdiag.cli import check
+
+    leave(guarded(lambda: check.run(launch, what, outputs), nagios=outputs.nagios))
+
+
+@_command(
+    "ddpdiag host",
+    "ddpdiag host --expect-gpus 8 --strict",
+    "ddpdiag host --torch --json host.json",
+    "env -i /opt/ddpdiag/bin/ddpdiag host   (as a Slurm Prolog runs it; see recipes/)",
+)
+def host(
+    what: HostOptions,
+    outputs: Annotated[
+        Outputs, "json", "record", "prometheus", "junit", "nagios", "strict", "details", "timings", "color"
+    ],
+) -> None:
+    """Look at this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
+
+    It needs no torch, no launcher and no other host, and opens no connection.
+
+    Exit code: 0 FIT, 1 UNFIT (drain the node), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
+    """
+    from ddpdiag.cli import host
+
+    leave(guarded(lambda: host.run(what, outputs), nagios=outputs.nagios))
+
+
+@_command(
+    "ddpdiag allreduce-bench",
+    "torchrun --nproc-per-node 8 -m ddpdiag allreduce-bench -b 8 -e 1G",
+    "ddpdiag allreduce-bench --collective all_gather,reduce_scatter -d bf16",
+    "ddpdiag allreduce-bench --backend gloo,nccl --plot busbw.svg",
+    "ddpdiag allreduce-bench -b 64M -e 64M --min-busbw 300",
+    "ddpdiag allreduce-bench --save-baseline base.json   (and later --baseline base.json)",
+)
+def allreduce_bench(
+    what: BenchOptions,
+    outputs: Annotated[
+        BenchOutputs,
+        *("save_baseline", "strict", "json", "markdown", "csv", "plot", "record", "prometheus", "junit", "html"),
+        *("details", "timings", "quiet", "color"),
+    ],
+    launch: LaunchOptions,
+) -> None:
+    """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; say what it means.
+
+    Started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or hand. K, M and G are
+    powers of 1024, GB/s is 1e9 bytes per second. Ctrl-C prints what was measured so far.
+
+    Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours.
+    """
+    from ddpdiag.cli import bench
+
+    leave(guarded(lambda: bench.run(launch, what, outputs)))
+
+
+@_command(
+    "ddpdiag train",
+    "ddpdiag train --strategy all --nproc-per-node 4",
+    "torchrun --nproc-per-node 8 -m ddpdiag train --strategy single,dp,ddp,fsdp",
+    "ddpdiag train --strategy ddp --scaling",
+    "ddpdiag train --compare-launchers --nproc-per-node 4",
+)
+def train(
+    context: typer.Context,
+    what: TrainOptions,
+    outputs: Annotated[
+        Outputs,
+        *("json", "markdown", "record", "prometheus", "junit", "strict", "html", "details", "quiet", "color"),
+    ],
+    launch: LaunchOptions,
+) -> None:
+    """Train by several strategies, and say which of them work here and which pay.
+
+    Each trains the digits that we ship, with the same first weights and batches, so its loss must be that of one
+    process alone. The code of each is a file to copy: ddpdiag/workloads/strategies.
+
+    Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
+    none is possible), 4 a bug of ours.
+    """
+    from ddpdiag.cli import launching, train
+
+    if what.compare_launchers:
+        launching.refuse_others(typed(context))
+        leave(guarded(lambda: launching.run(launch, what, outputs)))
+    if "rounds" in typed(context):
+        raise UsageError("--rounds has no meaning without --compare-launchers")
+    leave(guarded(lambda: train.run(launch, what, outputs)))
+
+
+@_command(
+    "ddpdiag watch -- torchrun --nproc-per-node 8 train.py",
+    "ddpdiag watch --stall 120 --kill -- torchrun --nproc-per-node 8 train.py",
+    "srun --ntasks-per-node 1 ddpdiag watch --bundle . -- torchrun ... train.py",
+    "srun ddpdiag watch -- python train.py   (one report a host)",
+    "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
+    "ddpdiag watch --read watch-*.jsonl   (of all hosts together)",
+    "kill -USR1 PID   (look now)",
+    allow_interspersed_args=False,  # what follows the command's name is the command's own
+)
+def watch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="The training, as you would start it without us.")
+    ],
+    how: WatchOptions,
+) -> None:
+    """Start a training unchanged, and when it goes silent say which rank holds it up.
+
+    Silent means: no output, and no new collective where NCCL's flight recorder can be asked. The report goes to
+    standard error; SIGUSR1 asks for one at once. Stacks need py-spy (`pip install 'ddpdiag\\[watch]'`).
+
+    Exit code: the command's own, and its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank was
+    named) or 3 (nobody can be).
+    """
+    from ddpdiag.cli import watch
+
+    def start() -> int:
+        return watch.run(
+            command,
+            stall=how.stall,
+            kill=how.kill,
+            output=how.output,
+            bundle=how.bundle,
+            flight_recorder=how.flight_recorder,
+            alone=how.alone,
+        )
+
+    leave(guarded((lambda: watch.read(command)) if how.read else start))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes(Outputs):
+    json: str | None = option(None, "Write the changes as JSON ('-': standard output).", metavar="FILE", panel=OUT)
+
+
+@_command(
+    "ddpdiag compare before.jsonl after.jsonl",
+    "ddpdiag compare report-monday.json run.jsonl --markdown changes.md",
+)
+def compare(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Another one, of a later run.")],
+    outputs: Annotated[_Changes, "json", "markdown"],
+) -> None:
+    """Say what changed between two runs: regressions first, beyond the noise that their repeats show.
+
+    Exit code: 0 no regression, 1 regression, 2 a file that is no run, 3 no regression, but no figure was compared or
+    the new run's verdict is UNKNOWN.
+    """
+    from ddpdiag.cli.compare import Files, run
+
+    raise typer.Exit(run(old, new, Files(json=outputs.json, markdown=outputs.markdown)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged(Outputs):
+    record: str | None = written(recording, "Write the parts as one recording.")
+
+
+@_command("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -")
 def judge(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
     ],
-    json: options.Json = None,
-    markdown: options.Markdown = None,
-    record: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the parts as one recording.", rich_help_panel=options.OUT),
-    ] = None,
-    exclude_file: options.ExcludeFile = None,
-    good_hosts: options.GoodHosts = None,
-    env_file: options.EnvFile = None,
-    need_nodes: options.NeedNodes = None,
-    prometheus: options.Prometheus = None,
-    junit: options.Junit = None,
-    nagios: options.Nagios = False,
-    strict: options.Strict = False,
-    html: options.Html = None,
-    details: options.Details = False,
-    timings: options.Timings = False,
-    color: options.ColorWhen = options.Color.AUTO,
+    outputs: Annotated[
+        _Judged,
+        *("json", "markdown", "record", "exclude_file", "good_hosts", "env_file", "need_nodes", "prometheus", "junit"),
+        *("nagios", "strict", "html", "details", "timings", "color"),
+    ],
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
-    from ddpdiag.cli import judge as command
-    from ddpdiag.cli.edge import leave
-    from ddpdiag.cli.outputs import Outputs
-    from ddpdiag.cli.plugin import guarded
+    from ddpdiag.cli import judge
 
-    outputs = Outputs(
-        json=json,
-        markdown=markdown,
-        record=record,
-        exclude_file=exclude_file,
-        good_hosts=good_hosts,
-        env_file=env_file,
-        prometheus=prometheus,
-        junit=junit,
-        nagios=nagios,
-        html=html,
-        details=details,
-        timings=timings,
-        color=color,
-    )
-    code = guarded(lambda: command.run(files, outputs, strict=strict, need_nodes=need_nodes), nagios=nagios)
-    if nagios:
+    code = guarded(lambda: judge.run(files, outputs), nagios=outputs.nagios)
+    if outputs.nagios:
         leave(code)  # who comes back to the edge with a 2 is taken for wrong usage
     raise typer.Exit(code)
 
 
-@app.command(
-    epilog=options.examples(
-        "ddpdiag simulate --hosts 16384 --fault slow-host:164 --seed 7",
-        "ddpdiag simulate --hosts 8 --fault slow-link --record run.jsonl",
-        "ddpdiag simulate --hosts 1024 --fault slow-host:10 --trials 100",
-    )
+@_command(
+    "ddpdiag simulate --hosts 16384 --fault slow-host:164 --seed 7",
+    "ddpdiag simulate --hosts 8 --fault slow-link --record run.jsonl",
+    "ddpdiag simulate --hosts 1024 --fault slow-host:10 --trials 100",
 )
 def simulate(
-    hosts: Annotated[int, typer.Option(min=2, max=131_072, metavar="N", help="Hosts of the fleet.")] = 16,
-    ranks_per_host: Annotated[int, typer.Option(min=1, max=64, metavar="G", help="Ranks of each host.")] = 8,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND[:COUNT]",
-            help="slow-host, slow-inside, dead-host, hang, slow-link, leaf, transient, systemic or none (repeatable).",
-        ),
-    ] = None,
-    slower: Annotated[float, typer.Option(min=0.0, max=0.99, help="How much slower slow ones are, as a share.")] = 0.25,
-    noise: Annotated[float, typer.Option(min=0.0, max=0.5, help="Deviation of a test, as a share.")] = 0.02,
-    transients: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of tests that are slow by chance.")] = 0.01,
-    congestion: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of leaves on which congestion begins in a round.")
-    ] = 0.0,
-    hosts_per_leaf: Annotated[int, typer.Option(min=1, metavar="N", help="Hosts on a leaf switch.")] = 32,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
-    trials: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="So many runs, and how often who was blamed.")
-    ] = None,
-    json: options.Json = None,
-    markdown: options.Markdown = None,
-    record: options.Record = None,
-    exclude_file: options.ExcludeFile = None,
-    good_hosts: options.GoodHosts = None,
-    html: options.Html = None,
-    details: options.Details = False,
-    timings: options.Timings = False,
-    quiet: options.Quiet = False,
-    color: options.ColorWhen = options.Color.AUTO,
+    what: SimulateOptions,
+    outputs: Annotated[
+        Outputs,
+        *("json", "markdown", "record", "exclude_file", "good_hosts", "html", "details", "timings", "quiet", "color"),
+    ],
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
-    from ddpdiag.cli import simulate as command
-    from ddpdiag.cli.outputs import Outputs
+    from ddpdiag.cli import simulate
 
-    wanted = command.Wanted(
-        hosts=hosts,
-        ranks_per_host=ranks_per_host,
-        faults=tuple(fault or ()),
-        slower=slower,
-        noise=noise,
-        transients=transients,
-        congestion=congestion,
-        hosts_per_leaf=hosts_per_leaf,
-        seed=seed,
-        trials=trials,
-    )
-    outputs = Outputs(
-        json=json,
-        markdown=markdown,
-        record=record,
-        exclude_file=exclude_file,
-        good_hosts=good_hosts,
-        html=html,
-        details=details,
-        timings=timings,
-        quiet=quiet,
-        color=color,
-    )
-    raise typer.Exit(command.run(wanted, outputs))
+    raise typer.Exit(simulate.run(what, outputs))
 
 
-@app.command(
-    epilog=options.examples("ddpdiag lint train.py", "ddpdiag lint src/ --details", "ddpdiag lint train.py --json -")
-)
+@dataclass(frozen=True, kw_only=True)
+class _Remarks(Outputs):
+    details: bool = option(False, "Show hints, and what was not judged.", panel=OUT)
+
+
+@_command("ddpdiag lint train.py", "ddpdiag lint src/ --details", "ddpdiag lint train.py --json -")
 def lint(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Training scripts; of a directory, every *.py below it.")
     ],
-    json: options.Json = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Show hints, and what was not judged.", rich_help_panel=options.OUT)
-    ] = False,
+    outputs: Annotated[_Remarks, "json", "details"],
 ) -> None:
     """Find pitfalls of DistributedDataParallel in the source of a training script, which is not run.
 
@@ -198,31 +295,55 @@ def lint(
 
     Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is no Python.
     """
-    from ddpdiag.cli import lint as command
+    from ddpdiag.cli import lint
 
-    raise typer.Exit(command.run(files, json, details=details))
-
-
-app.command(epilog=reading_options.EXPLAIN)(reading_options.explain)
-app.command(epilog=reading_options.MANUAL)(reading_options.manual)
+    raise typer.Exit(lint.run(files, outputs.json, details=outputs.details))
 
 
-@app.command()
+@_command(
+    "ddpdiag explain COL001",
+    "ddpdiag explain TRN001.diverged",
+    'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
+    "ddpdiag explain slurm-123.out",
+    "cat rank*.log | ddpdiag explain -",
+)
+def explain(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CODE|NAME|TEXT|FILE|-",
+            help="A check's, finding's or lint rule's code, a check's name, an error text, or a log ('-': standard "
+            "input).",
+        ),
+    ],
+) -> None:
+    """Print a manual page; or say what an error text means; or find the first cause in a job's log.
+
+    Exit code: 0 explained, 2 no such code, 3 nothing in the text or log that is known.
+    """
+    from ddpdiag.explain import command
+
+    raise typer.Exit(command.run(what))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pages:
+    markdown: str = option("-", "Write it as one Markdown document ('-': standard output).", metavar="FILE")
+
+
+@_command("ddpdiag manual --markdown manual.md")
+def manual(pages: _Pages) -> None:
+    """All manual pages in one document: checks, then the rules of `ddpdiag lint`."""
+    from ddpdiag.cli.manual import write_manual
+
+    raise typer.Exit(write_manual(pages.markdown))
+
+
+@_command()
 def checks() -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import rows
-    from ddpdiag.cli.outputs import is_terminal, show, terminal
     from ddpdiag.render.manual import checks_table
 
     width, color = terminal(sys.stdout)
     show(checks_table(rows(), tty=is_terminal(sys.stdout), width=width, color=color), sys.stdout)
-
-
-def _in_paragraphs(text: str) -> str:
-    """Without the line ends inside of paragraphs: rich keeps them, and breaks lines at the terminal's width, too."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-
-
-for registered in app.registered_commands:
-    registered.callback = with_names(registered.callback) if registered.callback else None
-    registered.help = _in_paragraphs(getdoc(registered.callback) or "")

@@ -3,25 +3,20 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from enum import Enum
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from ddpdiag.bandwidth import baseline
 from ddpdiag.cli import check
-from ddpdiag.cli.outputs import Outputs
-from ddpdiag.cli.repeated import split
-from ddpdiag.codec import read_bytes, readable
+from ddpdiag.cli.bench_options import BenchOptions, BenchOutputs, read_baseline
+from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
+from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.foreign import words_without_secrets
-from ddpdiag.model import Report, Severity
-from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, BenchReport, Blocking
-from ddpdiag.model.recording import Line
+from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.runtime.launchers import Asked, Launch
+from ddpdiag.runtime.launchers import Launch
 
 E = TypeVar("E", bound=Enum)
 
@@ -46,104 +41,19 @@ _MOST_DIGITS = 9
 _MOST_TIMES = 50_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The options of the benchmark as they were typed."""
-
-    minbytes: str
-    maxbytes: str
-    stepbytes: str | None
-    stepfactor: float | None
-    iters: int
-    warmup_iters: int
-    run_cycles: int
-    agg_iters: int
-    op: tuple[str, ...]
-    datatype: tuple[str, ...]
-    root: str
-    average: int
-    check: int
-    blocking: int | None
-    per_iter_timing: int
-    collective: tuple[str, ...]
-    backend: tuple[str, ...]
-    min_busbw: float | None
-    baseline: str | None
-    save_baseline: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOutputs(Outputs):
-    """Files of a benchmark; its JSON follows nccl-tests'."""
-
-    csv: str | None = None
-    plot: str | None = None
-    save_baseline: str | None = None
-
-    def check(self, inputs: Sequence[str] = ()) -> None:
-        """UsageError for files that cannot be written, and for a plot of unknown kind, or without matplotlib."""
-        if self.plot is not None:
-            from ddpdiag.render import plots
-
-            plots.check_available()
-            _plot_kind(self.plot)
-        if self.save_baseline is not None:
-            read_baseline("--save-baseline", self.save_baseline, missing=())
-        super().check(inputs)
-
-    @property
-    def _files(self) -> dict[str, str]:
-        own = {"--csv": self.csv, "--plot": self.plot, "--save-baseline": self.save_baseline}
-        return {**super()._files, **{option: path for option, path in own.items() if path is not None}}
-
-    def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
-        """nccl-tests' JSON instead of the report's, and the benchmark's own files."""
-        from ddpdiag.render import bench_csv, bench_json, plots
-
-        for path, content in super().contents(report, lines):
-            yield path, (lambda: bench_json.render(report)) if path == self.json else content
-        bench = report.bench
-        if bench is None:
-            return
-        if self.csv is not None:
-            yield self.csv, lambda: bench_csv.render(report)
-        if (file := self.save_baseline) is not None:
-            yield file, lambda: _with_baseline(file, report, bench)
-        if (picture := self.plot) is not None:
-            yield picture, lambda: plots.render(bench, _plot_kind(picture))
-
-
-def _with_baseline(path: str, report: Report, bench: BenchReport) -> str:
-    """The file with this run in it; UsageError for a run that none should be held against."""
-    # That there is nothing to compare with is what a new baseline is for.
-    own = [f for f in report.findings if f.code.startswith("COL002.") and f.code != "COL002.incomparable"]
-    broken = [f for f in report.findings if f.severity is Severity.ERROR]
-    if own or broken or not bench.complete or not bench.saved:
-        why = ", ".join(dict.fromkeys(f.code for f in (*own, *broken))) or "it was cut short"
-        raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others: {why}")
-    return baseline.dumps(baseline.merge(read_baseline("--save-baseline", path, missing=()), bench.saved))
-
-
-def _plot_kind(path: str) -> Literal["svg", "png"]:
-    match Path(path).suffix.lower():
-        case ".svg":
-            return "svg"
-        case ".png":
-            return "png"
-    raise UsageError(f"--plot {path}: expected a name that ends in .svg or .png")
-
-
-def run(asked: Asked, wishes: check.Wishes, flags: Flags, outputs: BenchOutputs) -> int:
+def run(launch: LaunchOptions, flags: BenchOptions, outputs: BenchOutputs) -> int:
     """Take part in a benchmark, or start one on this host; the exit code."""
-    return check.run(asked, replace(wishes, bench=bench_of(flags), backend=_backend(flags)), outputs)
+    bench = bench_of(flags, outputs.save_baseline)
+    options = CheckOptions(select=CODES, backend=_backend(flags), budget=flags.timeout)
+    return check.run(launch, options, outputs, bench=bench)
 
 
-def _backend(flags: Flags) -> str:
+def _backend(flags: BenchOptions) -> str:
     """The backend of the run: the last one, which a job would take; gloo is there for comparison."""
     return readable(split(flags.backend)[-1]).lower()
 
 
-def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
+def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[[Launch], Bench]:
     """What the flags ask for; UsageError for a value that makes no sense, before anything is started."""
     low, high = size("-b", flags.minbytes), size("-e", flags.maxbytes)
     if low > high:
@@ -179,7 +89,7 @@ def bench_of(flags: Flags) -> Callable[[Launch], Bench]:
             blocking=None if flags.blocking is None else _member("-z", flags.blocking, Blocking),
             per_iteration=bool(flags.per_iter_timing),
             min_busbw_bytes_per_s=_positive("--min-busbw", flags.min_busbw),
-            baseline=_baseline(flags, launch),
+            baseline=_baseline(flags.baseline, save_baseline, launch),
             args=words_without_secrets([readable(word) for word in sys.argv]),
         )
 
@@ -194,7 +104,7 @@ def bench_sizes(low: int, high: int, step: int | None, factor: float) -> int:
     return int(math.log(high / low) / math.log(factor)) + 1
 
 
-def _check_count(sizes: int, flags: Flags) -> None:
+def _check_count(sizes: int, flags: BenchOptions) -> None:
     if sizes > _MOST_SIZES:
         raise UsageError(
             f"-b {flags.minbytes} -e {flags.maxbytes}: that is {sizes:,} sizes; at most {_MOST_SIZES} expected"
@@ -270,23 +180,8 @@ def _check_gpus(backends: Sequence[str]) -> None:
         raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
 
 
-def _baseline(flags: Flags, launch: Launch) -> tuple[BaselineSeries, ...] | None:
+def _baseline(path: str | None, save_baseline: str | None, launch: Launch) -> tuple[BaselineSeries, ...] | None:
     """What rank 0 compares with. The first run that keeps its own past has none."""
-    if flags.baseline is None or launch.place.rank != 0:
+    if path is None or launch.place.rank != 0:
         return None
-    begins = flags.baseline == flags.save_baseline
-    return read_baseline("--baseline", flags.baseline, missing=() if begins else None) or None
-
-
-def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...] | None) -> tuple[BaselineSeries, ...]:
-    """The runs in a baseline file; `missing` if there is no such file, or UsageError where that is None."""
-    try:
-        text = read_bytes(path).decode()
-    except FileNotFoundError as error:
-        if missing is not None:
-            return missing
-        raise UsageError(f"{option} {path}: no such file; `--save-baseline {path}` makes one") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{option} {path}: {reason}") from error
-    return baseline.loads(text, f"{option} {path}")
+    return read_baseline("--baseline", path, missing=() if path == save_baseline else None) or None

@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import structs
@@ -15,9 +14,9 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS, USUAL_RANKS_PER_CORE
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.edge import complain
+from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.cli.plugin import guarded, unknown
-from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
@@ -36,71 +35,67 @@ from ddpdiag.render.progress import Listener, Silent, listener
 from ddpdiag.render.streams import Display, display_of
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.estate import Published
-from ddpdiag.runtime.launch import Run, Signalled, prepare, run_rank
+from ddpdiag.runtime.launch import Signalled, prepare, run_rank
 from ddpdiag.runtime.launchers import Asked, Launch
 from ddpdiag.runtime.local import start_ranks
 from ddpdiag.runtime.slurm_clock import job_left_seconds, within
 
-__all__ = ["Outputs", "Wishes", "run"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """The options as they were typed; `bench` makes of them what a benchmark measures, once the launch is known."""
-
-    stages: tuple[str, ...] = ()
-    skip_stages: tuple[str, ...] = ()
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    backend: str = "auto"
-    expect_gpus: int | None = None
-    depth: str = Depth.QUICK.value
-    budget: float | None = None
-    data_dir: str | None = None
-    shared_dir: str | None = None
-    topology: str | None = None
-    baseline: str | None = None
-    need_nodes: int | None = None
-    settings: tuple[str, ...] = ()
-    strict: bool = False
-    board_wait: float = 15.0
-    board_port: int | None = None
-    require_auth: bool = False
-    port_range: str | None = None
-    exports: bool = False
-    bench: Callable[[Launch], Bench] | None = None
-    train: Train | None = None
-
-
-def run(asked: Asked, wishes: Wishes, outputs: Outputs) -> int:
-    """Take part in a run, or start one on this host; the exit code."""
-    _utf8("--run-id", asked.run_id)
-    _utf8("--backend", wishes.backend)
-    if not wishes.backend.strip():
+def run(
+    launch_options: LaunchOptions,
+    asked: CheckOptions,
+    outputs: Outputs,
+    *,
+    bench: Callable[[Launch], Bench] | None = None,
+    train: Train | None = None,
+) -> int:
+    """Take part in a run, or start one on this host; the exit code. `bench` is asked once the launch is known."""
+    _utf8("--run-id", launch_options.run_id)
+    _utf8("--backend", asked.backend)
+    if not asked.backend.strip():
         raise UsageError("--backend: expected a name, such as nccl or gloo")
-    launch = read_launch(
-        os.environ,
-        asked,
-        host=readable(socket.gethostname()),
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
-        cores=os.cpu_count() or 1,
-        fresh=secrets.token_hex(6),
-    )
-    for option, seconds in (("--budget", wishes.budget), ("--board-wait", wishes.board_wait)):
+    launch = launched(launch_options)
+    for option, seconds in (("--budget", asked.budget), ("--board-wait", launch_options.board_wait)):
         if seconds is not None and not math.isfinite(seconds):
             raise UsageError(f"{option} {seconds}: expected a number of seconds; every run has an end")
-    options = _options(wishes, launch)
+    options = structs.replace(
+        _options(launch, launch_options.port_range, asked, outputs),
+        bench=None if bench is None else bench(launch),
+        train=train,
+    )
     validate(options, all_checks())
     if launch.place.rank == 0:
-        outputs.check([path for path in (wishes.baseline, wishes.topology) if path is not None])
+        outputs.check([path for path in (asked.baseline, asked.topology) if path is not None])
     if launch.note and launch.place.rank == 0:
         complain(launch.note)
-    planned = _prepare(launch, options, wishes, outputs)
+    reporter = _Reporter(outputs, whole=launch.whole)
+    planned = prepare(
+        launch,
+        options,
+        all_checks(),
+        board_wait=launch_options.board_wait,
+        board_port=launch_options.board_port,
+        require_auth=launch_options.require_auth,
+        publish=reporter.publish,
+        listener=reporter.listen,
+    )
     if launch.ranks:
         return start_ranks(
             planned, lambda own: guarded(lambda: run_rank(planned, own), nagios=outputs.nagios and own.rank == 0)
         )
     return run_rank(planned, launch.place)
+
+
+def launched(options: LaunchOptions) -> Launch:
+    """How this process was started: what the command line says, then the launcher's variables."""
+    return read_launch(
+        os.environ,
+        Asked(**{name: getattr(options, name) for name in Asked.__struct_fields__}),
+        host=readable(socket.gethostname()),
+        gpus=visible_gpus(os.environ, proc_root(os.environ)),
+        cores=os.cpu_count() or 1,
+        fresh=secrets.token_hex(6),
+    )
 
 
 class _Reporter:
@@ -148,50 +143,34 @@ class _Reporter:
         return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 
 
-def _prepare(launch: Launch, options: Options, wishes: Wishes, outputs: Outputs) -> Run:
-    reporter = _Reporter(outputs, whole=launch.whole)
-    return prepare(
-        launch,
-        options,
-        all_checks(),
-        board_wait=wishes.board_wait,
-        board_port=wishes.board_port,
-        require_auth=wishes.require_auth,
-        publish=reporter.publish,
-        listener=reporter.listen,
-    )
-
-
-def _options(wishes: Wishes, launch: Launch) -> Options:
+def _options(launch: Launch, port_range: str | None, asked: CheckOptions, outputs: Outputs) -> Options:
     depths = [depth.value for depth in Depth]
-    if wishes.depth not in depths:
-        raise UsageError(f"--depth {wishes.depth}: expected one of {', '.join(depths)}")
-    gpus = visible_gpus(os.environ, proc_root(os.environ)) if wishes.backend.strip().lower() != "gloo" else 0
-    budget = wishes.budget if wishes.budget is not None else _default_budget(launch, gpus=gpus)
+    if asked.depth not in depths:
+        raise UsageError(f"--depth {asked.depth}: expected one of {', '.join(depths)}")
+    gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
+    budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
     # Rank 0 has the say over the budget, and thousands of ranks need not ask.
     left = job_left_seconds(os.environ) if launch.place.rank == 0 else None
     return Options(
-        depth=Depth(wishes.depth),
-        stages=split(wishes.stages),
-        skip_stages=split(wishes.skip_stages),
-        select=tuple(code.upper() for code in split(wishes.select)),
-        ignore=tuple(code.upper() for code in split(wishes.ignore)),
-        backend=wishes.backend.strip().lower(),  # as torch does
-        expect_gpus=wishes.expect_gpus,
+        depth=Depth(asked.depth),
+        stages=split(asked.stage),
+        skip_stages=split(asked.skip_stage),
+        select=tuple(code.upper() for code in split(asked.select)),
+        ignore=tuple(code.upper() for code in split(asked.ignore)),
+        backend=asked.backend.strip().lower(),  # as torch does
+        expect_gpus=asked.expect_gpus,
         budget_seconds=within(budget, left),
         job_left_seconds=left,
         wanted_budget_seconds=budget if within(budget, left) < budget else None,
-        data_dir=_directory("--data-dir", wishes.data_dir, launch),
-        shared_dir=_directory("--shared-dir", wishes.shared_dir, launch),
-        strict=wishes.strict,
-        port_range=_port_range(wishes.port_range),
-        exports=wishes.exports,
-        topology=_topology(wishes.topology, launch),
-        baseline=_baseline(wishes.baseline, launch),
-        need_nodes=wishes.need_nodes,
-        settings=thresholds(wishes.settings),
-        bench=wishes.bench(launch) if wishes.bench is not None else None,
-        train=wishes.train,
+        data_dir=_directory("--data-dir", asked.data_dir, launch),
+        shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
+        strict=outputs.strict,
+        port_range=_port_range(port_range),
+        exports=outputs.env_file is not None,
+        topology=_topology(asked.topology, launch),
+        baseline=_baseline(asked.baseline, launch),
+        need_nodes=outputs.need_nodes,
+        settings=thresholds(asked.set_),
     )
 
 

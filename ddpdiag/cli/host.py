@@ -5,15 +5,14 @@ import os
 import secrets
 import socket
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
+from ddpdiag.cli.options import HostOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.cli.plugin import guarded
-from ddpdiag.cli.repeated import split, thresholds
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
@@ -39,25 +38,13 @@ WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010")
 _OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004", "RUN005")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """The options as they were typed."""
-
-    torch: bool = False
-    expect_gpus: int | None = None
-    ignore: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    budget: float = 10.0
-    strict: bool = False
-
-
-def run(wishes: Wishes, outputs: Outputs) -> int:
+def run(asked: HostOptions, outputs: Outputs) -> int:
     """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
-    if not math.isfinite(wishes.budget):
-        raise UsageError(f"--budget {wishes.budget}: expected a number of seconds; every run has an end")
-    options = _options(wishes)
+    if not math.isfinite(asked.budget):
+        raise UsageError(f"--budget {asked.budget}: expected a number of seconds; every run has an end")
+    options = _options(asked, outputs)
     return watched(
-        lambda stand: guarded(lambda: _look(wishes, options, outputs, stand), nagios=outputs.nagios), wishes.budget
+        lambda stand: guarded(lambda: _look(asked, options, outputs, stand), nagios=outputs.nagios), asked.budget
     )
 
 
@@ -70,24 +57,24 @@ def _stage_first(code: str) -> tuple[int, str]:
     return list(Stage).index(by_code(code).stage), code
 
 
-def _options(wishes: Wishes) -> Options:
+def _options(asked: HostOptions, outputs: Outputs) -> Options:
     options = Options(
-        ignore=tuple(code.upper() for code in split(wishes.ignore)),
-        expect_gpus=wishes.expect_gpus,
-        budget_seconds=wishes.budget,
-        strict=wishes.strict,
-        settings=thresholds(wishes.settings),
+        ignore=tuple(code.upper() for code in split(asked.ignore)),
+        expect_gpus=asked.expect_gpus,
+        budget_seconds=asked.budget,
+        strict=outputs.strict,
+        settings=thresholds(asked.set_),
         alone=True,
     )
-    validate(options, map(by_code, codes(torch=wishes.torch)))
+    validate(options, map(by_code, codes(torch=asked.torch)))
     return options
 
 
-def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> int:
+def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Stand) -> int:
     stand("look at the files to write")
     outputs.check()
     place = _place()
-    names = codes(torch=wishes.torch)
+    names = codes(torch=asked.torch)
     checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
     stand("count the GPUs")
     arrival = own_arrival(place)

@@ -13,18 +13,18 @@ from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 
 
-def run(files: Sequence[str], outputs: Outputs, *, strict: bool, need_nodes: int | None = None) -> int:
+def run(files: Sequence[str], outputs: Outputs) -> int:
     """Judge the recording in `files`; its verdict's exit code."""
     outputs.check(files)
     recording = read_recording([Path(file) for file in files])
     asked = recording.header.options
-    if need_nodes is not None and (asked.bench is not None or asked.train is not None):
+    if outputs.need_nodes is not None and (asked.bench is not None or asked.train is not None):
         raise UsageError("--need-nodes: this is the recording of a benchmark, whose verdict is on all its hosts")
     options = structs.replace(
         asked,
-        strict=asked.strict or strict,
+        strict=asked.strict or outputs.strict,
         exports=asked.exports or outputs.env_file is not None,
-        need_nodes=asked.need_nodes if need_nodes is None else need_nodes,
+        need_nodes=asked.need_nodes if outputs.need_nodes is None else outputs.need_nodes,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())

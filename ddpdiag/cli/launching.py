@@ -2,24 +2,23 @@
 
 import math
 import os
-import secrets
 import socket
 import sys
 import time
 from collections.abc import Iterable
 
-from ddpdiag.cli.options import Color
-from ddpdiag.cli.outputs import counter, show, terminal
+from ddpdiag.cli.check import launched
+from ddpdiag.cli.command import spelled
+from ddpdiag.cli.options import LaunchOptions
+from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.cli.train import refuse_nccl_without_gpus
+from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.launching import Seen, judged
 from ddpdiag.model.launching import Compare, LaunchersReport, Way
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render import files, launching
-from ddpdiag.runtime.environment import read_launch
-from ddpdiag.runtime.launchers import Asked, Launch
+from ddpdiag.runtime.launchers import Launch
 from ddpdiag.runtime.rounds import Rounds, installed
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.ways import typed
@@ -49,31 +48,24 @@ def refuse_others(given: Iterable[str]) -> None:
     """UsageError for an option that has no meaning here; `given` are the names of those that were typed."""
     for name in given:
         if name not in OPTIONS:
-            option = "--" + name.rstrip("_").replace("_", "-")
             raise UsageError(
-                f"{option} has no meaning with --compare-launchers, which trains with DistributedDataParallel on this "
-                "host, started in each way: give only one of the two"
+                f"{spelled(name)} has no meaning with --compare-launchers, which trains with DistributedDataParallel "
+                "on this host, started in each way: give only one of the two"
             )
 
 
-def run(asked: Asked, compare: Compare, json: str | None, *, quiet: bool, color: Color) -> int:
+def run(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
     """Start the training in each way, round after round; the exit code."""
-    launch = read_launch(
-        os.environ,
-        asked,
-        host=readable(socket.gethostname()),
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
-        cores=os.cpu_count() or 1,
-        fresh=secrets.token_hex(6),
-    )
+    launch = launched(launch_options)
     refuse_launched(launch)
-    compare = checked(compare, len(launch.ranks))
+    compare = checked(options, len(launch.ranks))
     refuse_nccl_without_gpus(compare.backend)
+    json = outputs.json
     if json is not None:
         files.check_writable(json)
-    report = _measured(compare, launch.place.node, quiet=quiet)
+    report = _measured(compare, launch.place.node, quiet=outputs.quiet)
     stream = sys.stderr if json == "-" else sys.stdout
-    width, colored = terminal(stream, color)
+    width, colored = terminal(stream, outputs.color)
     try:
         if json is not None:
             files.write(json, launching.as_json(report))
@@ -93,30 +85,30 @@ def refuse_launched(launch: Launch) -> None:
     )
 
 
-def checked(compare: Compare, ranks: int) -> Compare:
-    """The numbers, if they make sense; UsageError otherwise. `ranks` are those that the launch came to."""
-    _number("--steps", compare.steps, _LEAST_STEPS, _MOST_STEPS)
-    _number("--batch-size", compare.batch_size, ranks, _MOST_IMAGES)
-    _number("--rounds", compare.rounds, 1, _MOST_ROUNDS)
-    budget = compare.budget_seconds
+def checked(options: TrainOptions, ranks: int) -> Compare:
+    """What is compared, if it makes sense; UsageError otherwise. `ranks` are those that the launch came to."""
+    _number("--steps", options.steps, _LEAST_STEPS, _MOST_STEPS)
+    _number("--batch-size", options.batch_size, ranks, _MOST_IMAGES)
+    _number("--rounds", options.rounds, 1, _MOST_ROUNDS)
+    budget = options.budget
     if not math.isfinite(budget) or budget < _LEAST_BUDGET:
         raise UsageError(
             f"--budget {budget:g}: expected {_LEAST_BUDGET:g} s or more with --compare-launchers, which starts "
             f"{len(Way)} trainings one after the other"
         )
-    if not compare.backend.strip():
+    if not options.backend.strip():
         raise UsageError("--backend: expected a name, such as nccl or gloo")
-    if readable(compare.backend) != compare.backend:
-        raise UsageError(f"--backend {readable(compare.backend)}: it is no UTF-8, so no name of a backend")
-    if compare.data_dir is not None and not os.path.isdir(compare.data_dir):
-        raise UsageError(f"--data-dir {readable(compare.data_dir)}: no such directory on {socket.gethostname()}")
+    if readable(options.backend) != options.backend:
+        raise UsageError(f"--backend {readable(options.backend)}: it is no UTF-8, so no name of a backend")
+    if options.data_dir is not None and not os.path.isdir(options.data_dir):
+        raise UsageError(f"--data-dir {readable(options.data_dir)}: no such directory on {socket.gethostname()}")
     return Compare(
         ranks=ranks,
-        steps=compare.steps,
-        batch_size=compare.batch_size,
-        rounds=compare.rounds,
-        backend=compare.backend.strip().lower(),
-        data_dir=None if compare.data_dir is None else os.path.abspath(compare.data_dir),
+        steps=options.steps,
+        batch_size=options.batch_size,
+        rounds=options.rounds,
+        backend=options.backend.strip().lower(),
+        data_dir=None if options.data_dir is None else os.path.abspath(options.data_dir),
         budget_seconds=budget,
     )
 

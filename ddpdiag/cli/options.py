@@ -1,9 +1,14 @@
-"""Options that several commands share, as Typer wants them."""
+"""Options that several commands share, and those of `check` and `host`; `ddpdiag.cli.outputs` has those of reports."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
 
-import typer
+from ddpdiag.cli.command import option
+from ddpdiag.errors import UsageError
+
+LAUNCH, WHAT, OUT = "Launch", "What is checked", "Output"
 
 
 class Color(Enum):
@@ -14,146 +19,127 @@ class Color(Enum):
     NEVER = "never"
 
 
-LAUNCH, WHAT, OUT = "Launch", "What is checked", "Output"
-
-
 def examples(*lines: str) -> str:
     """An epilog of one example a line."""
     return "\n\n".join(["Examples:", *lines])
 
 
-NprocPerNode = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Ranks to start on this host (default: its GPUs, else 2).", rich_help_panel=LAUNCH),
-]
-Nnodes = Annotated[
-    int | None, typer.Option(metavar="N", help="Hosts, when started once on each by hand.", rich_help_panel=LAUNCH)
-]
-NodeRank = Annotated[int | None, typer.Option(metavar="I", help="This host's number, from 0.", rich_help_panel=LAUNCH)]
-Rank = Annotated[
-    int | None,
-    typer.Option(metavar="R", help="This process's rank, when started by hand.", rich_help_panel=LAUNCH),
-]
-WorldSize = Annotated[int | None, typer.Option(metavar="N", help="Number of ranks in all.", rich_help_panel=LAUNCH)]
-LocalRank = Annotated[
-    int | None, typer.Option(metavar="R", help="This process's rank on its host.", rich_help_panel=LAUNCH)
-]
-MasterAddr = Annotated[
-    str | None, typer.Option(metavar="HOST", help="Host name or address of rank 0.", rich_help_panel=LAUNCH)
-]
-MasterPort = Annotated[
-    int | None, typer.Option(metavar="PORT", help="Port that the job would use.", rich_help_panel=LAUNCH)
-]
-RunId = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Name of this run, the same on all ranks.", rich_help_panel=LAUNCH),
-]
-BoardWait = Annotated[
-    float,
-    typer.Option(min=0.1, metavar="SECONDS", help="How long ranks wait for each other.", rich_help_panel=LAUNCH),
-]
-BoardPort = Annotated[
-    int | None,
-    typer.Option(metavar="PORT", min=1, max=65535, help="Port of the control channel.", rich_help_panel=LAUNCH),
-]
-RequireAuth = Annotated[
-    bool,
-    typer.Option(help="Do not run unless the ranks share a secret (see docs/security.md).", rich_help_panel=LAUNCH),
-]
-PortRange = Annotated[
-    str | None,
-    typer.Option(metavar="LOW-HIGH", help="Ports that the firewall lets through.", rich_help_panel=LAUNCH),
-]
-SharedDir = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="A directory that all hosts share: for file://, and so that the run survives the loss of rank 0. "
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Who this process is, or how many ranks it starts, and how the ranks find each other."""
+
+    nproc_per_node: int | None = option(
+        None, "Ranks to start on this host (default: its GPUs, else 2).", metavar="N", panel=LAUNCH
+    )
+    nnodes: int | None = option(None, "Hosts, when started once on each by hand.", metavar="N", panel=LAUNCH)
+    node_rank: int | None = option(None, "This host's number, from 0.", metavar="I", panel=LAUNCH)
+    rank: int | None = option(None, "This process's rank, when started by hand.", metavar="R", panel=LAUNCH)
+    world_size: int | None = option(None, "Number of ranks in all.", metavar="N", panel=LAUNCH)
+    local_rank: int | None = option(None, "This process's rank on its host.", metavar="R", panel=LAUNCH)
+    master_addr: str | None = option(None, "Host name or address of rank 0.", metavar="HOST", panel=LAUNCH)
+    master_port: int | None = option(None, "Port that the job would use.", metavar="PORT", panel=LAUNCH)
+    run_id: str | None = option(None, "Name of this run, the same on all ranks.", metavar="NAME", panel=LAUNCH)
+    board_wait: float = option(15.0, "How long ranks wait for each other.", metavar="SECONDS", panel=LAUNCH, min=0.1)
+    board_port: int | None = option(
+        None, "Port of the control channel.", metavar="PORT", panel=LAUNCH, min=1, max=65535
+    )
+    require_auth: bool = option(
+        False,
+        "Do not run unless the ranks share a secret (see docs/security.md).",
+        " /--no-require-auth",
+        panel=LAUNCH,
+    )
+    port_range: str | None = option(None, "Ports that the firewall lets through.", metavar="LOW-HIGH", panel=LAUNCH)
+
+
+_IGNORE = "Not the checks with these codes or prefixes (a,b)."
+_SET = "A threshold of a check (repeatable)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What `ddpdiag check` tests, as it was typed."""
+
+    stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT)
+    skip_stage: tuple[str, ...] = option((), "Not these stages (a,b).", metavar="NAME", panel=WHAT)
+    select: tuple[str, ...] = option((), "Only checks with these codes or prefixes (a,b).", metavar="CODE", panel=WHAT)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
+    backend: str = option("auto", "auto, nccl, gloo or any that torch knows.", metavar="NAME", panel=WHAT)
+    expect_gpus: int | None = option(None, "GPUs that every host must show.", metavar="N", panel=WHAT, min=0)
+    depth: str = option("quick", "How much is measured.", metavar="quick|standard|deep", panel=WHAT)
+    budget: float | None = option(
+        None,
+        "The run ends within this time (default: 60 on one host, 120 on several, more with GPUs).",
+        metavar="SECONDS",
+        panel=WHAT,
+        min=5.0,  # 3 s are kept for judgement and farewell; below this nothing could be measured
+    )
+    data_dir: str | None = option(
+        None, "MNIST files of your own (IDX, plain or .gz) instead of those shipped.", metavar="DIR", panel=WHAT
+    )
+    shared_dir: str | None = option(
+        None,
+        "A directory that all hosts share: for file://, and so that the run survives the loss of rank 0. "
         "The lowest living rank then reports, and writes the files on its own host.",
-        rich_help_panel=WHAT,
-    ),
-]
-Json = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Write the JSON report ('-': standard output).", rich_help_panel=OUT),
-]
-Html = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Write the report as one HTML page, to attach to a ticket.", rich_help_panel=OUT),
-]
-Markdown = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Write it as Markdown, for tickets and chat.", rich_help_panel=OUT),
-]
-Record = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Write the recording, for `ddpdiag judge`.", rich_help_panel=OUT)
-]
-Prometheus = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Write Prometheus metrics (text format).", rich_help_panel=OUT),
-]
-Junit = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Write JUnit XML, with one test case for each check.", rich_help_panel=OUT),
-]
-Nagios = Annotated[
-    bool,
-    typer.Option(
-        "--nagios",
-        help="Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
-        rich_help_panel=OUT,
-    ),
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Warnings count as errors in the exit code.", rich_help_panel=OUT)
-]
-Details = Annotated[bool, typer.Option("--details", help="Show every check and shorten nothing.", rich_help_panel=OUT)]
-Timings = Annotated[
-    bool,
-    typer.Option("--timings", help="Show where the seconds went, and for whom the others waited.", rich_help_panel=OUT),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Print the report alone: nothing while the run goes on.", rich_help_panel=OUT),
-]
-ColorWhen = Annotated[
-    Color,
-    typer.Option(
-        "--color",
-        help="Colours in the report (auto: on a terminal, if NO_COLOR is not set).",
-        rich_help_panel=OUT,
-    ),
-]
-ExcludeFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Write the hosts that errors blame, one a line (srun -x ./FILE).", rich_help_panel=OUT
-    ),
-]
-EnvFile = Annotated[
-    str | None,
-    typer.Option(
+        metavar="DIR",
+        panel=WHAT,
+    )
+    topology: str | None = option(
+        None,
+        "The leaf switch of each host: HOST LEAF a line, or Slurm's topology.conf (default: what Slurm tells "
+        "its tasks). Read on rank 0's host.",
         metavar="FILE",
-        help="Write the variables that the job needs here, for a shell to source; then errors that they get around "
-        "are warnings.",
-        rich_help_panel=OUT,
-    ),
-]
-GoodHosts = Annotated[
-    str | None,
-    typer.Option(
+        panel=WHAT,
+    )
+    baseline: str | None = option(
+        None,
+        "A recording or JSON report of an earlier run to compare with (CMP001). Read on rank 0's host.",
         metavar="FILE",
-        help="Write the hosts that no error concerns, one a line; where pairs of hosts were measured, the fastest "
-        "first.",
-        rich_help_panel=OUT,
-    ),
-]
-NeedNodes = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Hosts that the job needs: FIT if so many are good, whatever is wrong with the others.",
-        rich_help_panel=OUT,
-    ),
-]
+        panel=WHAT,
+    )
+    set_: tuple[str, ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=WHAT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """What `ddpdiag host` looks at, as it was typed."""
+
+    torch: bool = option(
+        False, "Also import torch, compute on each GPU (or the CPU), and open a process group of one.", panel=WHAT
+    )
+    expect_gpus: int | None = option(None, "GPUs that this host must show.", metavar="N", panel=WHAT, min=0)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
+    budget: float = option(
+        10.0,
+        "It ends within this time, whatever hangs.",
+        metavar="SECONDS",
+        panel=WHAT,
+        min=8.0,  # 3 s are kept for ending what hangs and for the report, and a third for the kernel's log
+        max=3600.0,
+    )
+    set_: tuple[str, ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=WHAT)
+
+
+def split(values: Sequence[str]) -> tuple[str, ...]:
+    """Options that may be repeated take several values at once, too: `--stage gpu,collective`."""
+    return tuple(part.strip() for value in values for part in value.split(","))
+
+
+def thresholds(values: Sequence[str]) -> dict[str, str]:
+    """`--set CODE.name=number`, by CODE.name; UsageError for anything else."""
+    settings = {}
+    for value in values:
+        name, equals, number = value.partition("=")
+        code, dot, _word = name.partition(".")
+        if not equals or not dot or not _is_threshold(number):
+            raise UsageError(f"--set {value}: expected CODE.name=number, 0 or more, such as COL001.deadline_seconds=60")
+        settings[f"{code.upper()}{name[len(code) :]}"] = number
+    return settings
+
+
+def _is_threshold(text: str) -> bool:
+    """A finite number that is not negative: with NaN no limit is ever passed, and no deadline."""
+    try:
+        return math.isfinite(number := float(text)) and number >= 0
+    except ValueError:
+        return False

@@ -5,39 +5,86 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from msgspec import structs
-
-from ddpdiag.cli.options import Color
-from ddpdiag.codec import encode_line
+from ddpdiag.cli.command import option, spelled
+from ddpdiag.cli.options import OUT, Color
 from ddpdiag.errors import Unwritten, UsageError
-from ddpdiag.model import Report
-from ddpdiag.model.recording import Line
 
 if TYPE_CHECKING:
+    from ddpdiag.model import Report
+    from ddpdiag.model.recording import Line
     from ddpdiag.render.progress_lines import Counter
+
+    Content = Callable[[Report, Iterable[Line], str], str | bytes]
+
+
+def rendered(module: str) -> "Content":
+    """What `render` of a module makes of a report. It is imported then: Prometheus' client takes 60 ms."""
+
+    def content(report: "Report", _lines: "Iterable[Line]", _path: str) -> str | bytes:
+        text: str | bytes = import_module(module).render(report)
+        return text
+
+    return content
+
+
+def written(content: "Content", help: str, *names: str, panel: str = OUT) -> str | None:
+    """An option that names a file to write, and what makes its content."""
+    return option(None, help, *names, metavar="FILE", panel=panel, content=content)
+
+
+def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
+    from ddpdiag.codec import encode_line
+
+    return b"".join(map(encode_line, lines))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Files to write ('-' is standard output), and how much the terminal shows; `quiet`: nothing before the report."""
+    """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
 
-    json: str | None = None
-    markdown: str | None = None
-    record: str | None = None
-    exclude_file: str | None = None
-    good_hosts: str | None = None
-    env_file: str | None = None
-    prometheus: str | None = None
-    junit: str | None = None
-    nagios: bool = False
-    html: str | None = None
-    details: bool = False
-    timings: bool = False
-    quiet: bool = False
-    color: Color = Color.AUTO
+    json: str | None = written(rendered("ddpdiag.render.json"), "Write the JSON report ('-': standard output).")
+    markdown: str | None = written(rendered("ddpdiag.render.markdown"), "Write it as Markdown, for tickets and chat.")
+    record: str | None = written(recording, "Write the recording, for `ddpdiag judge`.")
+    exclude_file: str | None = written(
+        lambda report, _lines, _path: _one_a_line(report.hosts.bad),
+        "Write the hosts that errors blame, one a line (srun -x ./FILE).",
+    )
+    good_hosts: str | None = written(
+        lambda report, _lines, _path: _one_a_line(report.hosts.good),
+        "Write the hosts that no error concerns, one a line; where pairs of hosts were measured, the fastest first.",
+    )
+    env_file: str | None = written(
+        rendered("ddpdiag.render.exports"),
+        "Write the variables that the job needs here, for a shell to source; then errors that they get around "
+        "are warnings.",
+    )
+    need_nodes: int | None = option(
+        None,
+        "Hosts that the job needs: FIT if so many are good, whatever is wrong with the others.",
+        metavar="N",
+        panel=OUT,
+        min=1,
+    )
+    prometheus: str | None = written(rendered("ddpdiag.render.prometheus"), "Write Prometheus metrics (text format).")
+    junit: str | None = written(rendered("ddpdiag.render.junit"), "Write JUnit XML, with one test case for each check.")
+    nagios: bool = option(
+        False,
+        "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+        panel=OUT,
+    )
+    strict: bool = option(False, "Warnings count as errors in the exit code.", panel=OUT)
+    html: str | None = written(
+        rendered("ddpdiag.render.html"), "Write the report as one HTML page, to attach to a ticket."
+    )
+    details: bool = option(False, "Show every check and shorten nothing.", panel=OUT)
+    timings: bool = option(False, "Show where the seconds went, and for whom the others waited.", panel=OUT)
+    quiet: bool = option(False, "Print the report alone: nothing while the run goes on.", "-q", panel=OUT)
+    color: Color = option(Color.AUTO, "Colours in the report (auto: on a terminal, if NO_COLOR is not set).", panel=OUT)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError now rather than after a minute of measuring, or over what is read."""
@@ -64,22 +111,14 @@ class Outputs:
     @property
     def _files(self) -> dict[str, str]:
         """The file of each option that was given."""
-        files = {
-            "--json": self.json,
-            "--markdown": self.markdown,
-            "--record": self.record,
-            "--exclude-file": self.exclude_file,
-            "--good-hosts": self.good_hosts,
-            "--env-file": self.env_file,
-            "--prometheus": self.prometheus,
-            "--junit": self.junit,
-            "--html": self.html,
-        }
-        return {option: path for option, path in files.items() if path is not None}
+        named = {spelled(each.name): getattr(self, each.name) for each in fields(self) if "content" in each.metadata}
+        return {option: path for option, path in named.items() if path is not None}
 
-    def page(self, report: Report, *, tty: bool, color: bool, width: int) -> str:
+    def page(self, report: "Report", *, tty: bool, color: bool, width: int) -> str:
         """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
         if self.exclude_file is not None or self.good_hosts is not None:
+            from msgspec import structs
+
             new = (remark for remark in report.hosts.remarks if remark not in report.notes)
             report = structs.replace(report, notes=(*report.notes, *new))
         # Only the one that is shown is imported: what a Prolog takes, each job waits for.
@@ -99,28 +138,14 @@ class Outputs:
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
-    def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
+    def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""
-        if not self._files:
-            return
-        from ddpdiag.render import exports, json, markdown
+        for each in fields(self):
+            path = getattr(self, each.name)
+            if "content" in each.metadata and path is not None:
+                yield path, partial(each.metadata["content"], report, lines, path)
 
-        makers: dict[str, Callable[[], str | bytes]] = {
-            "--json": lambda: json.render(report),
-            "--markdown": lambda: markdown.render(report),
-            "--record": lambda: b"".join(map(encode_line, lines)),
-            "--exclude-file": lambda: _lines(report.hosts.bad),
-            "--good-hosts": lambda: _lines(report.hosts.good),
-            "--env-file": lambda: exports.render(report),
-            "--prometheus": lambda: _metrics(report),
-            "--junit": lambda: _cases(report),
-            "--html": lambda: _web_page(report),
-        }
-        for option, path in self._files.items():
-            if option in makers:
-                yield path, makers[option]
-
-    def exit_code(self, report: Report) -> int:
+    def exit_code(self, report: "Report") -> int:
         """The report's, or that of a Nagios plug-in."""
         if not self.nagios:
             return report.exit_code
@@ -134,25 +159,7 @@ class Outputs:
         return "-" in self._files.values()
 
 
-def _metrics(report: Report) -> bytes:
-    from ddpdiag.render import prometheus  # its client library takes 60 ms to import
-
-    return prometheus.render(report)
-
-
-def _cases(report: Report) -> bytes:
-    from ddpdiag.render import junit
-
-    return junit.render(report)
-
-
-def _web_page(report: Report) -> str | bytes:
-    from ddpdiag.render import html
-
-    return html.render(report)
-
-
-def _lines(words: Iterable[str]) -> str:
+def _one_a_line(words: Iterable[str]) -> str:
     return "".join(f"{word}\n" for word in words)
 
 
@@ -192,7 +199,7 @@ def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]
 
 
 def publish(
-    report: Report, lines: Iterable[Line], outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
+    report: "Report", lines: "Iterable[Line]", outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
 ) -> None:
     """Write the files first, then show the report; Unwritten, after all was tried, for what could not be written.
 
@@ -225,7 +232,7 @@ def show(text: str, stream: TextIO | None) -> None:
         raise UsageError(f"cannot write to the terminal or pipe: {reason}") from error
 
 
-def _write_files(report: Report, lines: Iterable[Line], outputs: Outputs) -> list[str]:
+def _write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
     """Write what was asked for; a sentence for each file that could not be written."""
     from ddpdiag.render import files
 

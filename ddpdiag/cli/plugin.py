@@ -12,7 +12,7 @@ from ddpdiag.errors import ExitCode, Explained
 OPTION = "--nagios"
 
 
-def guarded(call: Callable[[], int | None], *, nagios: bool) -> int:
+def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
     """As `edge.guarded`; with `nagios` the code that `call` returns is a plug-in's, and any failure is UNKNOWN."""
     if not nagios:
         return edge.guarded(call)

@@ -4,12 +4,13 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import Outputs, counter, publish, show
+from ddpdiag.cli.simulate_options import SimulateOptions
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
@@ -23,28 +24,12 @@ _PATIENCE_SECONDS = 3.0
 _BLAMING = ("FAB001.alone", "FAB001.node", "FAB001.domain")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to simulate, as it was typed."""
-
-    hosts: int
-    ranks_per_host: int
-    faults: tuple[str, ...]
-    slower: float
-    noise: float
-    transients: float
-    congestion: float
-    hosts_per_leaf: int
-    seed: int
-    trials: int | None
-
-
-def run(wanted: Wanted, outputs: Outputs) -> int:
+def run(wanted: SimulateOptions, outputs: Outputs) -> int:
     """One run with its report, or the rates of many; the exit code of the one."""
     for name in ("slower", "noise", "transients", "congestion"):
         if math.isnan(getattr(wanted, name)):
             raise UsageError(f"--{name} nan: expected a share, such as 0.02")
-    faults = Faults(tuple(_faults(wanted.faults)), wanted.slower)
+    faults = Faults(tuple(_faults(wanted.fault)), wanted.slower)
     if wanted.trials is not None:
         if replace(outputs, quiet=False, color=Color.AUTO) != Outputs():
             raise UsageError(
@@ -69,12 +54,12 @@ def run(wanted: Wanted, outputs: Outputs) -> int:
     return report.exit_code
 
 
-def _fleet(wanted: Wanted, faults: Faults, seed: int) -> Fleet:
+def _fleet(wanted: SimulateOptions, faults: Faults, seed: int) -> Fleet:
     noise = Noise(sigma=wanted.noise, transients=wanted.transients, congested=wanted.congestion)
     return Fleet(wanted.hosts, faults, noise, seed=seed, hosts_per_leaf=wanted.hosts_per_leaf)
 
 
-def _options(wanted: Wanted) -> Options:
+def _options(wanted: SimulateOptions) -> Options:
     leaves = {host_name(host): f"leaf{host // wanted.hosts_per_leaf}" for host in range(wanted.hosts)}
     return Options(stages=("fabric",), backend="nccl", topology=leaves)
 
@@ -89,7 +74,7 @@ def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
         yield Fault(kind), int(count) if colon else 1
 
 
-def _rates(wanted: Wanted, faults: Faults, trials: int, tell: Callable[[str], None]) -> str:
+def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[[str], None]) -> str:
     """How often who was blamed, over so many seeds."""
     sums: Counter[str] = Counter()
     rounds: Counter[int] = Counter()

@@ -2,41 +2,31 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from ddpdiag.checks.strategies.jobs import BLOCKS
 from ddpdiag.checks.strategies.view import TOLERANCES
 from ddpdiag.cli import check
+from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.cli.outputs import Outputs
-from ddpdiag.cli.repeated import split
+from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.runtime.launchers import Asked
 
 # Who came, what they run, cores of their own, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")
 _MOST_STEPS, _MOST_IMAGES = 2_000, 65_536
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The options of the training as they were typed."""
-
-    strategy: tuple[str, ...]
-    steps: int
-    batch_size: int
-    group_size: int
-    dtype: str
-    scaling: bool
-
-
-def run(asked: Asked, wishes: check.Wishes, flags: Flags, outputs: Outputs) -> int:
+def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
     """Take part in a training, or start one on this host; the exit code."""
-    refuse_nccl_without_gpus(wishes.backend)
-    return check.run(asked, replace(wishes, train=train_of(flags)), outputs)
+    refuse_nccl_without_gpus(options.backend)
+    run_options = CheckOptions(
+        select=CODES, backend=options.backend, budget=options.budget, data_dir=options.data_dir, set_=options.set_
+    )
+    return check.run(launch, run_options, outputs, train=train_of(options))
 
 
 def refuse_nccl_without_gpus(backend: str) -> None:
@@ -45,17 +35,17 @@ def refuse_nccl_without_gpus(backend: str) -> None:
         raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
 
 
-def train_of(flags: Flags) -> Train:
-    """What the flags ask for; UsageError for a value that makes no sense, before anything is started."""
-    if flags.dtype not in TOLERANCES:
-        raise UsageError(f"--dtype {readable(flags.dtype)}: expected {', '.join(TOLERANCES)}")
+def train_of(options: TrainOptions) -> Train:
+    """What the options ask for; UsageError for a value that makes no sense, before anything is started."""
+    if options.dtype not in TOLERANCES:
+        raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}")
     return Train(
-        strategies=_strategies(flags.strategy),
-        steps=_number("--steps", flags.steps, 2, _MOST_STEPS),
-        batch_size=_number("--batch-size", flags.batch_size, 1, _MOST_IMAGES),
-        group_size=_number("--group-size", flags.group_size, 2, BLOCKS),
-        dtype=flags.dtype,
-        scaling=flags.scaling,
+        strategies=_strategies(options.strategy),
+        steps=_number("--steps", options.steps, 2, _MOST_STEPS),
+        batch_size=_number("--batch-size", options.batch_size, 1, _MOST_IMAGES),
+        group_size=_number("--group-size", options.group_size, 2, BLOCKS),
+        dtype=options.dtype,
+        scaling=options.scaling,
     )
 
 

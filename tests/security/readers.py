@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from ddpdiag.bandwidth.baseline import dumps
 from ddpdiag.cli import compare, judge, lint, watch
+from ddpdiag.cli.app import explain
 from ddpdiag.cli.bench import read_baseline
+from ddpdiag.cli.bench_options import read_baseline
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
@@ -34,7 +36,7 @@ def report_of(recording: Path) -> bytes:
     """The JSON report of a recording."""
     with TemporaryDirectory() as folder:
         path = f"{folder}/report.json"
-        judge.run([str(recording)], Outputs(json=path), strict=False)
+        judge.run([str(recording)], Outputs(json=path))
         return Path(path).read_bytes()
 
 
@@ -78,8 +80,8 @@ def _judge(path: Path) -> None:
     kinds = ["json", "markdown", "junit", "prometheus", "record", *(["html"] if path.stat().st_size % 8 == 0 else [])]
     with TemporaryDirectory() as folder:
         files = {kind: f"{folder}/{kind}" for kind in kinds}
-        judge.run([str(path)], Outputs(**files, details=True, timings=True), strict=False, need_nodes=None)
-        judge.run([str(path)], Outputs(nagios=True), strict=False, need_nodes=1)
+        judge.run([str(path)], Outputs(**files, details=True, timings=True))
+        judge.run([str(path)], Outputs(nagios=True, need_nodes=1))
 
 
 def _compare(path: Path) -> None:

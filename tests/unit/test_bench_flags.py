@@ -5,34 +5,14 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from ddpdiag.cli.bench import Flags, bench_of, size
+from ddpdiag.cli.bench import bench_of, size
+from ddpdiag.cli.bench_options import BenchOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.model.bench import Average, Bench, Blocking
 from ddpdiag.runtime.launchers import Launch
 
-USUAL = Flags(
-    minbytes="8",
-    maxbytes="128M",
-    stepbytes=None,
-    stepfactor=None,
-    iters=20,
-    warmup_iters=5,
-    run_cycles=1,
-    agg_iters=1,
-    op=("sum",),
-    datatype=("float",),
-    root="0",
-    average=3,
-    check=1,
-    blocking=None,
-    per_iter_timing=0,
-    collective=("all_reduce",),
-    backend=("auto",),
-    min_busbw=None,
-    baseline=None,
-    save_baseline=None,
-)
+USUAL = BenchOptions()
 FIRST = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=0, world_size=4, node="n0", launcher="hand"))
 LAUNCH = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=1, world_size=4, node="n0", launcher="hand"))
 
@@ -119,7 +99,7 @@ def test_the_first_run_that_keeps_its_own_past_has_none(tmp_path):
     file = str(tmp_path / "base.json")
     with pytest.raises(UsageError, match="no such file"):
         bench_of(replace(USUAL, baseline=file))(FIRST)
-    assert bench_of(replace(USUAL, baseline=file, save_baseline=file))(FIRST).baseline is None
+    assert bench_of(replace(USUAL, baseline=file), save_baseline=file)(FIRST).baseline is None
 
 
 def test_sizes_by_a_step_and_by_a_factor():

@@ -18,9 +18,8 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute
 from ddpdiag.cli.edge import complain, guarded
-from ddpdiag.cli.options import Color
+from ddpdiag.cli.options import Color, split
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal
-from ddpdiag.cli.repeated import split
 from ddpdiag.codec import disassemble, read_recording
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from msgspec import structs
 
 from ddpdiag.cli.launching import checked, refuse_launched, refuse_others
+from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.launching import Seen, judged
 from ddpdiag.model.launching import Compare, LaunchersReport, RankTimes, Start, Way
@@ -173,7 +173,7 @@ def test_json_has_its_schema_and_every_row():
 
 
 def test_the_usual_is_taken():
-    assert checked(Compare(ranks=0, backend="GLOO"), 4) == Compare(ranks=4, backend="gloo")
+    assert checked(TrainOptions(backend="GLOO"), 4) == Compare(ranks=4, backend="gloo")
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_the_usual_is_taken():
         {"steps": 5},
         {"batch_size": 3},
         {"rounds": 0},
-        {"budget_seconds": 20.0},
-        {"budget_seconds": float("nan")},
+        pytest.param({"budget": 20.0}, id="budget_seconds=20.0"),
+        pytest.param({"budget": float("nan")}, id="budget_seconds=nan"),
         {"backend": " "},
         {"backend": "\udcff"},
     ],
@@ -191,13 +191,13 @@ def test_the_usual_is_taken():
 )
 def test_what_makes_no_sense_is_told(golden, changed):
     with pytest.raises(UsageError) as caught:
-        checked(structs.replace(ASKED, **changed), 4)
+        checked(TrainOptions(**changed), 4)
     golden(str(caught.value))
 
 
 def test_a_folder_that_is_not_there_is_told():
     with pytest.raises(UsageError, match="--data-dir /no/such"):
-        checked(structs.replace(ASKED, data_dir="/no/such"), 4)
+        checked(TrainOptions(data_dir="/no/such"), 4)
 
 
 def test_an_option_of_the_strategies_is_refused():

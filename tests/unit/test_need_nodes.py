@@ -203,7 +203,7 @@ def test_a_topology_of_other_hosts_is_noticed(golden, names) -> None:
 def test_a_recording_is_judged_for_a_smaller_job(tmp_path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_bytes(b"".join(map(encode_line, disassemble(simulated((Fault.DEAD_HOST, 1))))))
-    codes = [judge_files([str(file)], Outputs(json="-"), strict=False, need_nodes=need) for need in (None, 15, 16)]
+    codes = [judge_files([str(file)], Outputs(json="-", need_nodes=need)) for need in (None, 15, 16)]
     assert codes == [1, 0, 1]
 
 
@@ -212,7 +212,7 @@ def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_bytes(b"".join(map(encode_line, disassemble(run))))
     with pytest.raises(UsageError, match="--need-nodes"):
-        judge_files([str(file)], Outputs(), strict=False, need_nodes=1)
+        judge_files([str(file)], Outputs(need_nodes=1))
 
 
 def test_exports_that_the_good_ones_need_are_told(golden) -> None:

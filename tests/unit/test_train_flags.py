@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdiag.cli.train import Flags, train_of
+from ddpdiag.cli.train import train_of
+from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
 
-USUAL = Flags(strategy=("single,ddp,fsdp",), steps=30, batch_size=64, group_size=2, dtype="float32", scaling=False)
+USUAL = TrainOptions()
 
 
 def read(**flags) -> Train:
