@@ -6,16 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ddpdiag.cli import (
-    bench_options,
-    check_options,
-    host_options,
-    options,
-    reading_options,
-    train_options,
-    watch_options,
-)
+from ddpdiag.cli import bench_options, check_options, host_options, options, reading_options, train_options
 from ddpdiag.cli.command import with_names
+from ddpdiag.watch import options as watch_options
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}

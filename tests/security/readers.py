@@ -8,14 +8,15 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.baseline import dumps
-from ddpdiag.cli import compare, explain, judge, lint, watch
+from ddpdiag.cli import compare, explain, judge, lint
 from ddpdiag.cli.bench import read_baseline
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
-from ddpdiag.model.watch import GpuUse, RankSeen, Stall
+from ddpdiag.watch import command
+from ddpdiag.watch.model import GpuUse, RankSeen, Stall
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent
@@ -91,7 +92,7 @@ READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
     "baseline": Reader(lambda path: read_baseline("--baseline", str(path), missing=None), _baselines),
-    "watch": Reader(lambda path: watch.read([str(path)]), _looks),
+    "watch": Reader(lambda path: command.read([str(path)]), _looks),
     "lint": Reader(
         lambda path: lint.run([str(path)], None, details=True),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddpdiag.cli.watch import refuse_far
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.far import far_process, in_script
-from ddpdiag.probes.tree import Task, crew
+from ddpdiag.watch.command import refuse_far
+from ddpdiag.watch.processes import Task, crew
+from ddpdiag.watch.remote_launchers import far_process, in_script
 
 
 def refusal(*command: str) -> str:

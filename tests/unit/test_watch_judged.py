@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.codec import decode, encode
-from ddpdiag.judgement.watch import is_start, judged
-from ddpdiag.judgement.watch_apart import stands_as
 from ddpdiag.model import Collective, ProcessState
-from ddpdiag.model.watch import GpuUse, Helper, Judged, RankSeen, Stall
-from ddpdiag.render.watch import render
+from ddpdiag.watch.apart import stands_as
+from ddpdiag.watch.judge import is_start, judged
+from ddpdiag.watch.model import GpuUse, Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.render import render
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "<module> (train.py:25)")
 BARRIER = ("barrier (distributed_c10d.py:4900)", "<module> (train.py:30)")

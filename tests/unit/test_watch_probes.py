@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes import flight_dump, ptrace, pyspy
 from ddpdiag.probes.recorder import Flown
-from ddpdiag.probes.tree import Task, below, crew, environ, holds_gpu, read_task, thread_names
+from ddpdiag.watch import flight_dump, ptrace, pyspy
+from ddpdiag.watch.processes import Task, below, crew, environ, holds_gpu, read_task, thread_names
 
 ENTRY = {
     "record_id": 2,

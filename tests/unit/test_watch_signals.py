@@ -3,9 +3,9 @@
 import os
 import signal
 
-from ddpdiag.model.watch import Judged, Stall
-from ddpdiag.runtime.bystander import Bystander
-from ddpdiag.runtime.mouth import Mouth
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.reporter import Mouth
+from ddpdiag.watch.signal_probe import Bystander
 
 
 def bystanders() -> list[int]:

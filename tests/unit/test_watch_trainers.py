@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ddpdiag.probes.tree import Task, crew
-from ddpdiag.runtime.acquaintances import Acquaintances
+from ddpdiag.watch.known import Acquaintances
+from ddpdiag.watch.processes import Task, crew
 
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpdiag.runtime.fellows import Fellows, Who, job_name, who_we_are
-from ddpdiag.runtime.outlets import FileEar, Listener, Relay
-from ddpdiag.runtime.watching import Silence
-from ddpdiag.runtime.wrapped import HEARD
+from ddpdiag.watch.child import HEARD
+from ddpdiag.watch.loop import Silence
+from ddpdiag.watch.output import FileEar, Listener, Relay
+from ddpdiag.watch.peers import Fellows, Who, job_name, who_we_are
 
 
 def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():

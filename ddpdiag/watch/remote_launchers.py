@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.probes.tree import Task, is_python
+from ddpdiag.watch.processes import Task, is_python
 
 # Slurm; Open MPI and PRRTE; MPICH, Intel MPI, MVAPICH; Flux; LSF and CORAL; Cray ALPS and PALS; TACC; PBS; Tianhe; CEA;
 # Horovod. ReFrame's list of launchers (reframe/core/launchers) has most.

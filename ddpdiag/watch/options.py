@@ -82,8 +82,8 @@ def watch(
     Exit code: the command's own, and its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank was
     named) or 3 (nobody can be).
     """
-    from ddpdiag.cli import watch as own
     from ddpdiag.cli.edge import guarded, leave
+    from ddpdiag.watch import command as own
 
     def start() -> int:
         return own.run(

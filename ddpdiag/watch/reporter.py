@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from ddpdiag.model.watch import Judged, Stall
+from ddpdiag.watch.model import Judged, Stall
 
 
 class Mouth:

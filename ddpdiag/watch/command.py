@@ -20,17 +20,18 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import decode, encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.judgement.watch import judged
-from ddpdiag.judgement.watch_merge import merged
-from ddpdiag.model.watch import Judged, Stall
-from ddpdiag.probes.far import in_script, is_far, is_near
-from ddpdiag.probes.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
-from ddpdiag.render import files, watch
-from ddpdiag.runtime.fellows import Fellows, job_name, who_we_are
-from ddpdiag.runtime.mouth import Mouth
-from ddpdiag.runtime.outlets import open_outlets
-from ddpdiag.runtime.watching import Wanted, Watch
-from ddpdiag.runtime.wrapped import Wrapped, leave_as
+from ddpdiag.render import files
+from ddpdiag.watch import render
+from ddpdiag.watch.child import Wrapped, leave_as
+from ddpdiag.watch.flight_dump import BUFFER_NAMES, FILE_NAMES, PIPE_NAME
+from ddpdiag.watch.judge import judged
+from ddpdiag.watch.loop import Wanted, Watch
+from ddpdiag.watch.merge import merged
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.output import open_outlets
+from ddpdiag.watch.peers import Fellows, job_name, who_we_are
+from ddpdiag.watch.remote_launchers import in_script, is_far, is_near
+from ddpdiag.watch.reporter import Mouth
 
 _LEAST_STALL = 1.0
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
@@ -94,7 +95,7 @@ def read(paths: Sequence[str]) -> int:
     stall = merged([stall for path in paths for stall in _kept(path)])
     verdict = judged(stall)
     width, color = terminal(sys.stdout)
-    show(watch.render(stall, verdict, color=color, width=width, stacks=True), sys.stdout)
+    show(render.render(stall, verdict, color=color, width=width, stacks=True), sys.stdout)
     return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
 
 
@@ -199,7 +200,7 @@ def _told(stall: Stall, verdict: Judged, keeper: Bundle | None) -> None:
     """Show and keep a look."""
     width, color = terminal(sys.stderr)
     # A progress bar leaves the cursor in the middle of its line.
-    text = "\n" + watch.render(stall, verdict, color=color, width=width)
+    text = "\n" + render.render(stall, verdict, color=color, width=width)
     if keeper is not None:
         try:
             keeper.keep(stall)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import Explained
-from ddpdiag.probes.tree import read_task
-from ddpdiag.runtime.bystander import Bystander
+from ddpdiag.watch.processes import read_task
+from ddpdiag.watch.signal_probe import Bystander
 
 # Passed on to the command. SIGUSR1 is a question to us.
 PASSED = (

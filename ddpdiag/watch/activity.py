@@ -9,7 +9,7 @@ import os
 from enum import Enum
 
 from ddpdiag.model import ProcessState
-from ddpdiag.model.watch import RankSeen
+from ddpdiag.watch.model import RankSeen
 
 # Files of torch in whose innermost Python frame a rank waits for others (torch 2.6-2.13): c10d's calls, among them the
 # barrier and the rendezvous of a new group; functional collectives; what DDP does over all ranks at its construction.

@@ -12,10 +12,13 @@ from msgspec import structs
 from ddpdiag.checks.collective_traces import in_words, lag, split
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.judgement.standing import Stand, call_of, is_busy, is_idle, is_launching, is_starting, place_of, stand
-from ddpdiag.judgement.watch_apart import apart
-from ddpdiag.judgement.watch_faults import FAULTS, Rule
-from ddpdiag.judgement.watch_words import (
+from ddpdiag.stats import odd_ones_out
+from ddpdiag.watch.activity import Stand, call_of, is_busy, is_idle, is_launching, is_starting, place_of, stand
+from ddpdiag.watch.apart import apart
+from ddpdiag.watch.faults import FAULTS, Rule
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.remote_launchers import is_far
+from ddpdiag.watch.words import (
     Stands,
     agree,
     begun,
@@ -29,9 +32,6 @@ from ddpdiag.judgement.watch_words import (
     where_text,
     which_is,
 )
-from ddpdiag.model.watch import Judged, Stall
-from ddpdiag.probes.far import is_far
-from ddpdiag.stats import odd_ones_out
 
 # A waiting kernel of NCCL shows as 100 %.
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05

@@ -6,9 +6,9 @@ Each rule gives who it names, or None where it does not apply.
 from collections.abc import Callable, Sequence
 
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.judgement.standing import Stand
-from ddpdiag.judgement.watch_words import Stands, agree, for_whom, rank_seen, those, where_text, which_is
-from ddpdiag.model.watch import Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.activity import Stand
+from ddpdiag.watch.model import Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.words import Stands, agree, for_whom, rank_seen, those, where_text, which_is
 
 Rule = Callable[[Stall, Stands], Judged | None]
 

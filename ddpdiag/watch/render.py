@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from ddpdiag.model.watch import GpuUse, Judged, RankSeen, Stall
 from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.units import byte_count, percent
+from ddpdiag.watch.model import GpuUse, Judged, RankSeen, Stall
 
 _MOST_LINES = 24
 _MOST_FRAMES = 24

@@ -4,8 +4,8 @@ A healthy training shows there as a hang does: some ranks wait in a collective, 
 stands in the same place at two looks is believed.
 """
 
-from ddpdiag.judgement.watch_words import Stands
-from ddpdiag.model.watch import Judged, RankSeen, Stall
+from ddpdiag.watch.model import Judged, RankSeen, Stall
+from ddpdiag.watch.words import Stands
 
 # Of a core, between two looks at a rank that does the same.
 _SAME_CORES = 0.2

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from ddpdiag.checks.collective_traces import in_words, last
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.judgement.standing import Stand, call_of, is_busy, place_of
-from ddpdiag.model.watch import RankSeen, Stall, Standing
+from ddpdiag.watch.activity import Stand, call_of, is_busy, place_of
+from ddpdiag.watch.model import RankSeen, Stall, Standing
 
 Stands = Mapping[int, Stand]
 

@@ -13,15 +13,15 @@ from typing import NamedTuple, TypeVar
 
 from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
-from ddpdiag.model.watch import GpuUse, Helper, RankSeen
-from ddpdiag.probes import flight_dump, ptrace, pyspy
-from ddpdiag.probes.far import far_process
-from ddpdiag.probes.gpu_use import read_uses
 from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
 from ddpdiag.probes.recorder import Flown
-from ddpdiag.probes.tree import Crew, Task, below, crew, holds_gpu, read_task, thread_names
-from ddpdiag.runtime.acquaintances import Acquaintances
 from ddpdiag.runtime.stacks import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
+from ddpdiag.watch import flight_dump, ptrace, pyspy
+from ddpdiag.watch.gpu_use import read_uses
+from ddpdiag.watch.known import Acquaintances
+from ddpdiag.watch.model import GpuUse, Helper, RankSeen
+from ddpdiag.watch.processes import Crew, Task, below, crew, holds_gpu, read_task, thread_names
+from ddpdiag.watch.remote_launchers import far_process
 
 # What a look may take: 5 s after the stall its report is promised.
 LOOK_SECONDS = 3.5

@@ -15,14 +15,14 @@ from msgspec import structs
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.watch import is_start, judged, progress_age
-from ddpdiag.judgement.watch_apart import is_apart, stands_as
-from ddpdiag.model.watch import Judged, Stall
-from ddpdiag.runtime.fellows import Fellows
-from ddpdiag.runtime.lookout import Lookout
-from ddpdiag.runtime.mouth import Mouth
-from ddpdiag.runtime.outlets import Listener, Outlets
-from ddpdiag.runtime.wrapped import Wrapped, end_all, stop_ourselves
+from ddpdiag.watch.apart import is_apart, stands_as
+from ddpdiag.watch.child import Wrapped, end_all, stop_ourselves
+from ddpdiag.watch.judge import is_start, judged, progress_age
+from ddpdiag.watch.look import Lookout
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.output import Listener, Outlets
+from ddpdiag.watch.peers import Fellows
+from ddpdiag.watch.reporter import Mouth
 
 _POLL_SECONDS = 1.0
 # A turn of the loop that took so much longer than it should: we, or the whole machine, stood still.

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.errors import UsageError
-from ddpdiag.model.watch import Stall
+from ddpdiag.watch.model import Stall
 
 _MOST_HOSTS = 16
 # A look takes up to 5 s, and clocks of hosts differ by a second or two.
