@@ -1,52 +1,46 @@
-"""Who holds a silent training up, from what was seen of the ranks of one host. Pure.
+"""What a look at a silent training means: who holds it up, and why.
 
-In this order: who is gone, stopped or stuck in the kernel; whose data does not come; who posted another collective, or
-fewer; for whom the others wait in a collective; who stands elsewhere than most. Where all wait alike, nobody on this
-host is named: the one that is missing runs on another one, or a message was lost.
+Where all wait alike, nobody on this host is named: the one that is missing runs on another one, or a message was lost.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from ddpdiag.checks.collective_traces import in_words, lag, split
+from ddpdiag.checks.collective_traces import in_words, last
 from ddpdiag.checks.failure_evidence import state_text
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch.activity import Stand, call_of, is_busy, is_idle, is_launching, is_starting, place_of, stand
-from ddpdiag.watch.apart import apart
-from ddpdiag.watch.faults import FAULTS, Rule
-from ddpdiag.watch.model import Judged, Stall
-from ddpdiag.watch.remote_launchers import is_far
-from ddpdiag.watch.words import (
-    Stands,
-    agree,
-    begun,
+from ddpdiag.watch.activity import (
+    Activities,
+    Activity,
+    activities_of,
+    call_of,
     calls_text,
-    doing_text,
-    notes,
-    rank_seen,
-    stacks,
-    standings,
-    those,
-    where_text,
-    which_is,
+    capitalised,
+    is_busy,
+    is_importing,
+    place_of,
+    ranks_at,
+    subject,
+    waiting_text,
 )
+from ddpdiag.watch.model import Judged, RankGroup, RankSeen, Stall
+from ddpdiag.watch.rules import PATHS_FIX, RULES
 
-# A waiting kernel of NCCL shows as 100 %.
-_BUSY_GPU, _IDLE_GPU = 0.9, 0.05
-_ELSEWHERE_REMEDY = "Look at what it does there, the stack is below: the other ranks only wait for it."
-_PATHS_REMEDY = (
-    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
-)
+_MOST_STACKS = 4
+_MOST_HOSTS = 16
+# A look takes up to 5 s, and clocks of hosts differ by a second or two.
+_SLACK_SECONDS = 10.0
 
 
 def is_start(stall: Stall) -> bool:
     """Are ranks still importing, and nobody waits for anything but them?"""
-    stands = {seen.rank: stand(seen) for seen in stall.ranks}
-    at_work = {seen.rank for seen in stall.ranks if is_starting(seen)}
-    return bool(at_work) and all(rank in at_work or own is Stand.WAITING for rank, own in stands.items())
+    activities = activities_of(stall)
+    at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
+    return bool(at_work) and all(rank in at_work or own is Activity.WAITING for rank, own in activities.items())
 
 
 def progress_age(stall: Stall) -> float | None:
@@ -55,213 +49,204 @@ def progress_age(stall: Stall) -> float | None:
 
 
 def judged(stall: Stall) -> Judged:
-    """What the look means, and who stands where."""
-    stands = {seen.rank: stand(seen) for seen in stall.ranks}
-    verdict = next((v for rule in _RULES if (v := rule(stall, stands)) is not None), None) or _nobody(stall, stands)
-    return structs.replace(
-        verdict, standings=standings(stall, verdict.named), stacks=stacks(stall, verdict.named), notes=notes(stall)
-    )
+    """What the look means, and what each rank does."""
+    activities = activities_of(stall)
+    verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
+    verdict = verdict or _undecided(stall, activities)
+    named = verdict.named
+    return structs.replace(verdict, groups=_groups(stall, named), stacks=_stacks(stall, named), notes=_notes(stall))
 
 
-def _posted(stall: Stall, stands: Stands) -> Judged | None:
-    """Who posted another collective than most, or fewer."""
-    flights = {seen.rank: seen.flight for seen in stall.ranks if seen.flight is not None}
-    if found := split(flights):
-        sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
-        return Judged(
-            named=found.odd,
-            title=f"{ranks_text(found.odd) if found.odd else 'ranks'} posted another collective than the others"
-            if found.odd
-            else "the ranks posted different collectives",
-            message=f"Under the same number {sides}.",
-            remedy=_PATHS_REMEDY,
-        )
-    behind = lag(flights)
-    ranks = tuple(rank for rank in behind.ranks if stands[rank] is not Stand.WAITING)
-    if not ranks or behind.lacking is None:
-        return None
-    return Judged(
-        named=ranks,
-        title=f"the others wait for {ranks_text(ranks)} in {in_words(behind.lacking)}",
-        message=f"{begun(ranks_text(ranks))} did not post it{where_text(stall, ranks)}.",
-        remedy=_ELSEWHERE_REMEDY,
-    )
-
-
-def _awaited(stall: Stall, stands: Stands) -> Judged | None:
-    """Ranks that are elsewhere while others wait in a collective."""
-    waiting, away = those(stands, Stand.WAITING), those(stands, Stand.ELSEWHERE, Stand.LOADING)
-    if not waiting or not away:
-        return None
-    return Judged(
-        named=away,
-        title=f"{ranks_text(waiting)} {agree(waiting, 'waits', 'wait')} for {ranks_text(away)}{which_is(stall, away)}",
-        message=f"{begun(ranks_text(waiting))} {agree(waiting, 'waits', 'wait')} in {calls_text(stall, waiting)}; "
-        f"{ranks_text(away)} {agree(away, 'is', 'are')} not there{where_text(stall, away)}.",
-        remedy=_ELSEWHERE_REMEDY,
-    )
-
-
-def _unseen(stall: Stall, stands: Stands) -> Judged | None:
-    """Ranks without a stack that use a core, where all others sleep, as those do that wait over gloo."""
-    if _may_wait_on_gpus(stall):
-        return None
-    busy = tuple(rank for rank in those(stands, Stand.UNSEEN) if is_busy(rank_seen(stall, rank)))
-    rest = [seen for seen in stall.ranks if seen.rank not in busy]
-    if not busy or not rest or not all(map(is_idle, rest)):
-        return None
-    others = [seen.rank for seen in rest]
-    waiting = those(stands, Stand.WAITING)
-    doing = f"waits in {calls_text(stall, waiting)}" if len(waiting) == len(rest) == 1 else "sleeps"
-    return Judged(
-        named=busy,
-        title=f"only {ranks_text(busy)} {agree(busy, 'runs', 'run')}, "
-        f"{ranks_text(others)} {agree(others, doing, 'sleep')}",
-        message=f"{begun(ranks_text(busy))} {agree(busy, 'uses', 'use')} a core, and {ranks_text(others)} none, as "
-        "ranks do that wait for another one over gloo. Where it is cannot be seen.",
-        remedy="Let its stack be seen (a note says how), and look again with SIGUSR1.",
-    )
-
-
-def _may_wait_on_gpus(stall: Stall) -> bool:
-    """Then a rank that uses a core may be one that waits."""
-    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in stall.ranks)
-    return any(seen.holds_gpu for seen in stall.ranks) or (hidden and bool(stall.gpus or stall.gpus_unseen))
-
-
-def _idle_gpus(stall: Stall, stands: Stands) -> Judged | None:
-    """Ranks whose GPU idles, where those of all others are busy, as they are in a kernel of NCCL that waits."""
-    busy_shares = {pid: use.busy_share for use in stall.gpus for pid in use.pids}
-    shares = {seen.rank: busy_shares.get(seen.pid) for seen in stall.ranks if stands[seen.rank] is Stand.OPEN}
-    idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU)
-    busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU)
-    if not idle or not busy or len(idle) + len(busy) != len(stall.ranks):
-        return None
-    return Judged(
-        named=idle,
-        title=f"the GPU of {ranks_text(idle)} idles, while the others are busy",
-        message=f"The GPUs of {ranks_text(busy)} are in use, as they are in a kernel of NCCL that waits for another "
-        f"rank; {ranks_text(idle)} launched none{where_text(stall, idle)}.",
-        remedy=_ELSEWHERE_REMEDY,
-    )
-
-
-def _odd(stall: Stall, stands: Stands) -> Judged | None:
-    """Ranks that stand elsewhere in the code than most, where nobody is known to wait."""
-    known = [seen for seen in stall.ranks if stands[seen.rank] in (Stand.ELSEWHERE, Stand.OPEN, Stand.LOADING)]
-    places = {seen.rank: place_of(seen.process) for seen in known if seen.process is not None}
-    found = odd_ones_out(places) if len(known) == len(stall.ranks) else None
-    if found is None or not found.ranks:
-        return None
-    rest = tuple(rank for rank in places if rank not in found.ranks)
-    return Judged(
-        named=found.ranks,
-        title=f"{ranks_text(found.ranks)} {agree(found.ranks, 'stands', 'stand')} elsewhere than the others",
-        message=f"{begun(ranks_text(rest))} {agree(rest, 'is', 'are')} in {found.usual}), "
-        f"{ranks_text(found.ranks)} {agree(found.ranks, 'is', 'are')} not{where_text(stall, found.ranks)}.",
-        remedy=_ELSEWHERE_REMEDY,
-    )
-
-
-def _alone(stall: Stall, stands: Stands) -> Judged | None:
-    if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
-        return None
-    seen = stall.ranks[0]
-    launcher = stall.far_launcher or (stall.command if is_far(stall.command) else "")
-    if stall.guessed and launcher:
-        return Judged(
-            named=(),
-            title="no rank was found on this host",
-            message=f"{launcher} started the ranks elsewhere, or not as its own children.",
-            remedy=f"Start us on each host: `{launcher} ddpdiag watch -- COMMAND`.",
-        )
-    if is_launching(seen):
-        return Judged(
-            named=(),
-            title="the launcher waits for other hosts",
-            message="torchrun has started no rank here: it waits until as many hosts as --nnodes says have come.",
-            remedy="Look whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
-        )
-    return Judged(
-        named=(seen.rank,),
-        title=f"the only process of the training is {state_text(seen.process)}" if seen.process else "it is gone",
-        message=f"It is {doing_text(seen)}.",
-        remedy="Look at what it does there; the stack is below." if seen.process and seen.process.stack else "",
-    )
-
-
-_RULES: tuple[Rule, ...] = (
-    *FAULTS,
-    _posted,
-    _alone,
-    apart,
-    _awaited,
-    _unseen,
-    _idle_gpus,
-    _odd,
-)
-
-
-def _nobody(stall: Stall, stands: Stands) -> Judged:
+def _undecided(stall: Stall, activities: Activities) -> Judged:
     """Nothing tells the ranks apart."""
     if not stall.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them is Python."
-        return Judged(named=(), title="no rank was found", message=message, remedy="")
-    waiting = those(stands, Stand.WAITING)
+        return Judged(named=(), title="no rank was found", message=message, fix="")
+    waiting = ranks_at(activities, Activity.WAITING)
     if len(waiting) == len(stall.ranks):
         return _all_wait(stall, waiting)
-    who, loading = ranks_text(sorted(stands)), those(stands, Stand.LOADING)
+    who, loading = ranks_text(sorted(activities)), ranks_at(activities, Activity.LOADING)
     if len(loading) == len(stall.ranks):
         return Judged(
             named=(),
             title=f"{who} wait for their data",
             message="Every rank waits for its data loader, and its workers are alive.",
-            remedy="Look at where the data comes from: a file system, a download, memory; try num_workers=0.",
+            fix="Look at where the data comes from: a file system, a download, memory; try num_workers=0.",
         )
-    unseen = those(stands, Stand.UNSEEN)
+    unseen = ranks_at(activities, Activity.UNSEEN)
     if unseen:
-        nothing = f"nothing says where {ranks_text(unseen)} {agree(unseen, 'stands', 'stand')}"
-        waits = (
-            f"{ranks_text(waiting)} {agree(waiting, 'waits', 'wait')} in {calls_text(stall, waiting)}, and "
-            if waiting
-            else ""
-        )
+        nothing = f"nothing says where {subject(unseen, 'stands', 'stand')}"
+        waits = f"{waiting_text(stall, waiting)}, and " if waiting else ""
         message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
-        return Judged(
-            named=(), title=waits + nothing, message=message, remedy="Let the stacks be seen (a note says how)."
-        )
+        return Judged(named=(), title=waits + nothing, message=message, fix="Let the stacks be seen (a note says how).")
     return Judged(
         named=(),
         title="nothing tells the ranks apart",
         message="No rank of this host is known to wait for another one, and most do not stand in one place.",
-        remedy="If the job is silent for so long when all is well, give a longer --stall.",
+        fix="If the job is silent for so long when all is well, give a longer --stall.",
     )
 
 
 def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
-    processes = {seen.rank: seen.process for seen in stall.ranks if seen.process is not None}
-    found = odd_ones_out({rank: call_of(process) for rank, process in processes.items()})
+    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in stall.ranks if seen.process is not None})
     if found is not None:
         parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in found.groups.items()]
-        named = found.ranks
         return Judged(
-            named=named,
+            named=found.ranks,
             title="the ranks wait in different collectives",
-            message=f"{begun('; '.join(parts))}: their paths through the code differ.",
-            remedy=_PATHS_REMEDY,
+            message=f"{capitalised('; '.join(parts))}: their paths through the code differ.",
+            fix=PATHS_FIX,
         )
     what = calls_text(stall, waiting)
     if stall.world_size is not None and stall.world_size > len(stall.ranks):
         return Judged(
             named=(),
             title=f"all ranks of this host wait in {what}",
-            message=f"{begun(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host or "
-            "for a message that does not arrive.",
-            remedy="Look at the reports of the other hosts: one names the rank that is not in this collective.",
+            message=f"{capitalised(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
+            "or for a message that does not arrive.",
+            fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
         )
     return Judged(
         named=(),
         title=f"all ranks wait in {what}",
         message="Nobody is missing, and still it does not end: a message does not arrive, or was not sent.",
-        remedy="Look at what the ranks share: network, firewall, interface, the ways between GPUs (`ddpdiag check`).",
+        fix="Look at what the ranks share: network, firewall, interface, the ways between GPUs (`ddpdiag check`).",
     )
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+def _groups(stall: Stall, named: Sequence[int]) -> tuple[RankGroup, ...]:
+    """Ranks that do the same; those that are named come first, then the smallest groups."""
+    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for seen in stall.ranks:
+        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    return tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered)
+
+
+def _group_text(seen: RankSeen) -> str:
+    """What one rank does, without what differs between ranks that do the same."""
+    process = seen.process
+    if process is None:
+        return "gone"
+    text = state_text(process) + (f" in {place_of(process)})" if process.stack else "")
+    if not process.stack and process.wchan:
+        text += f" in the kernel's {process.wchan}"
+    if is_busy(seen):
+        text += ", using a core"
+    end = last(seen.flight)
+    if end is not None:
+        text += f"; last posted {in_words(end)}"
+    elif seen.flight is not None:
+        text += "; posted nothing"
+    return text
+
+
+def _stacks(stall: Stall, named: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """Of some of the named, and of one of those that wait."""
+    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
+    first = [row for row in known if row[0] in named][:_MOST_STACKS]
+    others = [row for row in known if row[0] not in named][:1]
+    return {f"rank {rank}": stack for rank, stack in (*first, *others)}
+
+
+def _notes(stall: Stall) -> tuple[str, ...]:
+    """What could not be seen, and why."""
+    guessed = "No variable names the ranks, so they are numbered in the order of their start."
+    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
+    # Only NCCL can be asked, so that a job without GPUs lacks nothing.
+    unflown = _reasons("No collectives", {seen.rank: seen.no_flight for seen in stall.ranks if seen.holds_gpu})
+    return (*stall.notes, *stackless, *unflown, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
+
+
+def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
+    """A sentence for each reason, with its ranks."""
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for rank, reason in by_rank.items():
+        if reason:
+            reasons[reason].append(rank)
+    return [f"{what} of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]
+
+
+# Looks of several hosts ----------------------------------------------------------------------------------------------
+
+
+def merged(stalls: Sequence[Stall]) -> Stall:
+    """The last look of each host at the newest silence, together; UsageError if two hosts both have a rank.
+
+    A host is known by its name. Processes have numbers of their own on each, so GPUs are left out. A host that has no
+    look at the newest silence is left out, and a note says so.
+    """
+    known = [stall for stall in stalls if not stall.guessed] or stalls
+    newest = max(known, key=lambda stall: stall.unix_seconds)
+    joined = _joined([stall for stall in known if _of_one(newest, stall)]) if not newest.guessed else [newest]
+    told = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
+    if len(joined) == 1:
+        return structs.replace(newest, notes=told)
+    hosts = {stall.host for stall in joined}
+    first = min(joined, key=lambda stall: stall.silent_seconds)
+    return structs.replace(
+        first,
+        host=f"{len(hosts)} hosts" if len(hosts) > 1 else first.host,
+        ranks=tuple(sorted((seen for stall in joined for seen in stall.ranks), key=lambda seen: seen.rank)),
+        gpus=(),
+        gpus_unseen="",
+        notes=(*told, *_places(joined)) if len(hosts) > 1 else told,
+    )
+
+
+def _of_one(one: Stall, other: Stall) -> bool:
+    """May both be looks at the same silence? Each lies in the other's time."""
+    return _is_within(one, other.unix_seconds) and _is_within(other, one.unix_seconds)
+
+
+def _is_within(stall: Stall, unix_seconds: float) -> bool:
+    """Is it between the begin of a look's silence, and when the next look at it was due?
+
+    A host looks at a silence once, and again after twice, four times ... the patience: had the silence gone on, there
+    would be that look.
+    """
+    begin = stall.unix_seconds - stall.silent_seconds
+    due = begin + max(2 * stall.silent_seconds, stall.stall_seconds)
+    return begin - _SLACK_SECONDS <= unix_seconds <= due + _SLACK_SECONDS
+
+
+def _joined(stalls: Sequence[Stall]) -> list[Stall]:
+    """The newest look at each rank; a host may have several watches, which see different ranks."""
+    owners: dict[int, str] = {}
+    joined: list[Stall] = []
+    for stall in sorted(stalls, key=lambda stall: stall.unix_seconds, reverse=True):
+        taken = {seen.rank: owners[seen.rank] for seen in stall.ranks if seen.rank in owners}
+        strange = next((rank for rank, host in taken.items() if host != stall.host), None)
+        if strange is not None:
+            hosts = " and on ".join(sorted((taken[strange], stall.host)))
+            raise UsageError(f"rank {strange} was on {hosts}: give the files of one training")
+        if not taken and (stall.ranks or all(own.host != stall.host for own in joined)):
+            joined.append(stall)
+            owners |= {seen.rank: stall.host for seen in stall.ranks}
+    return joined
+
+
+def _left_out(stalls: Sequence[Stall], joined: Sequence[Stall]) -> Iterator[str]:
+    """Hosts of which no look was taken, and why."""
+    newest = {stall.host: stall for stall in sorted(stalls, key=lambda stall: (not stall.guessed, stall.unix_seconds))}
+    out = [stall for host, stall in newest.items() if all(own.host != host for own in joined)]
+    if nameless := [stall.host for stall in out if stall.guessed]:
+        yield f"Left out: {names_text(nameless)}, where nothing names the ranks."
+    by_age: dict[str, list[str]] = {}
+    for stall in out:
+        if not stall.guessed:
+            by_age.setdefault(f"{joined[0].unix_seconds - stall.unix_seconds:.0f}", []).append(stall.host)
+    for age, hosts in by_age.items():
+        which = f"{names_text(hosts)}, which looked {age} s before"
+        yield f"Left out: {which}: at another silence, or by a clock that is off."
+
+
+def _places(stalls: Sequence[Stall]) -> Iterator[str]:
+    """Which ranks each host has."""
+    ordered = sorted((stall for stall in stalls if stall.ranks), key=lambda stall: stall.ranks[0].rank)
+    told = [f"{ranks_text([seen.rank for seen in stall.ranks])} on {stall.host}" for stall in ordered]
+    more = f" and {len(told) - _MOST_HOSTS} more hosts" if len(told) > _MOST_HOSTS else ""
+    yield f"{'; '.join(told[:_MOST_HOSTS])}{more}."

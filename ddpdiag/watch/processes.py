@@ -1,4 +1,4 @@
-"""The processes below one: which of them are ranks, and what /proc shows of each.
+"""The process tree below a command: which processes are ranks, and what /proc shows of each.
 
 Ranks are found by what their launcher put into their environment (/proc/PID/environ holds it as it was at exec). All
 that a rank starts inherits that, so that of a rank's processes the topmost counts.
@@ -15,6 +15,8 @@ from msgspec import Struct
 from ddpdiag.probes.files import read_text
 from ddpdiag.probes.procfs import PROC
 from ddpdiag.probes.slurm import is_pseudo_step
+from ddpdiag.probes.variables import is_recorded
+from ddpdiag.watch.collective_trace import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
 # comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
@@ -28,11 +30,14 @@ _SPAWNED = "from multiprocessing.spawn import spawn_main"
 _PYTHONS = ("python", "pypy", "pt_")
 _LARGEST_ENVIRON = 1 << 20
 
+# Variables that say who a process is, and where its flight recorder is.
+_KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_NAME, *FILE_NAMES)
+
 # NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
 
 
-class Task(Struct, frozen=True):
+class Process(Struct, frozen=True):
     """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
     tells it from every other one.
 
@@ -47,15 +52,15 @@ class Task(Struct, frozen=True):
     env_start: int = 0
 
 
-class Crew(Struct, frozen=True):
+class Ranks(Struct, frozen=True):
     """The processes that are ranks, by rank. `guessed`: nothing names them, they are numbered as they were started."""
 
-    ranks: dict[int, Task]
+    ranks: dict[int, Process]
     world_size: int | None = None
     guessed: bool = False
 
 
-def read_task(pid: int, root: Path = PROC) -> Task | None:
+def read_process(pid: int, root: Path = PROC) -> Process | None:
     """One process, or None if it is gone; fields 2-4, 22 and 50 of proc(5)."""
     content = read_text(root / str(pid) / "stat")
     if not content:
@@ -66,24 +71,24 @@ def read_task(pid: int, root: Path = PROC) -> Task | None:
         return None
     name = head.partition("(")[2]
     env_start = int(fields[47]) if len(fields) > 47 else 0  # since Linux 3.5
-    return Task(pid, int(fields[1]), name, fields[0], int(fields[19]), env_start)
+    return Process(pid, int(fields[1]), name, fields[0], int(fields[19]), env_start)
 
 
-def below(top: Iterable[int], root: Path = PROC) -> list[Task]:
+def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
     """These processes and all that descend from them, parents first, as far as they are still linked."""
     try:
         pids = [int(name) for name in os.listdir(root) if name.isdigit()]
     except OSError:
         return []
-    tasks = {pid: task for pid in pids if (task := read_task(pid, root)) is not None}
+    processes = {pid: process for pid in pids if (process := read_process(pid, root)) is not None}
     children: dict[int, list[int]] = {}
-    for task in tasks.values():
-        children.setdefault(task.parent, []).append(task.pid)
-    found: list[Task] = []
-    waiting = sorted(pid for pid in top if pid in tasks)
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: list[Process] = []
+    waiting = sorted(pid for pid in top if pid in processes)
     while waiting:
         pid = waiting.pop(0)
-        found.append(tasks[pid])
+        found.append(processes[pid])
         waiting += sorted(children.get(pid, ()))
     return found
 
@@ -98,83 +103,85 @@ def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def crew(
-    tasks: Sequence[Task],
+def find_ranks(
+    processes: Sequence[Process],
     environs: Mapping[int, Mapping[str, str]],
     spawned: Collection[int] = frozenset(),
     programs: Mapping[int, str] = MappingProxyType({}),
-) -> Crew:
+) -> Ranks:
     """The ranks among some processes, parents first, given what could be read: environments, who was spawned, and the
     names of the programs' files."""
     for name, beside in _TOLD:
-        if tops := _topmost(tasks, environs, name, beside):
-            ranks = {rank: _trainer(top, tasks, programs) for rank, top in sorted(tops.items())}
-            return Crew(ranks, _world(environs, (*ranks.values(), *tops.values())))
-    born = {task.pid: task for task in tasks if task.pid in spawned and task.state not in "ZX"}
-    own = [task for task in born.values() if task.parent not in born]  # the others are helpers of these
+        if tops := _topmost(processes, environs, name, beside):
+            ranks = {rank: _trainer(top, processes, programs) for rank, top in sorted(tops.items())}
+            return Ranks(ranks, _world(environs, (*ranks.values(), *tops.values())))
+    born = {process.pid: process for process in processes if process.pid in spawned and process.state not in "ZX"}
+    own = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
     if len(own) > 1:
-        return Crew(dict(enumerate(sorted(own, key=lambda task: (task.start, task.pid)))), None, True)
+        return Ranks(dict(enumerate(sorted(own, key=lambda process: (process.start, process.pid)))), None, True)
     # What a script without any Python starts may be anything, one after the other: only the script stays.
-    return Crew({0: _python(tasks[0], tasks, programs) or tasks[0]}, None, True) if tasks else Crew({})
+    return (
+        Ranks({0: _python(processes[0], processes, programs) or processes[0]}, None, True) if processes else Ranks({})
+    )
 
 
 def _topmost(
-    tasks: Sequence[Task], environs: Mapping[int, Mapping[str, str]], name: str, beside: str
-) -> dict[int, Task]:
+    processes: Sequence[Process], environs: Mapping[int, Mapping[str, str]], name: str, beside: str
+) -> dict[int, Process]:
     """The topmost process of each rank, of those that have both variables."""
-    tops: dict[int, Task] = {}
-    for task in tasks:
-        own = environs.get(task.pid, {})
+    tops: dict[int, Process] = {}
+    for process in processes:
+        own = environs.get(process.pid, {})
         value = own.get(name, "")
         if value.isdecimal() and beside in own and not (name == "SLURM_PROCID" and is_pseudo_step(own)):
-            tops.setdefault(int(value), task)
+            tops.setdefault(int(value), process)
     return tops
 
 
-def _trainer(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> Task:
+def _trainer(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process:
     """The process that trains, behind a shell, numactl and such; without any Python the end of a chain of processes
     that start one and wait for it."""
-    own = _python(top, tasks, programs)
+    own = _python(top, processes, programs)
     if own is not None:
         return own
     own = top
-    while len(children := [task for task in tasks if task.parent == own.pid]) == 1:
+    while len(children := [process for process in processes if process.parent == own.pid]) == 1:
         own = children[0]
     return own
 
 
-def _python(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> Task | None:
+def _python(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process | None:
     """The only Python, at this process or below; the process itself where there are more, for any of them may train."""
-    pythons = _topmost_pythons(top, tasks, programs)
-    living = [task for task in pythons if task.state not in "ZX"] or pythons
+    pythons = _topmost_pythons(top, processes, programs)
+    living = [process for process in pythons if process.state not in "ZX"] or pythons
     if not living:
         return None
     return living[0] if len(living) == 1 else top
 
 
-def _topmost_pythons(top: Task, tasks: Sequence[Task], programs: Mapping[int, str]) -> list[Task]:
+def _topmost_pythons(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> list[Process]:
     """It, or those below it that are below no other Python."""
-    found: list[Task] = []
+    found: list[Process] = []
     others: set[int] = set()
-    for task in tasks:  # parents first
-        if task.pid != top.pid and task.parent not in others:
+    for process in processes:  # parents first
+        if process.pid != top.pid and process.parent not in others:
             continue
-        if is_python(task, programs):
-            found.append(task)
+        if is_python(process, programs):
+            found.append(process)
         else:
-            others.add(task.pid)
+            others.add(process.pid)
     return found
 
 
-def is_python(task: Task, programs: Mapping[int, str]) -> bool:
+def is_python(process: Process, programs: Mapping[int, str]) -> bool:
     """By its program's file where that is known: a console script and setproctitle give a process another name."""
-    return programs.get(task.pid, task.name).startswith(_PYTHONS)
+    return programs.get(process.pid, process.name).startswith(_PYTHONS)
 
 
-def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Task]) -> int | None:
-    for task in ranks:
+def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Process]) -> int | None:
+    for process in ranks:
         for name in WORLD_NAMES:
-            value = environs.get(task.pid, {}).get(name, "")
+            value = environs.get(process.pid, {}).get(name, "")
             if value.isdecimal():
                 return int(value)
     return None
@@ -229,3 +236,65 @@ def _target(link: Path) -> str:
         return os.readlink(link)
     except OSError:  # closed since
         return ""
+
+
+class _Program(Struct, frozen=True):
+    """The program that a process runs, and how that was started."""
+
+    env_start: int
+    environ: dict[str, str]
+    program: str | None
+    spawned: bool
+
+
+class KnownProcesses:
+    """Every process below a command, as it was when first seen; by pid and start, which together are of one only.
+
+    Later it may be dead, or have made itself unreadable, or written a title over its environment (setproctitle). It is
+    read again only when it has started another program, as `bash -c 'export RANK=..; exec python train.py'` does: then
+    its environment lies elsewhere (env_start of proc(5), 0 where that is not shown).
+    """
+
+    def __init__(self, root: Path = PROC) -> None:
+        self._root = root
+        self._known: dict[tuple[int, int], _Program] = {}
+        self.variables: dict[str, str] = {}  # what decides how torch and NCCL talk, of the first that has any
+
+    def update(self, processes: Sequence[Process]) -> None:
+        """Read those that are new, or run something else than before."""
+        for process in processes:
+            before = self._known.get((process.pid, process.start))
+            if before is not None and process.env_start in (0, before.env_start):
+                continue
+            env, own = environ(process.pid, self._root) or {}, program(process.pid, self._root)
+            if env or own is not None:
+                self._known[process.pid, process.start] = _Program(
+                    env_start=process.env_start,
+                    environ={name: env[name] for name in _KEPT if name in env},
+                    program=own,
+                    spawned=is_spawned(process.pid, self._root),
+                )
+                self.variables = self.variables or {n: v for n, v in env.items() if is_recorded(n)}
+
+    def environ(self, process: Process) -> Mapping[str, str]:
+        """Those of its variables that say who it is, and where its flight recorder is."""
+        known = self._known.get((process.pid, process.start))
+        return known.environ if known is not None else {}
+
+    def environs(self, processes: Sequence[Process]) -> dict[int, Mapping[str, str]]:
+        """The same of each, by pid."""
+        return {process.pid: self.environ(process) for process in processes}
+
+    def programs(self, processes: Sequence[Process]) -> dict[int, str]:
+        """The names of their programs' files, as far as they are known."""
+        known = {process.pid: self._known.get((process.pid, process.start)) for process in processes}
+        return {pid: own.program for pid, own in known.items() if own is not None and own.program}
+
+    def spawned(self, processes: Sequence[Process]) -> frozenset[int]:
+        """Those that multiprocessing's spawn started."""
+        known = {process.pid: self._known.get((process.pid, process.start)) for process in processes}
+        return frozenset(pid for pid, own in known.items() if own is not None and own.spawned)
+
+    def all(self) -> Collection[tuple[int, int]]:
+        """The pids and starts of all that were ever seen."""
+        return self._known.keys()

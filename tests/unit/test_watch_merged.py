@@ -6,10 +6,9 @@ import pytest
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import ProcessState
-from ddpdiag.watch.judge import judged
-from ddpdiag.watch.merge import merged
+from ddpdiag.watch.judge import judged, merged
 from ddpdiag.watch.model import RankSeen, Stall
-from ddpdiag.watch.render import render
+from ddpdiag.watch.report import render
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:25)")
 COMPUTES = ("spin (train.py:7)", "<module> (train.py:14)")
