@@ -124,14 +124,14 @@ def train(
     Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
     none is possible), 4 a bug of ours.
     """
-    from ddpdiag.cli import launching
     from ddpdiag.cli import train as command
     from ddpdiag.cli.check import Wishes
     from ddpdiag.cli.edge import guarded, leave
     from ddpdiag.cli.outputs import Outputs
     from ddpdiag.errors import UsageError
-    from ddpdiag.model.launching import Compare
     from ddpdiag.runtime.launchers import Asked
+    from ddpdiag.strategies.launchers import command as launching
+    from ddpdiag.strategies.launchers.model import Compare
 
     asked = Asked(
         rank=rank,

@@ -5,13 +5,13 @@ import json
 import pytest
 from msgspec import structs
 
-from ddpdiag.cli.launching import checked, refuse_launched, refuse_others
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.launching import Seen, judged
-from ddpdiag.model.launching import Compare, LaunchersReport, RankTimes, Start, Way
 from ddpdiag.model.train import Ended
-from ddpdiag.render.launching import as_json, render
 from ddpdiag.runtime.environment import Asked, read_launch
+from ddpdiag.strategies.launchers.command import checked, refuse_launched, refuse_others
+from ddpdiag.strategies.launchers.judge import Seen, judged
+from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, RankTimes, Start, Way
+from ddpdiag.strategies.launchers.render import as_json, render
 
 ASKED = Compare(ranks=2)
 TYPED = {way: f"start {way.value}" for way in Way}

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from ddpdiag.model.launching import Compare, Start, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.sockets import free_port
 from ddpdiag.runtime.children import with_home
 from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.starting import GRACE_SECONDS, KILL_SECONDS, Turn, start
-from ddpdiag.runtime.ways import LOOPBACK, Tools, commands, environment
+from ddpdiag.strategies.launchers.model import Compare, Start, Way
+from ddpdiag.strategies.launchers.turn import GRACE_SECONDS, KILL_SECONDS, Turn, start
+from ddpdiag.strategies.launchers.ways import LOOPBACK, Tools, commands, environment
 
 # What the end of a training may cost beyond its share.
 _END_SECONDS = GRACE_SECONDS + KILL_SECONDS

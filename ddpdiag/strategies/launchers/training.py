@@ -1,9 +1,9 @@
 """A training that does not care who started it: one script for every way of starting the ranks of a host.
 
-    torchrun --nproc-per-node 2 -m ddpdiag.workloads.launched ...                              (and distributed.run)
-    python -m torch.distributed.launch --nproc-per-node 2 [--use-env] -m ddpdiag.workloads.launched ...
-    python -m ddpdiag.workloads.launched --spawn 2 ...
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.workloads.launched ...     (once per rank)
+    torchrun --nproc-per-node 2 -m ddpdiag.strategies.launchers.training ...                   (and distributed.run)
+    python -m torch.distributed.launch --nproc-per-node 2 [--use-env] -m ddpdiag.strategies.launchers.training ...
+    python -m ddpdiag.strategies.launchers.training --spawn 2 ...
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.launchers.training ...
 
 All of them must answer three questions for each process: which rank am I, of how many, and where is rank 0? Each rank
 writes what it saw as JSON to `rank-<n>.json` in `--out`, or `error-<n>.json` if it gave up.
@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import encode  # noqa: E402
-from ddpdiag.model.launching import RankError, RankTimes  # noqa: E402
+from ddpdiag.strategies.launchers.model import RankError, RankTimes  # noqa: E402
 from ddpdiag.workloads.devices import choose_device  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402

@@ -13,16 +13,17 @@ from ddpdiag.cli.outputs import counter, show, terminal
 from ddpdiag.cli.train import refuse_nccl_without_gpus
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.launching import Seen, judged
-from ddpdiag.model.launching import Compare, LaunchersReport, Way
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.render import files, launching
+from ddpdiag.render import files
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.launchers import Asked, Launch
-from ddpdiag.runtime.rounds import Rounds, installed
 from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.ways import typed
+from ddpdiag.strategies.launchers import render
+from ddpdiag.strategies.launchers.judge import Seen, judged
+from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way
+from ddpdiag.strategies.launchers.rounds import Rounds, installed
+from ddpdiag.strategies.launchers.ways import typed
 
 # The options of `train` that mean the same here.
 OPTIONS = (
@@ -76,9 +77,9 @@ def run(asked: Asked, compare: Compare, json: str | None, *, quiet: bool, color:
     width, colored = terminal(stream, color)
     try:
         if json is not None:
-            files.write(json, launching.as_json(report))
+            files.write(json, render.as_json(report))
     finally:  # a file that cannot be written shall not cost the table
-        show(launching.render(report, color=colored, width=width), stream)
+        show(render.render(report, color=colored, width=width), stream)
     return report.exit_code
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ddpdiag.codec import encode
-from ddpdiag.model.launching import LauncherRow, LaunchersReport, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Column, draw, pieces
 from ddpdiag.render.units import count, seconds
+from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, Way
 
 _STYLES = {Ended.WORKS: "green", Ended.FAILS: "bold red", Ended.HANGS: "bold red", Ended.UNFINISHED: "bold yellow"}
 _WORDS = {Ended.UNFINISHED: "unknown"}

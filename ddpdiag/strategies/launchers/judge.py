@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.model.launching import Compare, Control, LauncherRow, LaunchersReport, Round, Start, Way
 from ddpdiag.model.train import Ended
+from ddpdiag.strategies.launchers.model import Compare, Control, LauncherRow, LaunchersReport, Round, Start, Way
 
 # Two runs of the same training differ by less than this on a quiet host; no explanation is sought for less.
 ALIKE = 0.1

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from ddpdiag.model.launching import Compare, Way
 from ddpdiag.runtime.said import Environ
+from ddpdiag.strategies.launchers.model import Compare, Way
 
-MODULE = "ddpdiag.workloads.launched"
+MODULE = "ddpdiag.strategies.launchers.training"
 LOOPBACK = "127.0.0.1"
 _LAUNCH = ("-m", "torch.distributed.launch")
 # Whoever starts a rank sets these anew: what an earlier job left in the shell must not decide.

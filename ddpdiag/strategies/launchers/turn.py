@@ -21,13 +21,13 @@ import psutil
 from msgspec import Struct
 
 from ddpdiag.codec import decode
-from ddpdiag.model.launching import RankError, RankTimes, Start, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.children import Log, signal_process
 from ddpdiag.runtime.running import how_it_ended
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.tether import die_with_parent
-from ddpdiag.runtime.ways import Command
+from ddpdiag.strategies.launchers.model import RankError, RankTimes, Start, Way
+from ddpdiag.strategies.launchers.ways import Command
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
 GRACE_SECONDS, KILL_SECONDS = 3.0, 2.0
