@@ -59,7 +59,7 @@ class Child:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         self._probe = SignalProbe()
-        actions = [(os.POSIX_SPAWN_DUP2, own, number) for number, own in descriptors.items()]
+        actions = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in descriptors.items()]
         try:
             self.pid = os.posix_spawnp(
                 command[0], list(command), env, file_actions=actions, setsigmask=mask, setsigdef=_PYTHONS_OWN
@@ -71,20 +71,20 @@ class Child:
 
     def next_signal(self, seconds: float) -> Signal | None:
         """The next signal within so many seconds, or None."""
-        told = signal.sigtimedwait(AWAITED, max(0.0, seconds))
-        if told is None:
+        info = signal.sigtimedwait(AWAITED, max(0.0, seconds))
+        if info is None:
             self._probe.forget()
             return None
-        return Signal(told.si_signo, told.si_signo in PASSED and self._is_shared(told))
+        return Signal(info.si_signo, info.si_signo in PASSED and self._is_shared(info))
 
-    def _is_shared(self, told: signal.struct_siginfo) -> bool:
+    def _is_shared(self, info: signal.struct_siginfo) -> bool:
         """Has the command got it without us?"""
         if self.is_over() or os.getpgid(self.pid) != os.getpgrp():
             return False
-        seen = self._probe.received(told.si_signo)
+        seen = self._probe.received(info.si_signo)
         if seen:
-            signal.sigtimedwait({told.si_signo}, 0)  # timeout(1) sends to us first, and then to the group, us among it
-        return told.si_code == _SI_KERNEL if seen is None else seen
+            signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) sends to us first, and then to the group, us among it
+        return info.si_code == _SI_KERNEL if seen is None else seen
 
     def is_over(self) -> bool:
         """Has it ended? Its own children may live on."""

@@ -70,8 +70,8 @@ def ask(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Asked
 def answer(asked: Asked, end: float) -> Flown | str:
     """What the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
     while time.monotonic() < end:
-        if _changed_ns(asked.file) > asked.before_ns and (flown := _load(asked.file)) is not None:
-            return flown
+        if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
+            return trace
         time.sleep(0.05)
     return "it did not answer in time: stopped, or its heartbeat thread hangs, too"
 

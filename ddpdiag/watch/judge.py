@@ -40,7 +40,7 @@ def is_start(stall: Stall) -> bool:
     """Are ranks still importing, and nobody waits for anything but them?"""
     activities = activities_of(stall)
     at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
-    return bool(at_work) and all(rank in at_work or own is Activity.WAITING for rank, own in activities.items())
+    return bool(at_work) and all(rank in at_work or doing is Activity.WAITING for rank, doing in activities.items())
 
 
 def progress_age(stall: Stall) -> float | None:
@@ -157,8 +157,8 @@ def _notes(stall: Stall) -> tuple[str, ...]:
     guessed = "No variable names the ranks, so they are numbered in the order of their start."
     stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
     # Only NCCL can be asked, so that a job without GPUs lacks nothing.
-    unflown = _reasons("No collectives", {seen.rank: seen.no_flight for seen in stall.ranks if seen.holds_gpu})
-    return (*stall.notes, *stackless, *unflown, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
+    traceless = _reasons("No collectives", {seen.rank: seen.no_flight for seen in stall.ranks if seen.holds_gpu})
+    return (*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
 
 
 def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
@@ -182,9 +182,9 @@ def merged(stalls: Sequence[Stall]) -> Stall:
     known = [stall for stall in stalls if not stall.guessed] or stalls
     newest = max(known, key=lambda stall: stall.unix_seconds)
     joined = _joined([stall for stall in known if _of_one(newest, stall)]) if not newest.guessed else [newest]
-    told = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
+    notes = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
     if len(joined) == 1:
-        return structs.replace(newest, notes=told)
+        return structs.replace(newest, notes=notes)
     hosts = {stall.host for stall in joined}
     first = min(joined, key=lambda stall: stall.silent_seconds)
     return structs.replace(
@@ -193,7 +193,7 @@ def merged(stalls: Sequence[Stall]) -> Stall:
         ranks=tuple(sorted((seen for stall in joined for seen in stall.ranks), key=lambda seen: seen.rank)),
         gpus=(),
         gpus_unseen="",
-        notes=(*told, *_places(joined)) if len(hosts) > 1 else told,
+        notes=(*notes, *_places(joined)) if len(hosts) > 1 else notes,
     )
 
 
@@ -223,7 +223,7 @@ def _joined(stalls: Sequence[Stall]) -> list[Stall]:
         if strange is not None:
             hosts = " and on ".join(sorted((taken[strange], stall.host)))
             raise UsageError(f"rank {strange} was on {hosts}: give the files of one training")
-        if not taken and (stall.ranks or all(own.host != stall.host for own in joined)):
+        if not taken and (stall.ranks or all(other.host != stall.host for other in joined)):
             joined.append(stall)
             owners |= {seen.rank: stall.host for seen in stall.ranks}
     return joined
@@ -232,7 +232,7 @@ def _joined(stalls: Sequence[Stall]) -> list[Stall]:
 def _left_out(stalls: Sequence[Stall], joined: Sequence[Stall]) -> Iterator[str]:
     """Hosts of which no look was taken, and why."""
     newest = {stall.host: stall for stall in sorted(stalls, key=lambda stall: (not stall.guessed, stall.unix_seconds))}
-    out = [stall for host, stall in newest.items() if all(own.host != host for own in joined)]
+    out = [stall for host, stall in newest.items() if all(other.host != host for other in joined)]
     if nameless := [stall.host for stall in out if stall.guessed]:
         yield f"Left out: {names_text(nameless)}, where nothing names the ranks."
     by_age: dict[str, list[str]] = {}
@@ -247,6 +247,6 @@ def _left_out(stalls: Sequence[Stall], joined: Sequence[Stall]) -> Iterator[str]
 def _places(stalls: Sequence[Stall]) -> Iterator[str]:
     """Which ranks each host has."""
     ordered = sorted((stall for stall in stalls if stall.ranks), key=lambda stall: stall.ranks[0].rank)
-    told = [f"{ranks_text([seen.rank for seen in stall.ranks])} on {stall.host}" for stall in ordered]
-    more = f" and {len(told) - _MOST_HOSTS} more hosts" if len(told) > _MOST_HOSTS else ""
-    yield f"{'; '.join(told[:_MOST_HOSTS])}{more}."
+    places = [f"{ranks_text([seen.rank for seen in stall.ranks])} on {stall.host}" for stall in ordered]
+    more = f" and {len(places) - _MOST_HOSTS} more hosts" if len(places) > _MOST_HOSTS else ""
+    yield f"{'; '.join(places[:_MOST_HOSTS])}{more}."

@@ -180,9 +180,12 @@ class Observer:
 
     def _helpers(self, process: Process) -> tuple[Helper, ...]:
         """What the rank itself has started."""
-        own = [other for other in self._processes if other.parent == process.pid][:_MOST_HELPERS]
-        states = {other.pid: process_state(other.pid) for other in own}
-        return tuple(Helper(pid=o.pid, name=o.name, state=states[o.pid][0], wchan=states[o.pid][1]) for o in own)
+        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
+        states = [process_state(child.pid) for child in children]
+        return tuple(
+            Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
+            for child, (state, wchan) in zip(children, states, strict=True)
+        )
 
 
 class _Uses(NamedTuple):

@@ -83,10 +83,10 @@ def watch(
     named) or 3 (nobody can be).
     """
     from ddpdiag.cli.edge import guarded, leave
-    from ddpdiag.watch import command as own
+    from ddpdiag.watch import command as watched
 
     def start() -> int:
-        return own.run(
+        return watched.run(
             command,
             stall=stall,
             kill=kill,
@@ -96,4 +96,4 @@ def watch(
             alone=alone,
         )
 
-    leave(guarded((lambda: own.read(command)) if read else start))
+    leave(guarded((lambda: watched.read(command)) if read else start))

@@ -112,17 +112,17 @@ def find_ranks(
     """The ranks among some processes, parents first, given what could be read: environments, who was spawned, and the
     names of the programs' files."""
     for name, beside in _TOLD:
-        if tops := _topmost(processes, environs, name, beside):
-            ranks = {rank: _trainer(top, processes, programs) for rank, top in sorted(tops.items())}
-            return Ranks(ranks, _world(environs, (*ranks.values(), *tops.values())))
+        if by_rank := _topmost(processes, environs, name, beside):
+            ranks = {rank: _trainer(top, processes, programs) for rank, top in sorted(by_rank.items())}
+            return Ranks(ranks, _world(environs, (*ranks.values(), *by_rank.values())))
     born = {process.pid: process for process in processes if process.pid in spawned and process.state not in "ZX"}
-    own = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
-    if len(own) > 1:
-        return Ranks(dict(enumerate(sorted(own, key=lambda process: (process.start, process.pid)))), None, True)
+    tops = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
+    if len(tops) > 1:
+        return Ranks(dict(enumerate(sorted(tops, key=lambda process: (process.start, process.pid)))), None, True)
+    if not processes:
+        return Ranks({})
     # What a script without any Python starts may be anything, one after the other: only the script stays.
-    return (
-        Ranks({0: _python(processes[0], processes, programs) or processes[0]}, None, True) if processes else Ranks({})
-    )
+    return Ranks({0: _python(processes[0], processes, programs) or processes[0]}, None, True)
 
 
 def _topmost(
@@ -131,9 +131,9 @@ def _topmost(
     """The topmost process of each rank, of those that have both variables."""
     tops: dict[int, Process] = {}
     for process in processes:
-        own = environs.get(process.pid, {})
-        value = own.get(name, "")
-        if value.isdecimal() and beside in own and not (name == "SLURM_PROCID" and is_pseudo_step(own)):
+        env = environs.get(process.pid, {})
+        value = env.get(name, "")
+        if value.isdecimal() and beside in env and not (name == "SLURM_PROCID" and is_pseudo_step(env)):
             tops.setdefault(int(value), process)
     return tops
 
@@ -141,13 +141,12 @@ def _topmost(
 def _trainer(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process:
     """The process that trains, behind a shell, numactl and such; without any Python the end of a chain of processes
     that start one and wait for it."""
-    own = _python(top, processes, programs)
-    if own is not None:
-        return own
-    own = top
-    while len(children := [process for process in processes if process.parent == own.pid]) == 1:
-        own = children[0]
-    return own
+    if (python := _python(top, processes, programs)) is not None:
+        return python
+    last = top
+    while len(children := [process for process in processes if process.parent == last.pid]) == 1:
+        last = children[0]
+    return last
 
 
 def _python(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process | None:

@@ -119,7 +119,7 @@ def _stuck(stall: Stall, activities: Activities) -> Judged | None:
 def _starved(stall: Stall, activities: Activities) -> Judged | None:
     """Ranks that wait for data of which the worker is stopped, stuck or dead."""
     loading = ranks_at(activities, Activity.LOADING)
-    sick = {rank: own for rank in loading if (own := _sick_helpers(rank_seen(stall, rank)))}
+    sick = {rank: helpers for rank in loading if (helpers := _sick_helpers(rank_seen(stall, rank)))}
     if not sick:
         return None
     ranks = tuple(sick)
@@ -142,8 +142,8 @@ def _sick_helpers(seen: RankSeen) -> Sequence[Helper]:
 
 def _posted(stall: Stall, activities: Activities) -> Judged | None:
     """Who posted another collective than most, or fewer."""
-    flights = {seen.rank: seen.flight for seen in stall.ranks if seen.flight is not None}
-    if found := split(flights):
+    traces = {seen.rank: seen.flight for seen in stall.ranks if seen.flight is not None}
+    if found := split(traces):
         sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
         return Judged(
             named=found.odd,
@@ -153,7 +153,7 @@ def _posted(stall: Stall, activities: Activities) -> Judged | None:
             message=f"Under the same number {sides}.",
             fix=PATHS_FIX,
         )
-    behind = lag(flights)
+    behind = lag(traces)
     ranks = tuple(rank for rank in behind.ranks if activities[rank] is not Activity.WAITING)
     if not ranks or behind.lacking is None:
         return None

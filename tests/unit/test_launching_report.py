@@ -20,7 +20,6 @@ TYPED = {way: f"start {way.value}" for way in Way}
 def rank(number: int, *, group: float, step: float, threads: int, begun: float = 100.0) -> RankTimes:
     return RankTimes(
         rank=number,
-        local_rank=number,
         world_size=2,
         learnt_from="environment",
         threads=threads,
@@ -31,8 +30,6 @@ def rank(number: int, *, group: float, step: float, threads: int, begun: float =
         imported_at=begun + group / 2,
         group_at=begun + group,
         step_seconds=(step, step * 9, step * 0.9),
-        first_loss=2.3,
-        last_loss=0.4,
     )
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from ddpdiag.strategies.launchers.model import Compare, RankError, Way
+from ddpdiag.strategies.launchers.rounds import Tools, arguments, commands, environment, typed
 from ddpdiag.strategies.launchers.turn import first_error
-from ddpdiag.strategies.launchers.ways import Tools, arguments, commands, environment, typed
 
 TOOLS = Tools(python="/py", torchrun="/bin/torchrun")
 ASKED = Compare(ranks=2, steps=8)

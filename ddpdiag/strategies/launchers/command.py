@@ -7,6 +7,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from tempfile import TemporaryDirectory
+
+from msgspec import structs
 
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import counter, show, terminal
@@ -22,22 +25,12 @@ from ddpdiag.runtime.signals import Signals
 from ddpdiag.strategies.launchers import render
 from ddpdiag.strategies.launchers.judge import Seen, judged
 from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way
-from ddpdiag.strategies.launchers.rounds import Rounds, installed
-from ddpdiag.strategies.launchers.ways import typed
+from ddpdiag.strategies.launchers.rounds import Rounds, typed
 
 # The options of `train` that mean the same here.
-OPTIONS = (
-    "compare_launchers",
-    "rounds",
-    "nproc_per_node",
-    "steps",
-    "batch_size",
-    "backend",
-    "budget",
-    "data_dir",
-    "json",
-    "quiet",
-    "color",
+_OPTIONS = (
+    *("compare_launchers", "rounds", "nproc_per_node", "steps", "batch_size", "backend", "budget", "data_dir"),
+    *("json", "quiet", "color"),
 )
 # The first three steps are not timed, and a median of fewer than three says little.
 _LEAST_STEPS, _MOST_STEPS = 6, 2_000
@@ -49,7 +42,7 @@ _AGAIN = "start `ddpdiag train --compare-launchers` once on the host, by itself"
 def refuse_others(given: Iterable[str]) -> None:
     """UsageError for an option that has no meaning here; `given` are the names of those that were typed."""
     for name in given:
-        if name not in OPTIONS:
+        if name not in _OPTIONS:
             option = "--" + name.rstrip("_").replace("_", "-")
             raise UsageError(
                 f"{option} has no meaning with --compare-launchers, which trains with DistributedDataParallel on this "
@@ -111,14 +104,11 @@ def checked(compare: Compare, ranks: int) -> Compare:
         raise UsageError(f"--backend {readable(compare.backend)}: it is no UTF-8, so no name of a backend")
     if compare.data_dir is not None and not os.path.isdir(compare.data_dir):
         raise UsageError(f"--data-dir {readable(compare.data_dir)}: no such directory on {socket.gethostname()}")
-    return Compare(
+    return structs.replace(
+        compare,
         ranks=ranks,
-        steps=compare.steps,
-        batch_size=compare.batch_size,
-        rounds=compare.rounds,
         backend=compare.backend.strip().lower(),
         data_dir=None if compare.data_dir is None else os.path.abspath(compare.data_dir),
-        budget_seconds=budget,
     )
 
 
@@ -130,8 +120,12 @@ def _number(option: str, value: int, least: int, most: int) -> None:
 def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
     begin = time.monotonic()
     signals = Signals(children=True)
-    with counter(quiet=quiet) as progress:
-        rounds = Rounds(compare, installed(), signals, lambda way, number: progress.tell(_turn(way, number)))
+    # Only this user may read it, and it is gone afterwards with all that launchers left in it.
+    with (
+        counter(quiet=quiet) as progress,
+        TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
+    ):
+        rounds = Rounds(compare, folder, signals, lambda way, n: progress.tell(f"round {n + 1}: {way.value} ..."))
         rounds.run()
     seen = Seen(
         starts=tuple(rounds.starts),
@@ -142,8 +136,3 @@ def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
         told=signals.told,
     )
     return judged(compare, seen, {way: typed(way, compare.ranks) for way in Way})
-
-
-def _turn(way: Way, number: int) -> str:
-    """Whose turn it is; rounds count from 0."""
-    return f"round {number + 1}: {way.value} ..."
