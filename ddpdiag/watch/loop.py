@@ -167,7 +167,7 @@ class Watch:
         elif is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
         # What goes on while we look was seen at several moments, and nothing fits together.
-        if self._has_progress(silent):
+        if time.monotonic() - max(self._monitor.last, self._since) < silent:
             return
         why = self._why_not_kill(stall) if self._wanted.kill else ""
         stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
@@ -186,10 +186,6 @@ class Watch:
         if is_without_rank_0(stall):
             return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
         return ""
-
-    def _has_progress(self, silent: float) -> bool:
-        """Was there anything new since the silence was so long?"""
-        return time.monotonic() - max(self._monitor.last, self._since) < silent
 
     def _report(self, stall: Stall, why: str = "") -> Judged:
         verdict = judged(stall)

@@ -4,7 +4,7 @@ In this order: who is gone, stopped or stuck in the kernel; whose data does not 
 fewer; for whom the others wait in a collective; who is elsewhere than most.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ddpdiag.checks.collective_traces import in_words, lag, split
 from ddpdiag.checks.failure_evidence import state_text
@@ -29,7 +29,7 @@ from ddpdiag.watch.activity import (
     waiting_text,
     where_text,
 )
-from ddpdiag.watch.model import Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.model import Judged, RankSeen, Stall
 from ddpdiag.watch.remote_launchers import is_remote
 
 Rule = Callable[[Stall, Activities], Judged | None]
@@ -119,11 +119,11 @@ def _stuck(stall: Stall, activities: Activities) -> Judged | None:
 def _starved(stall: Stall, activities: Activities) -> Judged | None:
     """Ranks that wait for data of which the worker is stopped, stuck or dead."""
     loading = ranks_at(activities, Activity.LOADING)
-    sick = {rank: helpers for rank in loading if (helpers := _sick_helpers(rank_seen(stall, rank)))}
-    if not sick:
+    helpers = {rank: [one for one in rank_seen(stall, rank).helpers if one.state in _HELPER_STATES] for rank in loading}
+    ranks = tuple(rank for rank in loading if helpers[rank])
+    if not ranks:
         return None
-    ranks = tuple(sick)
-    helper = sick[ranks[0]][0]
+    helper = helpers[ranks[0]][0]
     where = f" in {helper.wchan}" if helper.wchan and helper.state == "D" else ""
     return Judged(
         named=ranks,
@@ -134,10 +134,6 @@ def _starved(stall: Stall, activities: Activities) -> Judged | None:
         if helper.state in ("T", "t")
         else "Look at that process first: /dev/shm full, out of memory, a file system that does not answer.",
     )
-
-
-def _sick_helpers(seen: RankSeen) -> Sequence[Helper]:
-    return [helper for helper in seen.helpers if helper.state in _HELPER_STATES]
 
 
 def _posted(stall: Stall, activities: Activities) -> Judged | None:

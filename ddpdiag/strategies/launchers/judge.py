@@ -79,12 +79,13 @@ def _row(way: Way, seen: Seen, torchrun: Round | None, command: str) -> Launcher
         early = "the run was ended before its turn" if seen.told is not None else "no time was left; give more --budget"
         return LauncherRow(way=way, command=command, ended=Ended.UNFINISHED, reason=early)
     bad = next((start for start in turns if start.ended is not Ended.WORKS), None)
+    which = f"in round {turns.index(bad) + 1} of {len(turns)}: " if bad and len(turns) > 1 else ""
     rounds = _rounds(turns, way)
     row = LauncherRow(
         way=way,
         command=command,
         ended=bad.ended if bad else Ended.WORKS,
-        reason=_reason(bad, turns) if bad else "",
+        reason=f"{which}{bad.reason}" if bad else "",
         rounds=rounds,
     )
     best = _best(rounds)
@@ -102,11 +103,6 @@ def _row(way: Way, seen: Seen, torchrun: Round | None, command: str) -> Launcher
         step_seconds=best.step_seconds,
         step_ratio=best.step_seconds / torchrun.step_seconds if torchrun else None,
     )
-
-
-def _reason(bad: Start, turns: Sequence[Start]) -> str:
-    """Its error, and which of its turns that was, if others worked."""
-    return bad.reason if len(turns) == 1 else f"in round {turns.index(bad) + 1} of {len(turns)}: {bad.reason}"
 
 
 def _control(controls: Sequence[Start], torchrun: Round | None) -> Control | None:
