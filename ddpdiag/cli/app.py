@@ -16,8 +16,8 @@ from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal,
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.cli.simulate_options import SimulateOptions
 from ddpdiag.cli.train_options import TrainOptions
-from ddpdiag.cli.watch_options import WatchOptions
 from ddpdiag.errors import UsageError
+from ddpdiag.watch.options import WatchOptions
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
 _SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
@@ -160,7 +160,8 @@ def train(
     Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
     none is possible), 4 a bug of ours.
     """
-    from ddpdiag.cli import launching, train
+    from ddpdiag.cli import train
+    from ddpdiag.strategies.launchers import command as launching
 
     if what.compare_launchers:
         launching.refuse_others(typed(context))
@@ -194,7 +195,7 @@ def watch(
     Exit code: the command's own, and its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank was
     named) or 3 (nobody can be).
     """
-    from ddpdiag.cli import watch
+    from ddpdiag.watch import command as watch
 
     def start() -> int:
         return watch.run(

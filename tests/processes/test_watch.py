@@ -19,8 +19,8 @@ import pytest
 from jobs import Job, processes, torchrun
 
 from ddpdiag.codec import decode
-from ddpdiag.model.watch import Stall
-from ddpdiag.probes import pyspy
+from ddpdiag.watch import pyspy
+from ddpdiag.watch.model import Stall
 
 WATCH = ("-m", "ddpdiag", "watch")
 STALL = 3.0

@@ -8,9 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.baseline import dumps
-from ddpdiag.cli import compare, judge, lint, watch
-from ddpdiag.cli.app import explain
-from ddpdiag.cli.bench import read_baseline
+from ddpdiag.cli import compare, judge, lint
 from ddpdiag.cli.bench_options import read_baseline
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
@@ -18,7 +16,8 @@ from ddpdiag.codec import encode
 from ddpdiag.explain import command as explain
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
-from ddpdiag.model.watch import GpuUse, RankSeen, Stall
+from ddpdiag.watch import command
+from ddpdiag.watch.model import GpuUse, RankSeen, Stall
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent
@@ -94,7 +93,7 @@ READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
     "baseline": Reader(lambda path: read_baseline("--baseline", str(path), missing=None), _baselines),
-    "watch": Reader(lambda path: watch.read([str(path)]), _looks),
+    "watch": Reader(lambda path: command.read([str(path)]), _looks),
     "lint": Reader(
         lambda path: lint.run([str(path)], None, details=True),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],

@@ -6,7 +6,7 @@ from pathlib import Path
 import fake_nvml
 import pytest
 
-from ddpdiag.probes.gpu_use import read_uses
+from ddpdiag.watch.gpu_use import read_uses
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from ddpdiag.cli.launching import checked, refuse_launched, refuse_others
 from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.launching import Seen, judged
-from ddpdiag.model.launching import Compare, LaunchersReport, RankTimes, Start, Way
 from ddpdiag.model.train import Ended
-from ddpdiag.render.launching import as_json, render
 from ddpdiag.runtime.environment import Asked, read_launch
+from ddpdiag.strategies.launchers.command import checked, refuse_launched, refuse_others
+from ddpdiag.strategies.launchers.judge import Seen, judged
+from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, RankTimes, Start, Way
+from ddpdiag.strategies.launchers.render import as_json, render
 
 ASKED = Compare(ranks=2)
 TYPED = {way: f"start {way.value}" for way in Way}
@@ -20,7 +20,6 @@ TYPED = {way: f"start {way.value}" for way in Way}
 def rank(number: int, *, group: float, step: float, threads: int, begun: float = 100.0) -> RankTimes:
     return RankTimes(
         rank=number,
-        local_rank=number,
         world_size=2,
         learnt_from="environment",
         threads=threads,
@@ -31,8 +30,6 @@ def rank(number: int, *, group: float, step: float, threads: int, begun: float =
         imported_at=begun + group / 2,
         group_at=begun + group,
         step_seconds=(step, step * 9, step * 0.9),
-        first_loss=2.3,
-        last_loss=0.4,
     )
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from ddpdiag.model.launching import Compare, RankError, Way
-from ddpdiag.runtime.starting import first_error
-from ddpdiag.runtime.ways import Tools, arguments, commands, environment, typed
+from ddpdiag.strategies.launchers.model import Compare, RankError, Way
+from ddpdiag.strategies.launchers.rounds import Tools, arguments, commands, environment, typed
+from ddpdiag.strategies.launchers.turn import first_error
 
 TOOLS = Tools(python="/py", torchrun="/bin/torchrun")
 ASKED = Compare(ranks=2, steps=8)
-TRAINING = ("-m", "ddpdiag.workloads.launched", *arguments(ASKED, out="/out", seconds=15.4))
+TRAINING = ("-m", "ddpdiag.strategies.launchers.training", *arguments(ASKED, out="/out", seconds=15.4))
 LAUNCHER = ("--nproc-per-node", "2", "--master-port", "1234")
 WHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
 

@@ -2,15 +2,14 @@
 
 import pytest
 
-from ddpdiag.cli.watch import refuse_far
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.far import far_process, in_script
-from ddpdiag.probes.tree import Task, crew
+from ddpdiag.watch.processes import Process, find_ranks
+from ddpdiag.watch.remote_launchers import in_script, refuse_remote_launchers, remote_launcher
 
 
 def refusal(*command: str) -> str:
     with pytest.raises(UsageError) as caught:
-        refuse_far(command, flight_recorder=True)
+        refuse_remote_launchers(command, flight_recorder=True)
     return str(caught.value)
 
 
@@ -32,7 +31,7 @@ def test_a_far_launcher_on_the_command_line_is_refused(golden, command):
     ["torchrun train.py --launcher srun", "python3.12 -m train mpirun", "./train.py srun", "bash no-such-file"],
 )
 def test_words_behind_the_program_that_trains_are_its_own(command):
-    refuse_far(command.split(), flight_recorder=True)
+    refuse_remote_launchers(command.split(), flight_recorder=True)
 
 
 @pytest.mark.parametrize(
@@ -63,29 +62,29 @@ def test_a_script_that_calls_one_is_refused(golden, tmp_path):
     script.write_text("#!/bin/bash\nmodule load x\nsrun python train.py\n")
     for command in (["bash", "-e", str(script), "8"], [str(script)], ["bash", "-lc", "cd x; mpirun train"]):
         golden(refusal(*command).replace(str(tmp_path), "TMP"))
-    refuse_far([str(script)], flight_recorder=False)
+    refuse_remote_launchers([str(script)], flight_recorder=False)
     script.write_text("#!/bin/bash\npython train.py\n")
-    refuse_far([str(script), "srun"], flight_recorder=True)
-    refuse_far(["bash", "-c", "python train.py", "srun"], flight_recorder=True)
+    refuse_remote_launchers([str(script), "srun"], flight_recorder=True)
+    refuse_remote_launchers(["bash", "-c", "python train.py", "srun"], flight_recorder=True)
     script.write_text("#!/usr/bin/env python3\nsrun\n")
-    refuse_far([str(script)], flight_recorder=True)
+    refuse_remote_launchers([str(script)], flight_recorder=True)
 
 
-def task(pid: int, parent: int, name: str) -> Task:
-    return Task(pid, parent, name, "S", pid)
+def task(pid: int, parent: int, name: str) -> Process:
+    return Process(pid, parent, name, "S", pid)
 
 
 def test_a_far_launcher_among_the_processes_is_found_by_its_program():
     bash, srun, python = task(1, 0, "bash"), task(2, 1, "srun"), task(3, 1, "python3")
-    assert far_process([bash, srun], {}) == srun
-    assert far_process([bash, python, task(4, 3, "mpirun")], {4: "prterun"}).pid == 4
-    assert far_process([bash, task(2, 1, "ssh")], {}).name == "ssh"
-    assert far_process([bash, python, task(4, 3, "git"), task(5, 4, "ssh")], {}) is None, "a training may call git"
-    assert far_process([bash, python], {}) is None
+    assert remote_launcher([bash, srun], {}) == srun
+    assert remote_launcher([bash, python, task(4, 3, "mpirun")], {4: "prterun"}).pid == 4
+    assert remote_launcher([bash, task(2, 1, "ssh")], {}).name == "ssh"
+    assert remote_launcher([bash, python, task(4, 3, "git"), task(5, 4, "ssh")], {}) is None, "a training may call git"
+    assert remote_launcher([bash, python], {}) is None
 
 
 def test_the_number_of_a_batch_script_is_no_rank():
     batch = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "8"}
-    assert crew([task(1, 0, "bash"), task(2, 1, "srun")], {1: batch, 2: batch}).guessed
+    assert find_ranks([task(1, 0, "bash"), task(2, 1, "srun")], {1: batch, 2: batch}).guessed
     step = batch | {"SLURM_STEP_ID": "0"}
-    assert crew([task(1, 0, "bash")], {1: step}).ranks[0].pid == 1
+    assert find_ranks([task(1, 0, "bash")], {1: step}).ranks[0].pid == 1

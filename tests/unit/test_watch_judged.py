@@ -1,15 +1,15 @@
-"""Who is named, of ranks that stand like this."""
+"""Identity is named, of ranks that stand like this."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.codec import decode, encode
-from ddpdiag.judgement.watch import is_start, judged
-from ddpdiag.judgement.watch_apart import stands_as
 from ddpdiag.model import Collective, ProcessState
-from ddpdiag.model.watch import GpuUse, Helper, Judged, RankSeen, Stall
-from ddpdiag.render.watch import render
+from ddpdiag.watch.judge import is_start, judged
+from ddpdiag.watch.model import GpuUse, Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.report import render
+from ddpdiag.watch.rules import is_unmoved
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "<module> (train.py:25)")
 BARRIER = ("barrier (distributed_c10d.py:4900)", "<module> (train.py:30)")
@@ -37,7 +37,7 @@ def named(*ranks: RankSeen, **more) -> tuple[int, ...]:
 
 
 def words(verdict: Judged) -> str:
-    return "\n".join((verdict.title, verdict.message, verdict.remedy, *verdict.notes))
+    return "\n".join((verdict.title, verdict.message, verdict.fix, *verdict.notes))
 
 
 def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[Collective, ...]:
@@ -169,17 +169,17 @@ def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way(golden):
     assert judged(first).named == ()
     golden(words(judged(first)))
     assert named(seen(2, WAITS), seen(3, COMPUTES, "T"), world_size=4) == (3,), "nobody is stopped in a healthy one"
-    assert stands_as(first, stalled(*ranks, world_size=4))
+    assert is_unmoved(first, stalled(*ranks, world_size=4))
     assert named(*ranks, world_size=4, unmoved=True) == (3,)
 
 
 @pytest.mark.parametrize("now", [seen(0, SAVES, "R"), seen(0, COMPUTES, "R", cores=0.5), seen(0), seen(1, COMPUTES)])
 def test_who_stands_elsewhere_or_works_otherwise_has_moved(now):
     before = stalled(seen(0, COMPUTES, "R", cores=1.0))
-    assert stands_as(before, before)
-    assert not stands_as(before, stalled(now))
-    assert not stands_as(before, stalled(before.ranks[0], number=2))
-    assert not stands_as(None, before)
+    assert is_unmoved(before, before)
+    assert not is_unmoved(before, stalled(now))
+    assert not is_unmoved(before, stalled(before.ranks[0], number=2))
+    assert not is_unmoved(None, before)
 
 
 def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
@@ -214,7 +214,7 @@ def test_any_look_is_judged_shown_and_kept(rows, more_ranks):
     verdict = judged(stall)
     assert isinstance(verdict, Judged)
     assert set(verdict.named) <= set(range(len(ranks)))
-    assert sorted(rank for standing in verdict.standings for rank in standing.ranks) == list(range(len(ranks)))
+    assert sorted(rank for standing in verdict.groups for rank in standing.ranks) == list(range(len(ranks)))
     text = render(stall, verdict, color=False, width=80)
     assert text.isascii()
     assert decode(encode(stall), Stall) == stall

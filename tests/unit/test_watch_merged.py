@@ -5,11 +5,10 @@ import time
 import pytest
 
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.watch import judged
-from ddpdiag.judgement.watch_merge import merged
 from ddpdiag.model import ProcessState
-from ddpdiag.model.watch import RankSeen, Stall
-from ddpdiag.render.watch import render
+from ddpdiag.watch.judge import judged, merged
+from ddpdiag.watch.model import RankSeen, Stall
+from ddpdiag.watch.report import render
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:25)")
 COMPUTES = ("spin (train.py:7)", "<module> (train.py:14)")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes import flight_dump, ptrace, pyspy
 from ddpdiag.probes.recorder import Flown
-from ddpdiag.probes.tree import Task, below, crew, environ, holds_gpu, read_task, thread_names
+from ddpdiag.watch import collective_trace, pyspy
+from ddpdiag.watch.processes import Process, descendants, environ, find_ranks, holds_gpu, read_process, thread_names
 
 ENTRY = {
     "record_id": 2,
@@ -32,12 +32,12 @@ ENTRY = {
 TRACE = {"version": "2.10", "pg_status": {"0": {"last_enqueued_collective": 3}}, "entries": [ENTRY]}
 
 
-def task(pid: int, parent: int, name: str = "python", state: str = "S") -> Task:
-    return Task(pid, parent, name, state, pid)
+def task(pid: int, parent: int, name: str = "python", state: str = "S") -> Process:
+    return Process(pid, parent, name, state, pid)
 
 
 def ranks_of(tasks, environs) -> dict[int, int]:
-    return {rank: own.pid for rank, own in crew(tasks, environs).ranks.items()}
+    return {rank: own.pid for rank, own in find_ranks(tasks, environs).ranks.items()}
 
 
 def env(rank: int | None = None, **more: str) -> dict[str, str]:
@@ -48,7 +48,7 @@ def test_of_what_a_rank_started_the_topmost_is_the_rank():
     tasks = [task(1, 0), task(2, 1), task(3, 1), task(4, 2), task(5, 3)]
     environs = {1: env(), 2: env(0), 3: env(1), 4: env(0), 5: env(1)}
     assert ranks_of(tasks, environs) == {0: 2, 1: 3}
-    assert crew(tasks, environs).world_size == 2
+    assert find_ranks(tasks, environs).world_size == 2
 
 
 def test_torchrun_below_a_launcher_that_gives_ranks_itself():
@@ -66,19 +66,19 @@ def test_a_shell_in_front_of_the_training_is_not_it():
 
 
 def test_without_variables_there_is_one_process():
-    found = crew([task(1, 0), task(2, 1)], {})
+    found = find_ranks([task(1, 0), task(2, 1)], {})
     assert (found.ranks[0].pid, found.guessed, found.world_size) == (1, True, None)
 
 
 def test_spawned_ranks_are_numbered_as_they_were_started_and_their_own_children_are_none():
-    found = crew([task(1, 0), task(2, 1), task(3, 1), task(4, 1), task(5, 3)], {}, {3, 4, 5})
+    found = find_ranks([task(1, 0), task(2, 1), task(3, 1), task(4, 1), task(5, 3)], {}, {3, 4, 5})
     assert ({rank: own.pid for rank, own in found.ranks.items()}, found.guessed) == ({0: 3, 1: 4}, True)
 
 
 def test_our_own_process_is_below_itself():
     own = os.getpid()
-    assert own in [found.pid for found in below([os.getppid()])]
-    assert read_task(own).parent == os.getppid()
+    assert own in [found.pid for found in descendants([os.getppid()])]
+    assert read_process(own).parent == os.getppid()
     assert environ(own) is not None
     assert thread_names(own)
 
@@ -94,9 +94,9 @@ def test_an_open_device_of_any_maker_is_a_gpu(tmp_path, device):
 
 
 def test_a_process_that_is_gone_shows_nothing(tmp_path):
-    assert read_task(1, tmp_path) is None
+    assert read_process(1, tmp_path) is None
     assert environ(1, tmp_path) is None
-    assert below([1], tmp_path / "nothing") == []
+    assert descendants([1], tmp_path / "nothing") == []
     assert thread_names(1, root=tmp_path) == ()
 
 
@@ -104,10 +104,10 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
 
 
 def test_a_dump_is_read_as_plain_data():
-    flown = flight_dump.load(pickle.dumps(TRACE, protocol=2))
+    flown = collective_trace.load(pickle.dumps(TRACE, protocol=2))
     assert [(c.seq, c.name, c.elements, c.group) for c in flown.collectives] == [(3, "nccl:all_reduce", 6, "0")]
     assert flown.newest_unix_seconds == pytest.approx(1_795_324_547.98)
-    assert flight_dump.load(pickle.dumps({"entries": []}, protocol=2)) == Flown((), None)
+    assert collective_trace.load(pickle.dumps({"entries": []}, protocol=2)) == Flown((), None)
 
 
 class Evil:
@@ -129,7 +129,7 @@ class Evil:
 )
 def test_anything_else_is_nothing_and_runs_nothing(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert flight_dump.load(data) is None
+    assert collective_trace.load(data) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,21 +156,21 @@ def _nccl(pipe: Path, file: Path) -> threading.Thread:
 
 
 def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
-    variables = {flight_dump.PIPE_NAME: f"{tmp_path}/ask-", flight_dump.FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    variables = {collective_trace.PIPE_NAME: f"{tmp_path}/ask-", collective_trace.FILE_NAMES[0]: f"{tmp_path}/rank-"}
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
-    asked = flight_dump.ask(os.getpid(), 3, variables)
-    assert isinstance(asked, flight_dump.Asked)
-    assert flight_dump.answer(asked, time.monotonic() + 5).collectives[0].seq == 3
+    asked = collective_trace.ask(os.getpid(), 3, variables)
+    assert isinstance(asked, collective_trace.Asked)
+    assert collective_trace.answer(asked, time.monotonic() + 5).collectives[0].seq == 3
     thread.join()
-    again = flight_dump.Asked(asked.file, asked.file.stat().st_mtime_ns)
-    golden(flight_dump.answer(again, time.monotonic()))  # an old file is no answer
+    again = collective_trace.Asked(asked.file, asked.file.stat().st_mtime_ns)
+    golden(collective_trace.answer(again, time.monotonic()))  # an old file is no answer
 
 
 def test_a_process_without_a_pipe_says_why(golden, tmp_path):
-    variables = {flight_dump.PIPE_NAME: f"{tmp_path}/ask-", flight_dump.FILE_NAMES[0]: f"{tmp_path}/rank-"}
-    told = [flight_dump.ask(os.getpid(), 0, own) for own in ({}, variables)]
+    variables = {collective_trace.PIPE_NAME: f"{tmp_path}/ask-", collective_trace.FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    told = [collective_trace.ask(os.getpid(), 0, own) for own in ({}, variables)]
     (tmp_path / "ask-0.pipe").write_text("")
-    told.append(flight_dump.ask(os.getpid(), 0, variables))
+    told.append(collective_trace.ask(os.getpid(), 0, variables))
     assert (tmp_path / "ask-0.pipe").read_text() == ""
     golden(*(why.replace(str(tmp_path), "TMP") for why in told))
 
@@ -217,8 +217,8 @@ def test_the_setting_that_refuses_is_named(golden, tmp_path):
     _process(tmp_path, 8, own + 1, CapPrm="0")
     _process(tmp_path, 9, own, CapPrm="80000")
     for pid in (7, 8, 9):
-        why = ptrace.refusal(pid, tmp_path)
+        why = pyspy.refusal(pid, tmp_path)
         golden(why.replace(f"user {own}:", "user OURS:").replace(f"user {own + 1},", "user THEIRS,"))
     (tmp_path / "sys" / "kernel" / "yama").mkdir(parents=True)
     (tmp_path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("1\n")
-    golden(ptrace.refusal(7, tmp_path))
+    golden(pyspy.refusal(7, tmp_path))

@@ -3,9 +3,9 @@
 import os
 import signal
 
-from ddpdiag.model.watch import Judged, Stall
-from ddpdiag.runtime.bystander import Bystander
-from ddpdiag.runtime.mouth import Mouth
+from ddpdiag.watch.child import SignalProbe
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.report import Reporter
 
 
 def bystanders() -> list[int]:
@@ -16,54 +16,54 @@ def bystanders() -> list[int]:
 
 def test_a_signal_to_all_is_told_from_one_to_us_alone():
     before = set(bystanders())
-    bystander = Bystander()
+    probe = SignalProbe()
     (own,) = set(bystanders()) - before
     assert os.getpgid(own) == os.getpgrp()
-    assert bystander.saw(signal.SIGTERM) is False
+    assert probe.received(signal.SIGTERM) is False
     os.kill(own, signal.SIGTERM)
-    assert bystander.saw(signal.SIGINT) is False
-    assert bystander.saw(signal.SIGTERM) is True
-    assert bystander.saw(signal.SIGTERM) is False, "each signal counts once"
-    bystander.leave()
+    assert probe.received(signal.SIGINT) is False
+    assert probe.received(signal.SIGTERM) is True
+    assert probe.received(signal.SIGTERM) is False, "each signal counts once"
+    probe.end()
     assert set(bystanders()) == before
 
 
 def test_two_signals_at_once_are_both_known():
     before = set(bystanders())
-    bystander = Bystander()
+    probe = SignalProbe()
     (own,) = set(bystanders()) - before
     os.kill(own, signal.SIGTERM)
     os.kill(own, signal.SIGHUP)
-    assert bystander.saw(signal.SIGHUP) is True
-    assert bystander.saw(signal.SIGTERM) is True
-    assert bystander.saw(signal.SIGTERM) is False
-    bystander.leave()
+    assert probe.received(signal.SIGHUP) is True
+    assert probe.received(signal.SIGTERM) is True
+    assert probe.received(signal.SIGTERM) is False
+    probe.end()
 
 
 def test_a_signal_that_was_never_ours_is_forgotten():
     before = set(bystanders())
-    bystander = Bystander()
+    probe = SignalProbe()
     (own,) = set(bystanders()) - before
     os.kill(own, signal.SIGTERM)  # pkill cat
-    bystander.forget()
-    assert bystander.saw(signal.SIGTERM) is False
-    bystander.leave()
+    probe.forget()
+    assert probe.received(signal.SIGTERM) is False
+    probe.end()
 
 
 def test_a_bystander_that_is_gone_says_nothing_and_gets_a_successor():
     before = set(bystanders())
-    bystander = Bystander()
+    probe = SignalProbe()
     os.kill(*(set(bystanders()) - before), signal.SIGKILL)
-    while bystander.saw(signal.SIGTERM) is not None:
+    while probe.received(signal.SIGTERM) is not None:
         pass
-    assert bystander.saw(signal.SIGTERM) is False
-    bystander.leave()
-    assert bystander.saw(signal.SIGTERM) is None
+    assert probe.received(signal.SIGTERM) is False
+    probe.end()
+    assert probe.received(signal.SIGTERM) is None
 
 
 def test_without_the_program_there_is_no_bystander(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert Bystander().saw(signal.SIGTERM) is None
+    assert SignalProbe().received(signal.SIGTERM) is None
 
 
 # What is told of it --------------------------------------------------------------------------------------------------
@@ -76,11 +76,11 @@ def look(*, asked: bool = False) -> Stall:
 def test_what_is_refused_is_said_once_and_again_to_who_asks():
     shown: list[tuple[str, ...]] = []
     said: list[str] = []
-    mouth = Mouth(lambda _, verdict: shown.append(verdict.notes), said.append)
-    verdict = Judged(named=(), title="", message="", remedy="", notes=("No stack of rank 0: refused.", "Not ended."))
+    reporter = Reporter(lambda _, verdict: shown.append(verdict.notes), said.append)
+    verdict = Judged(named=(), title="", message="", fix="", notes=("No stack of rank 0: refused.", "Not ended."))
     for asked in (False, False, True):
-        mouth.tell(look(asked=asked), verdict, why="Not ended.")
+        reporter.tell(look(asked=asked), verdict, why="Not ended.")
     assert shown == [verdict.notes, ("Not ended.",), verdict.notes]
     for sentence in ("SIGTERM is not passed on.", "", "SIGTERM is not passed on."):
-        mouth.say_once(sentence)
+        reporter.say_once(sentence)
     assert said == ["SIGTERM is not passed on."]

@@ -2,19 +2,18 @@
 
 from pathlib import Path
 
-from ddpdiag.probes.tree import Task, crew
-from ddpdiag.runtime.acquaintances import Acquaintances
+from ddpdiag.watch.processes import KnownProcesses, Process, find_ranks
 
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 
 
-def task(pid: int, parent: int, name: str, state: str = "S") -> Task:
-    return Task(pid, parent, name, state, pid)
+def task(pid: int, parent: int, name: str, state: str = "S") -> Process:
+    return Process(pid, parent, name, state, pid)
 
 
-def trainer(*tasks: Task, **programs: str) -> int:
+def trainer(*tasks: Process, **programs: str) -> int:
     known = {int(pid.removeprefix("p")): program for pid, program in programs.items()}
-    return crew(tasks, dict.fromkeys((one.pid for one in tasks), RANK), (), known).ranks[0].pid
+    return find_ranks(tasks, dict.fromkeys((one.pid for one in tasks), RANK), (), known).ranks[0].pid
 
 
 def test_a_console_script_or_a_renamed_process_is_python_by_its_program():
@@ -37,14 +36,14 @@ def test_of_several_pythons_that_a_script_started_none_is_taken_for_the_trainer(
 
 def test_without_any_python_the_only_child_trains_as_far_as_there_is_one():
     assert trainer(task(1, 0, "sh"), task(2, 1, "train.exe")) == 2
-    found = crew([task(1, 0, "sh"), task(2, 1, "rsync")], {})
+    found = find_ranks([task(1, 0, "sh"), task(2, 1, "rsync")], {})
     assert (found.ranks[0].pid, found.guessed) == (1, True), "where nothing names a rank it may be anything"
 
 
-# Who starts another program ------------------------------------------------------------------------------------------
+# A process that starts another program --------------------------------------------------------------------------------
 
 
-def put(root: Path, env_start: int, program: str, environ: str = "", command: str = "python3 train.py") -> Task:
+def put(root: Path, env_start: int, program: str, environ: str = "", command: str = "python3 train.py") -> Process:
     """Process 7 of a /proc, as it stands now."""
     folder = root / "7"
     folder.mkdir(exist_ok=True)
@@ -52,45 +51,45 @@ def put(root: Path, env_start: int, program: str, environ: str = "", command: st
     (folder / "cmdline").write_text(command.replace(" ", "\0"))
     (folder / "exe").unlink(missing_ok=True)
     (folder / "exe").symlink_to(f"/usr/bin/{program}")
-    return Task(7, 1, program, "S", 100, env_start)
+    return Process(7, 1, program, "S", 100, env_start)
 
 
 def test_the_environment_is_read_again_after_an_exec(tmp_path):
-    known = Acquaintances(tmp_path)
+    known = KnownProcesses(tmp_path)
     shell = put(tmp_path, 5000, "bash", "SLURM_PROCID=3\0")
-    known.meet([shell])
+    known.update([shell])
     assert known.environ(shell) == {"SLURM_PROCID": "3"}
     trains = put(tmp_path, 6000, "python3.11", "SLURM_PROCID=3\0RANK=3\0HOME=/\0")
-    known.meet([trains])
+    known.update([trains])
     assert known.environ(trains) == {"SLURM_PROCID": "3", "RANK": "3"}
     assert known.programs([trains]) == {7: "python3.11"}
 
 
 def test_a_process_that_overwrites_its_environment_or_hides_it_stays_what_it_was(tmp_path):
-    known = Acquaintances(tmp_path)
+    known = KnownProcesses(tmp_path)
     trains = put(tmp_path, 5000, "python3.11", "RANK=3\0")
-    known.meet([trains])
-    known.meet([put(tmp_path, 5000, "python3.11", "my job\0")])  # setproctitle
+    known.update([trains])
+    known.update([put(tmp_path, 5000, "python3.11", "my job\0")])  # setproctitle
     assert known.environ(trains) == {"RANK": "3"}
     hidden = put(tmp_path, 0, "python3.11", "")
-    known.meet([hidden])
+    known.update([hidden])
     assert known.environ(hidden) == {"RANK": "3"}
 
 
 def test_who_has_overwritten_its_environment_before_it_was_met_is_known_by_its_program(tmp_path):
-    known = Acquaintances(tmp_path)
+    known = KnownProcesses(tmp_path)
     trains = put(tmp_path, 5000, "python3.11", "my job")
-    known.meet([trains])
+    known.update([trains])
     assert (known.environ(trains), known.programs([trains])) == ({}, {7: "python3.11"})
-    found = crew([task(1, 0, "bash"), trains], {1: RANK, 7: {}}, (), {1: "bash", 7: "python3.11"})
+    found = find_ranks([task(1, 0, "bash"), trains], {1: RANK, 7: {}}, (), {1: "bash", 7: "python3.11"})
     assert (found.ranks[0].pid, found.world_size) == (7, 2)
 
 
 def test_what_multiprocessing_spawned_is_known_by_its_command_line(tmp_path):
-    known = Acquaintances(tmp_path)
+    known = KnownProcesses(tmp_path)
     forked = put(tmp_path, 5000, "python3.11", "A=1\0")
-    known.meet([forked])
+    known.update([forked])
     assert known.spawned([forked]) == frozenset()
     spawned = put(tmp_path, 6000, "python3.11", "A=1\0", "python3 -c from multiprocessing.spawn import spawn_main")
-    known.meet([spawned])
+    known.update([spawned])
     assert known.spawned([spawned]) == {7}

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpdiag.runtime.fellows import Fellows, Who, job_name, who_we_are
-from ddpdiag.runtime.outlets import FileEar, Listener, Relay
-from ddpdiag.runtime.watching import Silence
-from ddpdiag.runtime.wrapped import HEARD
+from ddpdiag.watch.child import AWAITED
+from ddpdiag.watch.loop import Silence
+from ddpdiag.watch.output import FileSink, OutputMonitor, Relay
+from ddpdiag.watch.peers import Identity, Peers, identity, job_name
 
 
 def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():
@@ -37,14 +37,14 @@ def test_after_a_sound_the_next_silence_is_a_new_one():
 
 
 def test_a_file_that_grows_or_comes_is_heard_once(tmp_path):
-    ear = FileEar([str(tmp_path / "*.log")])
-    assert ear.heard() is None
+    sink = FileSink([str(tmp_path / "*.log")])
+    assert sink.last_write() is None
     (tmp_path / "a.log").write_text("x")
-    assert ear.heard() is not None
-    assert ear.heard() is None
+    assert sink.last_write() is not None
+    assert sink.last_write() is None
     (tmp_path / "a.log").write_text("xy")
-    ear.deafen()
-    assert ear.heard() is None, "that was ours"
+    sink.forget()
+    assert sink.last_write() is None, "that was ours"
 
 
 def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
@@ -54,7 +54,7 @@ def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
     relay.start()
     os.write(inner, b"a\x00\xff")
     assert os.read(reader, 10) == b"a\x00\xff"
-    assert relay.heard() is not None
+    assert relay.last_write() is not None
     assert relay.blocked_seconds() < 5
     os.close(inner)
     assert _soon(lambda: not relay.is_owing(0.0))
@@ -101,36 +101,36 @@ def test_a_shell_of_salloc_is_no_launch():
 
 def test_two_of_one_number_or_of_two_launches_lead_each_for_itself():
     name = f"double-{os.getpid()}"
-    zero, one = (who_we_are(SLURM | {"SLURM_PROCID": n}, kill=n == "0") for n in "01")
-    other = who_we_are(SLURM | {"SLURM_PROCID": "2", "MASTER_PORT": "2"}, kill=True)
-    leader = Fellows(name, zero)
-    double, fellow, stranger = Fellows(name, zero), Fellows(name, one), Fellows(name, other)
-    for pid, each in enumerate((double, fellow, stranger), 2):
+    zero, one = (identity(SLURM | {"SLURM_PROCID": n}, kill=n == "0") for n in "01")
+    other = identity(SLURM | {"SLURM_PROCID": "2", "MASTER_PORT": "2"}, kill=True)
+    leader = Peers(name, zero)
+    double, peer, stranger = Peers(name, zero), Peers(name, one), Peers(name, other)
+    for pid, each in enumerate((double, peer, stranger), 2):
         assert not each.exchange(pid, 1.0).leads
     news = leader.exchange(1, 1.0)
-    assert (news.pids, news.spared) == ((3,), (3,)), "a fellow without --kill is not ended"
-    assert [each.exchange(9, 1.0).leads for each in (double, fellow, stranger)] == [True, False, True]
-    for each in (leader, double, fellow, stranger):
+    assert (news.pids, news.spared) == ((3,), (3,)), "a peer without --kill is not ended"
+    assert [each.exchange(9, 1.0).leads for each in (double, peer, stranger)] == [True, False, True]
+    for each in (leader, double, peer, stranger):
         each.close()
 
 
 def test_the_first_leads_and_another_takes_its_place():
     name = f"test-{os.getpid()}"
-    first, second = Fellows(name, Who("0")), Fellows(name, Who("1"))
+    first, second = Peers(name, Identity("0")), Peers(name, Identity("1"))
     assert first.exchange(1, 5.0).leads
-    second.ask()
+    second.request_look()
     assert not second.exchange(2, 1.0).leads
     news = first.exchange(1, 5.0)
     assert (news.pids, news.asked) == ((2,), True)
     assert news.silent_seconds == pytest.approx(1.0, abs=0.5)
     first.close()
-    second.ask()  # so that it tells at once
+    second.request_look()  # so that it tells at once
     assert second.exchange(2, 1.0).leads
     second.close()
 
 
 def test_sigkill_and_what_python_needs_is_left_alone():
-    assert HEARD.isdisjoint({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE})
+    assert AWAITED.isdisjoint({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE})
 
 
 def _soon(holds: Callable[[], bool]) -> bool:
@@ -140,40 +140,40 @@ def _soon(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-class HangingEar:
+class HangingSink:
     """A file system that does not answer."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
 
-    def heard(self) -> float | None:
+    def last_write(self) -> float | None:
         self.answers.wait(30)
         return time.monotonic()
 
-    def deafen(self) -> None:
+    def forget(self) -> None:
         self.answers.wait(30)
 
 
 def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path):
-    hangs, log = HangingEar(), FileEar([str(tmp_path / "*.log")])
-    listener = Listener([hangs, log])
+    hangs, log = HangingSink(), FileSink([str(tmp_path / "*.log")])
+    listener = OutputMonitor([hangs, log])
     begin = time.monotonic()
     with listener.ignoring():
         pass
-    assert time.monotonic() - begin < 25  # and not the 30 s of the other ear
+    assert time.monotonic() - begin < 25  # and not the 30 s of the other sink
 
     def heard() -> bool:
-        with (tmp_path / "a.log").open("a") as file:  # again, until the other ear has forgotten what was ours
+        with (tmp_path / "a.log").open("a") as file:  # again, until the other sink has forgotten what was ours
             file.write("x")
-        return listener.last > begin and listener.heard == {log}
+        return listener.last > begin and listener.active == {log}
 
     assert _soon(heard)
     hangs.answers.set()
 
 
 def test_what_we_write_ourselves_is_not_heard(tmp_path):
-    listener = Listener([FileEar([str(tmp_path / "*.log")])])
+    listener = OutputMonitor([FileSink([str(tmp_path / "*.log")])])
     with listener.ignoring():
         (tmp_path / "a.log").write_text("a report")
     time.sleep(1.0)
-    assert listener.heard == set()
+    assert listener.active == set()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ddpdiag.cli import watch
 from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
+from ddpdiag.watch import command as watch
 
 
 def refused(*words: str) -> str:

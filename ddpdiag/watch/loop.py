@@ -1,10 +1,12 @@
-"""The loop of `ddpdiag watch`: pass signals on, listen, and look when nothing was heard for too long.
+"""The loop of `ddpdiag watch`: pass signals on, and look when the command has written nothing for too long.
 
 It looks once for each silence, and again after twice, four times ... the patience, so that a hang is not told for ever.
 Time in which we were stopped ourselves does not count.
 """
 
+import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Sequence
@@ -15,14 +17,14 @@ from msgspec import structs
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.watch import is_start, judged, progress_age
-from ddpdiag.judgement.watch_apart import is_apart, stands_as
-from ddpdiag.model.watch import Judged, Stall
-from ddpdiag.runtime.fellows import Fellows
-from ddpdiag.runtime.lookout import Lookout
-from ddpdiag.runtime.mouth import Mouth
-from ddpdiag.runtime.outlets import Listener, Outlets
-from ddpdiag.runtime.wrapped import Wrapped, end_all, stop_ourselves
+from ddpdiag.watch.child import ENDING, Child, end_all
+from ddpdiag.watch.judge import is_start, judged, progress_age
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.observer import Observer
+from ddpdiag.watch.output import CommandOutput, OutputMonitor
+from ddpdiag.watch.peers import Peers
+from ddpdiag.watch.report import Reporter
+from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
 
 _POLL_SECONDS = 1.0
 # A turn of the loop that took so much longer than it should: we, or the whole machine, stood still.
@@ -31,8 +33,7 @@ _GAP_SECONDS = 4.0
 GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 _DRAIN_POLL_SECONDS = 0.05
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_FAR = (
+_REMOTE_LAUNCHER = (
     "--flight-recorder: {} below the command may start ranks on other hosts, and NCCL ends a rank that cannot make its "
     "pipe, for which we made the directory on this host only; start us behind it, on each host."
 )
@@ -52,7 +53,7 @@ class Wanted(NamedTuple):
 
 
 class Silence:
-    """How long nothing was heard, and when to look."""
+    """How long nothing was written, and when to look."""
 
     def __init__(self, stall_seconds: float) -> None:
         self._stall = stall_seconds
@@ -61,7 +62,7 @@ class Silence:
         self._next = stall_seconds
 
     def is_due(self, silent_seconds: float) -> bool:
-        """Is it time for a look? A sound ends the silence."""
+        """Is it time for a look? Whatever is written ends the silence."""
         if silent_seconds < self._stall:
             self.looks, self._next = 0, self._stall
             return False
@@ -77,39 +78,39 @@ class Silence:
 class Watch:
     """One command, from its start to its end."""
 
-    def __init__(self, wanted: Wanted, command: Wrapped, outlets: Outlets, fellows: Fellows, mouth: Mouth) -> None:
+    def __init__(self, wanted: Wanted, command: Child, output: CommandOutput, peers: Peers, reporter: Reporter) -> None:
         self._wanted = wanted
         self._command = command
-        self._outlets = outlets
-        self._fellows = fellows
-        self._mouth = mouth
-        self._listener = Listener(outlets.ears)
-        self._lookout = Lookout([command.pid])
-        self._silence = Silence(wanted.stall_seconds + outlets.step_seconds)
+        self._output = output
+        self._peers = peers
+        self._reporter = reporter
+        self._monitor = OutputMonitor(output.sinks)
+        self._observer = Observer([command.pid])
+        self._silence = Silence(wanted.stall_seconds + output.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
         self._before: Stall | None = None
-        self._spared: tuple[int, ...] = ()  # commands of fellows that were started without --kill
+        self._spared: tuple[int, ...] = ()  # commands of peers that were started without --kill
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
     def run(self) -> None:
         """Until the command has ended."""
         while not self._command.is_over():
-            heard = self._command.hear(_POLL_SECONDS)
+            signalled = self._command.next_signal(_POLL_SECONDS)
             self._note_gap()
-            if heard is not None:
-                self._obey(heard.signum, shared=heard.shared)
+            if signalled is not None:
+                self._obey(signalled.signum, shared=signalled.shared)
             if not self._command.is_over() and self.bug is None:
                 self._watch_safely()
         self._drain()
 
     def _drain(self) -> None:
         """Pass on what the command has written, however slow its reader is; a signal ends that."""
-        relays, ended = self._outlets.relays.values(), time.monotonic()
+        relays, ended = self._output.relays.values(), time.monotonic()
         while any(relay.is_owing(_DRAIN_SECONDS, ended) for relay in relays):
-            heard = self._command.hear(_DRAIN_POLL_SECONDS)
-            if heard is not None and heard.signum in _ENDING:
+            signalled = self._command.next_signal(_DRAIN_POLL_SECONDS)
+            if signalled is not None and signalled.signum in ENDING:
                 return
 
     def _watch_safely(self) -> None:
@@ -126,31 +127,31 @@ class Watch:
 
     def _obey(self, signum: int, *, shared: bool) -> None:
         if signum == signal.SIGUSR1:
-            self._fellows.ask()
+            self._peers.request_look()
             return
         if signum == signal.SIGCHLD:
             return
         if not shared:
             self._say(self._command.send(signum))
         if signum == signal.SIGTSTP:
-            stop_ourselves()
+            os.kill(os.getpid(), signal.SIGSTOP)  # as SIGTSTP would have done, until SIGCONT is sent
         if signum in (signal.SIGTSTP, signal.SIGCONT):
             self._since = time.monotonic()
 
     def _say(self, sentence: str) -> None:
-        with self._listener.ignoring():
-            self._mouth.say_once(sentence)
+        with self._monitor.ignoring():
+            self._reporter.say_once(sentence)
 
     def _watch(self) -> None:
-        self._lookout.keep_sight()
-        if self._wanted.recorder and self._lookout.far_launcher:
-            self._say(_FAR.format(self._lookout.far_launcher))
-        last = max(self._listener.last, self._since)
-        news = self._fellows.exchange(self._command.pid, time.monotonic() - last)
+        self._observer.refresh()
+        if self._wanted.recorder and self._observer.remote_launcher:
+            self._say(_REMOTE_LAUNCHER.format(self._observer.remote_launcher))
+        last = max(self._monitor.last, self._since)
+        news = self._peers.exchange(self._command.pid, time.monotonic() - last)
         if not news.leads:
             return
         self._spared = news.spared
-        self._lookout.tops = [self._command.pid, *news.pids]
+        self._observer.tops = [self._command.pid, *news.pids]
         self._since = max(self._since, time.monotonic() - news.silent_seconds)
         silent = time.monotonic() - max(last, self._since)
         if self._silence.is_due(silent):
@@ -166,7 +167,7 @@ class Watch:
         elif is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
         # What goes on while we look was seen at several moments, and nothing fits together.
-        if self._was_heard(silent):
+        if time.monotonic() - max(self._monitor.last, self._since) < silent:
             return
         why = self._why_not_kill(stall) if self._wanted.kill else ""
         stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
@@ -176,31 +177,26 @@ class Watch:
             self._kill(verdict)
 
     def _why_not_kill(self, stall: Stall) -> str:
-        """A sentence where the silence does not prove that a healthy job would be heard; else nothing."""
-        if progress_age(stall) is not None or self._outlets.files in self._listener.heard:
+        """A sentence where the silence does not prove that a healthy job would be seen to write; else nothing."""
+        if progress_age(stall) is not None or self._output.files in self._monitor.active:
             return ""
-        if not self._listener.heard:
+        if not self._monitor.active:
             files = f", nor in {' '.join(map(readable, self._wanted.files))}" if self._wanted.files else ""
             return f"Not ended: nothing was ever heard of the command{files}, so that silence is no sign."
-        if is_apart(stall):
+        if is_without_rank_0(stall):
             return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
         return ""
 
-    def _was_heard(self, silent: float) -> bool:
-        """Was there anything new since the silence was so long?"""
-        return time.monotonic() - max(self._listener.last, self._since) < silent
-
     def _report(self, stall: Stall, why: str = "") -> Judged:
         verdict = judged(stall)
-        with self._listener.ignoring():
-            self._mouth.tell(stall, verdict, why)
+        with self._monitor.ignoring():
+            self._reporter.tell(stall, verdict, why)
         self._turn = time.monotonic()  # a look takes its time
         return verdict
 
     def _looked(self, silent: float, *, asked: bool) -> Stall:
-        look = self._lookout.look()
         stall = Stall(
-            host=self._lookout.host,
+            host=readable(socket.gethostname()),
             unix_seconds=time.time(),
             silent_seconds=silent,
             stall_seconds=self._wanted.stall_seconds,
@@ -208,20 +204,15 @@ class Watch:
             asked=asked,
             number=self._silence.number + (self._silence.looks == 0),
             looks=self._silence.looks + 1,
-            world_size=look.world_size,
-            guessed=look.guessed,
-            far_launcher=look.far_launcher,
-            ranks=look.ranks,
-            gpus=look.gpus,
-            gpus_unseen=look.gpus_unseen,
-            blocked_seconds=max((relay.blocked_seconds() for relay in self._outlets.relays.values()), default=0.0),
             notes=self._wanted.notes,
-            variables=look.variables,
         )
-        stall, self._before = structs.replace(stall, unmoved=stands_as(self._before, stall)), stall
+        stall = self._observer.look(stall)
+        blocked = max((relay.blocked_seconds() for relay in self._output.relays.values()), default=0.0)
+        stall = structs.replace(stall, blocked_seconds=blocked, unmoved=is_unmoved(self._before, stall))
+        self._before = stall
         return stall
 
     def _kill(self, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
-        others = [pid for pid in self._lookout.tops[1:] if pid not in self._spared]
-        self._say(end_all(self._command, others, lambda: self._lookout.living(self._spared), GRACE_SECONDS))
+        others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
+        self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))

@@ -86,8 +86,8 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     schema: str = WATCH_SCHEMA
 
 
-class Standing(Struct, frozen=True, kw_only=True):
-    """Who stands where: `ranks` that stand alike, in one line of text."""
+class RankGroup(Struct, frozen=True, kw_only=True):
+    """Ranks that do the same, and what that is, in one line of text."""
 
     ranks: tuple[int, ...]
     text: str
@@ -97,14 +97,14 @@ class Judged(Struct, frozen=True, kw_only=True):
     """What a look means: who holds the others up, and why; no ranks where the evidence cannot decide.
 
     `named` may hold a rank although nobody is at fault: it is the one for which the others wait. `moving` says that
-    nothing stands still.
+    nothing activities still.
     """
 
     named: tuple[int, ...]
     title: str
     message: str
-    remedy: str
+    fix: str
     moving: bool = False
-    standings: tuple[Standing, ...] = ()
+    groups: tuple[RankGroup, ...] = ()
     stacks: dict[str, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()

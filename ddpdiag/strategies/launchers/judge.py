@@ -1,4 +1,4 @@
-"""What the ways of starting a training came to, from what was seen of each turn. Pure.
+"""What the ways of starting a training came to, from what was seen of each turn.
 
 Of several rounds the best counts, for each figure by itself: what else runs on the host only ever makes things slower.
 """
@@ -6,20 +6,20 @@ Of several rounds the best counts, for each figure by itself: what else runs on 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.model.launching import Compare, Control, LauncherRow, LaunchersReport, Round, Start, Way
 from ddpdiag.model.train import Ended
+from ddpdiag.strategies.launchers.model import Compare, Control, LauncherRow, LaunchersReport, Round, Start, Way
 
 # Two runs of the same training differ by less than this on a quiet host; no explanation is sought for less.
-ALIKE = 0.1
+_ALIKE = 0.1
 # What remains of a difference without its cause, at most.
 _REST = 0.2
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """All turns, in their order, and the host on which they were made."""
+    """All turns, in their order, and the host on which they were made; `told` is the signal that ended it early."""
 
     starts: tuple[Start, ...]
     controls: tuple[Start, ...] = ()
@@ -30,7 +30,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 def judged(asked: Compare, seen: Seen, typed: dict[Way, str]) -> LaunchersReport:
-    """The table; `typed` is what a user types for each way. `seen.told` is the signal that ended it early."""
+    """The table; `typed` is what a user types for each way."""
     torchrun = _best(_rounds(seen.starts, Way.TORCHRUN))
     rows = tuple(_row(way, seen, torchrun, typed[way]) for way in typed)
     control = _control(seen.controls, torchrun)
@@ -52,75 +52,68 @@ def judged(asked: Compare, seen: Seen, typed: dict[Way, str]) -> LaunchersReport
     )
 
 
-def round_of(start: Start) -> Round:
-    """The figures of a turn that worked: of its slowest rank, each."""
-    return Round(
-        start_seconds=max(rank.group_at for rank in start.ranks) - start.begun_at,
-        launcher_seconds=max(rank.began_at for rank in start.ranks) - start.begun_at,
-        import_seconds=max(rank.imported_at - rank.began_at for rank in start.ranks),
-        step_seconds=max(statistics.median(rank.step_seconds) for rank in start.ranks),
-        seconds=start.seconds,
-    )
-
-
 def _rounds(starts: Sequence[Start], way: Way) -> tuple[Round, ...]:
-    return tuple(round_of(start) for start in starts if start.way is way and start.ended is Ended.WORKS)
+    """The figures of each turn that worked: of its slowest rank, each."""
+    return tuple(
+        Round(
+            start_seconds=max(rank.group_at for rank in start.ranks) - start.begun_at,
+            launcher_seconds=max(rank.began_at for rank in start.ranks) - start.begun_at,
+            import_seconds=max(rank.imported_at - rank.began_at for rank in start.ranks),
+            step_seconds=max(statistics.median(rank.step_seconds) for rank in start.ranks),
+            seconds=start.seconds,
+        )
+        for start in starts
+        if start.way is way and start.ended is Ended.WORKS
+    )
 
 
 def _best(rounds: Sequence[Round]) -> Round | None:
     if not rounds:
         return None
-    return Round(
-        start_seconds=min(each.start_seconds for each in rounds),
-        launcher_seconds=min(each.launcher_seconds for each in rounds),
-        import_seconds=min(each.import_seconds for each in rounds),
-        step_seconds=min(each.step_seconds for each in rounds),
-        seconds=min(each.seconds for each in rounds),
-    )
+    return Round(**{name: min(getattr(each, name) for each in rounds) for name in Round.__struct_fields__})
 
 
 def _row(way: Way, seen: Seen, torchrun: Round | None, command: str) -> LauncherRow:
     turns = [start for start in seen.starts if start.way is way]
     if not turns:
-        reason = (
-            "the run was ended before its turn" if seen.told is not None else "no time was left; give more --budget"
-        )
-        return LauncherRow(way=way, command=command, ended=Ended.UNFINISHED, reason=reason)
-    rounds = _rounds(turns, way)
-    best = _best(rounds)
+        early = "the run was ended before its turn" if seen.told is not None else "no time was left; give more --budget"
+        return LauncherRow(way=way, command=command, ended=Ended.UNFINISHED, reason=early)
     bad = next((start for start in turns if start.ended is not Ended.WORKS), None)
-    ranks = next((start.ranks for start in turns if start.ended is Ended.WORKS), ())
-    return LauncherRow(
+    which = f"in round {turns.index(bad) + 1} of {len(turns)}: " if bad and len(turns) > 1 else ""
+    rounds = _rounds(turns, way)
+    row = LauncherRow(
         way=way,
         command=command,
         ended=bad.ended if bad else Ended.WORKS,
-        reason=_told(bad, turns) if bad else "",
-        learnt_from=ranks[0].learnt_from if ranks else None,
-        threads=tuple(rank.threads for rank in ranks),
-        start_seconds=best.start_seconds if best else None,
-        start_ratio=best.start_seconds / torchrun.start_seconds if best and torchrun else None,
-        launcher_seconds=best.launcher_seconds if best else None,
-        import_seconds=best.import_seconds if best else None,
-        step_seconds=best.step_seconds if best else None,
-        step_ratio=best.step_seconds / torchrun.step_seconds if best and torchrun else None,
+        reason=f"{which}{bad.reason}" if bad else "",
         rounds=rounds,
+    )
+    best = _best(rounds)
+    if best is None:
+        return row
+    ranks = next(start.ranks for start in turns if start.ended is Ended.WORKS)
+    return structs.replace(
+        row,
+        learnt_from=ranks[0].learnt_from,
+        threads=tuple(rank.threads for rank in ranks),
+        start_seconds=best.start_seconds,
+        start_ratio=best.start_seconds / torchrun.start_seconds if torchrun else None,
+        launcher_seconds=best.launcher_seconds,
+        import_seconds=best.import_seconds,
+        step_seconds=best.step_seconds,
+        step_ratio=best.step_seconds / torchrun.step_seconds if torchrun else None,
     )
 
 
-def _told(bad: Start, turns: Sequence[Start]) -> str:
-    """Its error, and which of its turns that was, if others worked."""
-    return bad.reason if len(turns) == 1 else f"in round {turns.index(bad) + 1} of {len(turns)}: {bad.reason}"
-
-
 def _control(controls: Sequence[Start], torchrun: Round | None) -> Control | None:
-    way = controls[0].way if controls else Way.SPAWN
-    best = _best(_rounds(controls, way))
+    good = [start for start in controls if start.ended is Ended.WORKS]
+    best = _best(_rounds(good, good[0].way)) if good else None
     if best is None or torchrun is None:
         return None
-    threads = next(tuple(rank.threads for rank in start.ranks) for start in controls if start.ended is Ended.WORKS)
+    threads = tuple(rank.threads for rank in good[0].ranks)
     ratio = best.step_seconds / torchrun.step_seconds
     return Control(
-        way=way, omp_num_threads=threads[0], threads=threads, step_seconds=best.step_seconds, step_ratio=ratio
+        way=good[0].way, omp_num_threads=threads[0], threads=threads, step_seconds=best.step_seconds, step_ratio=ratio
     )
 
 
@@ -137,21 +130,16 @@ def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
     torchrun, hand, spawn = (_of(rows, way) for way in (Way.TORCHRUN, Way.BY_HAND, Way.SPAWN))
     if torchrun is None:
         return
-    told = [
+    parts = [
         "Start-up: torchrun, run and launch import torch themselves before they start a rank: "
         f"{torchrun.launcher_seconds:.1f} s pass until torchrun's last rank runs its first line"
     ]
     if spawn is not None:
-        told.append(f"{spawn.launcher_seconds:.1f} s with mp.spawn, whose parent imports torch too")
+        parts.append(f"{spawn.launcher_seconds:.1f} s with mp.spawn, whose parent imports torch too")
     if hand is not None:
-        told.append(f"{hand.launcher_seconds:.1f} s by hand, where nobody does")
-    yield f"{', '.join(told)}. Then each rank imports torch, which takes {torchrun.import_seconds:.1f} s with torchrun."
-
-
-def noise(rows: Sequence[LauncherRow]) -> float:
-    """How far apart two turns of one program are here: torchrun is torch.distributed.run, whatever it is called."""
-    same = _of(rows, Way.RUN)
-    return max(ALIKE, _apart(same.step_ratio) if same else 0.0)
+        parts.append(f"{hand.launcher_seconds:.1f} s by hand, where nobody does")
+    imports = f"Then each rank imports torch, which takes {torchrun.import_seconds:.1f} s with torchrun."
+    yield f"{', '.join(parts)}. {imports}"
 
 
 def _apart(ratio: float | None) -> float:
@@ -163,7 +151,7 @@ def _noise(rows: Sequence[LauncherRow]) -> Iterator[str]:
     same = _of(rows, Way.RUN)
     if same is None or same.start_ratio is None or same.step_ratio is None:
         return
-    if max(_apart(same.start_ratio), _apart(same.step_ratio)) > ALIKE:
+    if max(_apart(same.start_ratio), _apart(same.step_ratio)) > _ALIKE:
         yield (
             "Noise: torchrun and torch.distributed.run are one program, and yet the second took "
             f"{same.start_ratio:.2f} times as long to start and {same.step_ratio:.2f} times for a step. Differences of "
@@ -176,7 +164,10 @@ def _steps(rows: Sequence[LauncherRow], control: Control | None, asked: Compare,
     torchrun, free = _of(rows, Way.TORCHRUN), _of(rows, Way.SPAWN) or _of(rows, Way.BY_HAND)
     if torchrun is None or free is None or free.step_ratio is None:
         return
-    alike, how = noise(rows), _by(free.way.value)
+    # How far apart two turns of one program are here: torchrun is torch.distributed.run, whatever it is called.
+    same = _of(rows, Way.RUN)
+    alike = max(_ALIKE, _apart(same.step_ratio) if same else 0.0)
+    how = free.way.value if free.way is Way.BY_HAND else f"by {free.way.value}"
     if torchrun.threads == free.threads:
         if _apart(free.step_ratio) > alike:
             yield (
@@ -208,18 +199,9 @@ def _experiment(how: str, ratio: float, control: Control | None, alike: float) -
     return found + "the threads alone do not explain it."
 
 
-def _by(name: str) -> str:
-    return name if name.startswith("by ") else f"by {name}"
-
-
 def _threads(threads: Sequence[int]) -> str:
     least, most = min(threads), max(threads)
-    if least == most:
-        return "1 thread" if most == 1 else f"{most} threads"
-    return f"{least} to {most} threads"
-
-
-# The end -------------------------------------------------------------------------------------------------------------
+    return _counted(most, "thread") if least == most else f"{least} to {most} threads"
 
 
 def _verdict(rows: Sequence[LauncherRow], asked: Compare, told: int | None) -> tuple[str, int]:

@@ -26,6 +26,16 @@ PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _LARGEST_BYTES = 64 << 20
+# Entries that NCCL's flight recorder keeps; torch's tutorials use it.
+_BUFFER_ENTRIES = "2000"
+
+
+def recorder_variables(folder: str) -> dict[str, str]:
+    """What lets an outsider ask NCCL for its flight recorder; what the user has set stays."""
+    pipe, file = f"{folder}/ask-", f"{folder}/rank-"
+    wanted = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
+    wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 class Asked(NamedTuple):
@@ -60,8 +70,8 @@ def ask(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Asked
 def answer(asked: Asked, end: float) -> Flown | str:
     """What the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
     while time.monotonic() < end:
-        if _changed_ns(asked.file) > asked.before_ns and (flown := _load(asked.file)) is not None:
-            return flown
+        if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
+            return trace
         time.sleep(0.05)
     return "it did not answer in time: stopped, or its heartbeat thread hangs, too"
 

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from tempfile import TemporaryDirectory
 
 from ddpdiag.cli.check import launched
 from ddpdiag.cli.command import spelled
@@ -15,27 +16,18 @@ from ddpdiag.cli.train import refuse_nccl_without_gpus
 from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.launching import Seen, judged
-from ddpdiag.model.launching import Compare, LaunchersReport, Way
-from ddpdiag.render import files, launching
+from ddpdiag.render import files
 from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.rounds import Rounds, installed
 from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.ways import typed
+from ddpdiag.strategies.launchers import render
+from ddpdiag.strategies.launchers.judge import Seen, judged
+from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way
+from ddpdiag.strategies.launchers.rounds import Rounds, typed
 
 # The options of `train` that mean the same here.
-OPTIONS = (
-    "compare_launchers",
-    "rounds",
-    "nproc_per_node",
-    "steps",
-    "batch_size",
-    "backend",
-    "budget",
-    "data_dir",
-    "json",
-    "quiet",
-    "color",
+_OPTIONS = (
+    *("compare_launchers", "rounds", "nproc_per_node", "steps", "batch_size", "backend", "budget", "data_dir"),
+    *("json", "quiet", "color"),
 )
 # The first three steps are not timed, and a median of fewer than three says little.
 _LEAST_STEPS, _MOST_STEPS = 6, 2_000
@@ -47,7 +39,7 @@ _AGAIN = "start `ddpdiag train --compare-launchers` once on the host, by itself"
 def refuse_others(given: Iterable[str]) -> None:
     """UsageError for an option that has no meaning here; `given` are the names of those that were typed."""
     for name in given:
-        if name not in OPTIONS:
+        if name not in _OPTIONS:
             raise UsageError(
                 f"{spelled(name)} has no meaning with --compare-launchers, which trains with DistributedDataParallel "
                 "on this host, started in each way: give only one of the two"
@@ -68,9 +60,9 @@ def run(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) 
     width, colored = terminal(stream, outputs.color)
     try:
         if json is not None:
-            files.write(json, launching.as_json(report))
+            files.write(json, render.as_json(report))
     finally:  # a file that cannot be written shall not cost the table
-        show(launching.render(report, color=colored, width=width), stream)
+        show(render.render(report, color=colored, width=width), stream)
     return report.exit_code
 
 
@@ -121,8 +113,12 @@ def _number(option: str, value: int, least: int, most: int) -> None:
 def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
     begin = time.monotonic()
     signals = Signals(children=True)
-    with counter(quiet=quiet) as progress:
-        rounds = Rounds(compare, installed(), signals, lambda way, number: progress.tell(_turn(way, number)))
+    # Only this user may read it, and it is gone afterwards with all that launchers left in it.
+    with (
+        counter(quiet=quiet) as progress,
+        TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
+    ):
+        rounds = Rounds(compare, folder, signals, lambda way, n: progress.tell(f"round {n + 1}: {way.value} ..."))
         rounds.run()
     seen = Seen(
         starts=tuple(rounds.starts),
@@ -133,8 +129,3 @@ def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
         told=signals.told,
     )
     return judged(compare, seen, {way: typed(way, compare.ranks) for way in Way})
-
-
-def _turn(way: Way, number: int) -> str:
-    """Whose turn it is; rounds count from 0."""
-    return f"round {number + 1}: {way.value} ..."

@@ -2,9 +2,9 @@
 
 Those of one job meet at an abstract Unix socket, which has no file and goes with the process. The first one there
 leads: the others tell it once a second which process they started and how long that was silent, and it looks at all
-ranks of the host. Mostly rank 0 prints and the others do not: the silence that counts is the shortest. Who gets no
-answer from the leader (it is stopped, or another user has taken the name) leads itself, and so does whom it refuses:
-two trainings may run in one step, and then both have a fellow of the same number.
+ranks of the host. Mostly rank 0 prints and the others do not: the silence that counts is the shortest. A peer that gets
+no answer from the leader (it is stopped, or another user has taken the name) leads itself, and so does one that it
+refuses: two trainings may run in one step, and then both have a peer of the same number.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.probes.slurm import is_pseudo_step
 from ddpdiag.runtime.said import digest
@@ -35,28 +35,28 @@ _JOBS = (
 # What tells one of a launch from the others, and one launch from another.
 _NUMBERS = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 _RUNS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-_WELCOME, _REFUSED = b"1", b"0"
+_ACCEPTED, _REFUSED = b"1", b"0"
 
 
-class Who(Struct, frozen=True):
-    """One fellow: its number in its launch, the launch, and whether --kill ends its command with the others."""
+class Identity(Struct, frozen=True):
+    """One peer: its number in its launch, the launch, and whether --kill ends its command with the others."""
 
     number: str = ""
     run: str = ""
     kill: bool = False
 
 
-class Word(Struct, frozen=True, omit_defaults=True):
-    """What a fellow tells: the process that it started, how long it was silent, and whether a look is wanted."""
+class Message(Struct, frozen=True, omit_defaults=True):
+    """What a peer tells: the process that it started, how long it was silent, and whether a look is wanted."""
 
     pid: int
     silent_seconds: float
     asked: bool = False
-    who: Who = Who()
+    who: Identity = Identity()
 
 
-class News(Struct, frozen=True):
-    """What the leader knows of its fellows: their processes, those that --kill spares, and their shortest silence."""
+class PeersSeen(Struct, frozen=True):
+    """What the leader knows of its peers: their processes, those that --kill spares, and their shortest silence."""
 
     leads: bool
     pids: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class News(Struct, frozen=True):
     spared: tuple[int, ...] = ()
 
 
-_word: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
+_message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def job_name(env: Mapping[str, str]) -> str | None:
@@ -79,20 +79,20 @@ def job_name(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def who_we_are(env: Mapping[str, str], *, kill: bool) -> Who:
-    """What tells us from our fellows, by the environment."""
+def identity(env: Mapping[str, str], *, kill: bool) -> Identity:
+    """What tells us from our peers, by the environment."""
     number = "/".join(env.get(name, "") for name in _NUMBERS)
-    return Who(number, digest(*(env.get(name, "") for name in _RUNS)), kill)
+    return Identity(number, digest(*(env.get(name, "") for name in _RUNS)), kill)
 
 
-class Fellows:
-    """Leads, or tells the one that does."""
+class Peers:
+    """The other `ddpdiag watch` of one launch on this host: leads them, or tells the one that does."""
 
-    def __init__(self, name: str | None, who: Who) -> None:
+    def __init__(self, name: str | None, who: Identity) -> None:
         self._who = who
         self._address = None if name is None else f"\0ddpdiag-watch-{name}"
-        self._link = _link()
-        self._words: dict[int, tuple[float, Word]] = {}
+        self._socket = _open_socket()
+        self._messages: dict[int, tuple[float, Message]] = {}
         self._asked = False
         self._told = 0.0
         self._answered = time.monotonic()
@@ -102,50 +102,48 @@ class Fellows:
         if self._address is None:
             return True
         try:
-            self._link.bind(self._address)
+            self._socket.bind(self._address)
         except OSError:
             with contextlib.suppress(OSError):
-                self._link.bind("")  # a name of our own, so that we can be answered
+                self._socket.bind("")  # a name of our own, so that we can be answered
             return False
         return True
 
-    def ask(self) -> None:
+    def request_look(self) -> None:
         """A look is wanted, now."""
         self._asked = True
         self._told = 0.0
 
-    def exchange(self, pid: int, silent_seconds: float) -> News:
-        """Hear what there is, and tell the leader if it is time to."""
+    def exchange(self, pid: int, silent_seconds: float) -> PeersSeen:
+        """Receive what there is, and tell the leader if it is time to."""
         self._receive()
         if not self._leads:
-            self._tell(Word(pid, silent_seconds, self._asked, self._who))
-        if not self._leads:
-            return News(leads=False)
-        return self._news()
+            self._tell(Message(pid, silent_seconds, self._asked, self._who))
+        return self._seen() if self._leads else PeersSeen(leads=False)
 
-    def _news(self) -> News:
+    def _seen(self) -> PeersSeen:
         now = time.monotonic()
         fresh = self._fresh()
-        asked = self._asked or any(word.asked for _, word in fresh.values())
+        asked = self._asked or any(message.asked for _, message in fresh.values())
         self._asked = False
-        self._words = {pid: (at, Word(pid, word.silent_seconds, who=word.who)) for pid, (at, word) in fresh.items()}
-        silent = min((now - at + word.silent_seconds for at, word in fresh.values()), default=float("inf"))
-        spared = tuple(pid for pid, (_, word) in fresh.items() if not word.who.kill)
-        return News(True, tuple(fresh), silent, asked, spared)
+        self._messages = {pid: (at, structs.replace(message, asked=False)) for pid, (at, message) in fresh.items()}
+        silent = min((now - at + message.silent_seconds for at, message in fresh.values()), default=float("inf"))
+        spared = tuple(pid for pid, (_, message) in fresh.items() if not message.who.kill)
+        return PeersSeen(True, tuple(fresh), silent, asked, spared)
 
-    def _fresh(self) -> dict[int, tuple[float, Word]]:
+    def _fresh(self) -> dict[int, tuple[float, Message]]:
         now = time.monotonic()
-        return {pid: (at, word) for pid, (at, word) in self._words.items() if now - at < _PATIENCE_SECONDS}
+        return {pid: (at, message) for pid, (at, message) in self._messages.items() if now - at < _PATIENCE_SECONDS}
 
-    def _is_of_us(self, word: Word) -> bool:
+    def _is_peer(self, message: Message) -> bool:
         """Is it of our launch, and nobody's double?"""
-        others = [self._who.number, *(own.who.number for pid, (_, own) in self._fresh().items() if pid != word.pid)]
-        return word.who.run == self._who.run and word.who.number not in others
+        others = [self._who.number, *(own.who.number for pid, (_, own) in self._fresh().items() if pid != message.pid)]
+        return message.who.run == self._who.run and message.who.number not in others
 
     def _receive(self) -> None:
         while True:
             try:
-                data, ancillary, _, sender = self._link.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+                data, ancillary, _, sender = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError:
                 return
             if not any(_is_ours(payload) for _, kind, payload in ancillary if kind == socket.SCM_CREDENTIALS):
@@ -156,22 +154,22 @@ class Fellows:
                     self._leads = True
                 continue
             with contextlib.suppress(msgspec.DecodeError, OSError):
-                word = _word.decode(data)
-                if not self._is_of_us(word):
-                    self._link.sendto(_REFUSED, socket.MSG_DONTWAIT, sender)
+                message = _message.decode(data)
+                if not self._is_peer(message):
+                    self._socket.sendto(_REFUSED, socket.MSG_DONTWAIT, sender)
                     continue
-                before = self._words.get(word.pid)
-                asked = word.asked or (before is not None and before[1].asked)
-                self._words[word.pid] = time.monotonic(), Word(word.pid, word.silent_seconds, asked, word.who)
-                self._link.sendto(_WELCOME, socket.MSG_DONTWAIT, sender)
+                before = self._messages.get(message.pid)
+                asked = message.asked or (before is not None and before[1].asked)
+                self._messages[message.pid] = time.monotonic(), structs.replace(message, asked=asked)
+                self._socket.sendto(_ACCEPTED, socket.MSG_DONTWAIT, sender)
 
-    def _tell(self, word: Word) -> None:
+    def _tell(self, message: Message) -> None:
         now = time.monotonic()
         if now - self._told < _TELL_SECONDS or self._address is None:
             return
         self._told = now
         try:
-            self._link.sendto(msgspec.json.encode(word), socket.MSG_DONTWAIT, self._address)
+            self._socket.sendto(msgspec.json.encode(message), socket.MSG_DONTWAIT, self._address)
             self._asked = False
         except BlockingIOError:
             pass  # it has not read for a while
@@ -183,21 +181,21 @@ class Fellows:
 
     def _lead(self) -> None:
         """The leader is gone: take its place, or else find out at the next turn who has."""
-        self._link.close()
-        self._link = _link()
+        self._socket.close()
+        self._socket = _open_socket()
         self._answered = time.monotonic()
         self._leads = self._bind()
 
     def close(self) -> None:
         """Leave: whoever tells us something next will lead."""
-        self._link.close()
+        self._socket.close()
 
 
-def _link() -> socket.socket:
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    link.setblocking(False)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says who has sent
-    return link
+def _open_socket() -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    opened.setblocking(False)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says who has sent
+    return opened
 
 
 def _is_ours(payload: bytes) -> bool:

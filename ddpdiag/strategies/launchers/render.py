@@ -1,20 +1,19 @@
 """Ways of starting a training, for people and for scripts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ddpdiag.codec import encode
-from ddpdiag.model.launching import LauncherRow, LaunchersReport, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Column, draw, pieces
 from ddpdiag.render.units import count, seconds
+from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, Way
 
 _STYLES = {Ended.WORKS: "green", Ended.FAILS: "bold red", Ended.HANGS: "bold red", Ended.UNFINISHED: "bold yellow"}
 _WORDS = {Ended.UNFINISHED: "unknown"}
 _VERDICTS = {0: "bold green", 1: "bold red"}
-_ABSENT = "-"
 
 
 def as_json(report: LaunchersReport) -> str:
@@ -26,7 +25,7 @@ def render(report: LaunchersReport, *, color: bool, width: int) -> str:
     """The table, what explains it, and the verdict, as text of `width` columns."""
     page = Page(color=color, width=width)
     page.write(_head(report), lead="ddpdiag: ", lead_style="bold")
-    page.write(_lesson(report), style="dim")
+    page.write(_what(report), style="dim")
     page.blank()
     _table(page, report.rows)
     _reasons(page, report.rows)
@@ -46,7 +45,7 @@ def _head(report: LaunchersReport) -> str:
     return f"{told}; {seconds(report.seconds)} of {seconds(report.asked.budget_seconds)}"
 
 
-def _lesson(report: LaunchersReport) -> str:
+def _what(report: LaunchersReport) -> str:
     asked = report.asked
     return (
         f"The same training, started in each way: {count(asked.steps, 'step')} of {count(asked.batch_size, 'image')} "
@@ -57,8 +56,8 @@ def _lesson(report: LaunchersReport) -> str:
 
 
 def _table(page: Page, rows: Sequence[LauncherRow]) -> None:
-    def column(header: str, show: Callable[[LauncherRow], str | None]) -> Column:
-        return Column(header, tuple(show(row) or _ABSENT for row in rows), right=True)
+    def column(header: str, shown: Iterable[str | None]) -> Column:
+        return Column(header, tuple(text or "-" for text in shown), right=True)
 
     names = (
         Column("started by", tuple(row.way.value for row in rows), right=False),
@@ -70,24 +69,20 @@ def _table(page: Page, rows: Sequence[LauncherRow]) -> None:
         ),
     )
     figures = (
-        column("start", lambda row: _seconds(row.start_seconds)),
-        column("x", lambda row: _ratio(row.start_ratio)),
-        column("launcher", lambda row: _seconds(row.launcher_seconds)),
-        column("step", lambda row: None if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms"),
-        column("x", lambda row: _ratio(row.step_ratio)),
-        column("threads", lambda row: _threads(row.threads)),
+        column("start", (_shown(row.start_seconds, "{:.2f} s") for row in rows)),
+        column("x", (_shown(row.start_ratio, "{:.2f}") for row in rows)),
+        column("launcher", (_shown(row.launcher_seconds, "{:.2f} s") for row in rows)),
+        column("step", (_shown(row.step_seconds, "{:.1f} ms", 1e3) for row in rows)),
+        column("x", (_shown(row.step_ratio, "{:.2f}") for row in rows)),
+        column("threads", (_threads(row.threads) for row in rows)),
     )
     for piece in pieces(names, figures, width=page.width, gap=1):
         page.table(draw((*names, *piece), len(rows), 1))
         page.blank()
 
 
-def _seconds(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f} s"
-
-
-def _ratio(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
+def _shown(value: float | None, form: str, scale: float = 1.0) -> str | None:
+    return None if value is None else form.format(value * scale)
 
 
 def _threads(threads: Sequence[int]) -> str | None:

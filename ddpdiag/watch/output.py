@@ -24,22 +24,22 @@ from msgspec import Struct
 # The kernel notes when a terminal was written to in steps of so many seconds, so that nobody's typing can be timed.
 TERMINAL_STEP_SECONDS = 8.0
 _CHUNK_BYTES = 1 << 16
-_EAR_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 # Files may lie on a file system for which each look is a message: they are looked at for no more than this share.
-_LOOKING_SHARE = 0.02
+_POLL_SHARE = 0.02
 
 
-class Ear(Protocol):
+class Sink(Protocol):
     """Something that shows when it was written to."""
 
-    def heard(self) -> float | None:
+    def last_write(self) -> float | None:
         """When it last was, on the clock of time.monotonic, if that is later than what it said before."""
 
-    def deafen(self) -> None:
+    def forget(self) -> None:
         """What comes now is our own: forget it."""
 
 
-class FileEar:
+class FileSink:
     """Files that grow, or are written to: one by its descriptor, or all that fit a pattern."""
 
     def __init__(self, files: "Sequence[int | str]") -> None:
@@ -55,17 +55,17 @@ class FileEar:
                     continue
                 yield (seen.st_dev, seen.st_ino), (seen.st_size, seen.st_mtime_ns)
 
-    def heard(self) -> float | None:
+    def last_write(self) -> float | None:
         now = dict(self._look())
         changed = any(self._before.get(file) != state for file, state in now.items())
         self._before = now
         return time.monotonic() if changed else None
 
-    def deafen(self) -> None:
+    def forget(self) -> None:
         self._before = dict(self._look())
 
 
-class TerminalEar:
+class TerminalSink:
     """A terminal, by its device's time: what was written is at most 8 s older than what is said."""
 
     def __init__(self, descriptor: int) -> None:
@@ -78,14 +78,14 @@ class TerminalEar:
         except OSError:
             return 0.0
 
-    def heard(self) -> float | None:
+    def last_write(self) -> float | None:
         now = self._changed()
         if now <= self._before:
             return None
         self._before = now
         return time.monotonic()
 
-    def deafen(self) -> None:
+    def forget(self) -> None:
         self._before = max(self._changed(), time.time() // TERMINAL_STEP_SECONDS * TERMINAL_STEP_SECONDS)
 
 
@@ -98,7 +98,7 @@ class Relay:
     def __init__(self, outer: int) -> None:
         self._outer = outer
         self._inner, self.descriptor = os.pipe()
-        self._heard = 0.0
+        self._written = 0.0
         self._carried = 0.0  # the same, and not taken back
         self._since: float | None = None  # a write that the reader has not taken yet
         self._thread = threading.Thread(target=self._carry, name="ddpdiag-relay", daemon=True)
@@ -110,7 +110,7 @@ class Relay:
 
     def _carry(self) -> None:
         while chunk := os.read(self._inner, _CHUNK_BYTES):
-            self._heard = self._carried = time.monotonic()
+            self._written = self._carried = time.monotonic()
             try:
                 self._put(memoryview(chunk))
                 self._carried = time.monotonic()
@@ -129,11 +129,11 @@ class Relay:
         finally:
             self._since = None
 
-    def heard(self) -> float | None:
-        last, self._heard = self._heard, 0.0
+    def last_write(self) -> float | None:
+        last, self._written = self._written, 0.0
         return last or None
 
-    def deafen(self) -> None:
+    def forget(self) -> None:
         """What we write goes past it."""
 
     def blocked_seconds(self) -> float:
@@ -154,19 +154,18 @@ class Relay:
         return self._since is not None or left[0] > 0 or time.monotonic() - max(self._carried, ended) < quiet_seconds
 
 
-class Outlets(Struct):
+class CommandOutput(Struct):
     """Standard output and error of the command, and other files that it writes."""
 
-    ears: list[Ear]
+    sinks: list[Sink]  # none where nothing shows that it was written to
     relays: dict[int, Relay]  # by descriptor of the command, 1 and 2
-    files: Ear | None  # one of the ears, for files beside them
-    deaf: bool  # is there nothing that could be heard?
-    step_seconds: float  # what was heard is at most so much older than it seems
+    files: Sink | None  # one of the sinks, for files beside them
+    step_seconds: float  # what was written is at most so much older than it seems
 
 
-def open_outlets(patterns: Sequence[str]) -> Outlets:
+def open_output(patterns: Sequence[str]) -> CommandOutput:
     """Look at what our own output goes to; `patterns` are names of files that the command writes beside it."""
-    ears: list[Ear] = []
+    sinks: list[Sink] = []
     relays: dict[int, Relay] = {}
     known: dict[tuple[int, int], int] = {}
     for descriptor in (1, 2):
@@ -176,66 +175,66 @@ def open_outlets(patterns: Sequence[str]) -> Outlets:
             if same in relays:  # 2>&1: one pipe for both, or their order would be lost
                 relays[descriptor] = relays[same]
         elif os.isatty(descriptor):
-            ears.append(TerminalEar(descriptor))
+            sinks.append(TerminalSink(descriptor))
         elif stat.S_ISREG(seen.st_mode):
-            ears.append(FileEar([descriptor]))
+            sinks.append(FileSink([descriptor]))
         elif not stat.S_ISCHR(seen.st_mode):
             relays[descriptor] = Relay(descriptor)
-            ears.append(relays[descriptor])
-    files = FileEar(patterns) if patterns else None
-    ears += [files] if files is not None else []
-    on_terminal = any(isinstance(ear, TerminalEar) for ear in ears)
-    return Outlets(ears, relays, files, not ears, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
+            sinks.append(relays[descriptor])
+    files = FileSink(patterns) if patterns else None
+    sinks += [files] if files is not None else []
+    on_terminal = any(isinstance(sink, TerminalSink) for sink in sinks)
+    return CommandOutput(sinks, relays, files, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
 
 
-class Listener:
-    """A thread for each ear: a file system that does not answer holds up its own ear, and nobody else.
+class OutputMonitor:
+    """A thread for each sink: a file system that does not answer holds up its own sink, and nobody else.
 
-    `heard` are the ears that have heard something at all.
+    `active` are the sinks that were written to at all.
     """
 
-    def __init__(self, ears: Sequence[Ear]) -> None:
-        self.heard: set[Ear] = set()
-        self._last: dict[Ear | None, float] = dict.fromkeys((None, *ears), time.monotonic())
-        self._told = {ear: threading.Event() for ear in ears}
-        self._tellings = 0
-        self._telling = False
-        for ear in ears:
-            threading.Thread(target=self._listen, args=(ear,), name="ddpdiag-listener", daemon=True).start()
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.active: set[Sink] = set()
+        self._last: dict[Sink | None, float] = dict.fromkeys((None, *sinks), time.monotonic())
+        self._wake = {sink: threading.Event() for sink in sinks}
+        self._reports = 0
+        self._reporting = False
+        for sink in sinks:
+            threading.Thread(target=self._monitor, args=(sink,), name="ddpdiag-listener", daemon=True).start()
 
     @property
     def last(self) -> float:
-        """When something was heard last, on the clock of time.monotonic."""
+        """When something was written last, on the clock of time.monotonic."""
         return max(self._last.values())
 
-    def _listen(self, ear: Ear) -> None:
+    def _monitor(self, sink: Sink) -> None:
         forgotten = 0
         while True:
-            begin, tellings = time.monotonic(), self._tellings
-            if not self._telling:
-                if forgotten == tellings:
-                    self._hear(ear, tellings)
+            begin, reports = time.monotonic(), self._reports
+            if not self._reporting:
+                if forgotten == reports:
+                    self._check(sink, reports)
                 else:
-                    ear.deafen()
-                    forgotten = tellings
-            told = self._told[ear]  # forget at once, before the command writes more
-            told.wait(max(_EAR_SECONDS, (time.monotonic() - begin) / _LOOKING_SHARE))
-            told.clear()
+                    sink.forget()
+                    forgotten = reports
+            wake = self._wake[sink]  # forget at once, before the command writes more
+            wake.wait(max(_POLL_SECONDS, (time.monotonic() - begin) / _POLL_SHARE))
+            wake.clear()
 
-    def _hear(self, ear: Ear, tellings: int) -> None:
-        heard = ear.heard()
-        if heard is not None and self._tellings == tellings:  # else it may have been ourselves
-            self._last[ear] = max(self._last[ear], heard)
-            self.heard.add(ear)
+    def _check(self, sink: Sink, reports: int) -> None:
+        written = sink.last_write()
+        if written is not None and self._reports == reports:  # else it may have been ourselves
+            self._last[sink] = max(self._last[sink], written)
+            self.active.add(sink)
 
     @contextlib.contextmanager
     def ignoring(self) -> Iterator[None]:
-        """While this is open we write ourselves. It never waits: each ear forgets what came at its own next turn."""
-        self._tellings += 1
-        self._telling = True
+        """While this is open we write ourselves. It never waits: each sink forgets what came at its own next turn."""
+        self._reports += 1
+        self._reporting = True
         try:
             yield
         finally:
-            self._telling = False
-            for told in self._told.values():
-                told.set()
+            self._reporting = False
+            for wake in self._wake.values():
+                wake.set()

@@ -1,4 +1,4 @@
-"""How busy each GPU is, in a process of its own, because NVML may hang: `python -m ddpdiag.probes.gpu_use`.
+"""How busy each GPU is, in a process of its own, because NVML may hang: `python -m ddpdiag.watch.gpu_use`.
 
 A rank that waits in a kernel of NCCL keeps its GPU at 100 %; one that never came to launch it leaves it idle.
 """
@@ -7,9 +7,9 @@ import sys
 
 import msgspec
 
-from ddpdiag.model.watch import GpuUse
 from ddpdiag.probes.bounded import run
 from ddpdiag.probes.nvml import memory, supported
+from ddpdiag.watch.model import GpuUse
 
 _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
 
@@ -17,7 +17,7 @@ _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[Gpu
 def read_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
     try:
-        said = run([sys.executable, "-m", "ddpdiag.probes.gpu_use"], end)
+        said = run([sys.executable, "-m", "ddpdiag.watch.gpu_use"], end)
         return ((), "NVML did not answer in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"

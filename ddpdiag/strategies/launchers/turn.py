@@ -21,16 +21,16 @@ import psutil
 from msgspec import Struct
 
 from ddpdiag.codec import decode
-from ddpdiag.model.launching import RankError, RankTimes, Start, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.children import Log, signal_process
 from ddpdiag.runtime.running import how_it_ended
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.tether import die_with_parent
-from ddpdiag.runtime.ways import Command
+from ddpdiag.strategies.launchers.model import RankError, RankTimes, Start, Way
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
-GRACE_SECONDS, KILL_SECONDS = 3.0, 2.0
+_GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
+END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
 # By hand nobody ends the others when one has failed; who is told of it by its group leaves by then.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -41,6 +41,14 @@ _PREFIX = re.compile(r"\[rank\d+\]: ?")
 _LONGEST_REASON = 300
 
 T = TypeVar("T")
+Processes = Sequence[subprocess.Popen[bytes]]
+
+
+class Command(Struct, frozen=True):
+    """One process to start: its words, and the variables that its way of starting sets beside the user's."""
+
+    words: tuple[str, ...]
+    variables: dict[str, str] = {}
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -69,15 +77,15 @@ def start(turn: Turn, signals: Signals) -> Start:
         reason = f"it cannot be started: {error}"
     finally:
         seconds = time.monotonic() - begun_at
-        said = log.tail(1 << 16)  # before they say that we ended them
-        left = end_all(processes, mark)
-    ranks = tuple(sorted(read_all(turn.out, "rank", RankTimes), key=lambda seen: seen.rank))
+        output = log.tail(1 << 16)  # before they say that we ended them
+        left = _end_all(processes, mark)
+    log.close()
+    ranks = tuple(sorted(_read_all(turn.out, "rank", RankTimes), key=lambda seen: seen.rank))
     ended = Ended.FAILS
     if left:
         reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
     elif not reason:
-        ended, reason = _judged(turn, ranks, processes, said, in_time=in_time)
-    log.close()
+        ended, reason = _result(turn, ranks, processes, output, in_time=in_time)
     return Start(way=turn.way, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
 
 
@@ -88,13 +96,13 @@ def _popen(command: Command, environ: Mapping[str, str], log: Log) -> subprocess
         stdin=subprocess.DEVNULL,
         stdout=log.fileno(),
         stderr=log.fileno(),
-        env=dict(environ),
+        env=environ,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float, signals: Signals) -> bool:
+def _wait(processes: Processes, end: float, signals: Signals) -> bool:
     """Did all end before `end`? Not to be waited for: who is told by its group that another one has failed."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
@@ -110,16 +118,16 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float, signals: Sig
     return True
 
 
-def end_all(processes: Sequence[subprocess.Popen[bytes]], mark: str) -> list[int]:
+def _end_all(processes: Processes, mark: str) -> list[int]:
     """End the commands, politely first, then all that descends from them; the pids that cannot be ended."""
     for process in processes:
         if process.poll() is None:
             signal_process(process.pid, signal.SIGTERM)
-    end = time.monotonic() + GRACE_SECONDS
+    end = time.monotonic() + _GRACE_SECONDS
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-    end = time.monotonic() + KILL_SECONDS
-    while (left := list(marked(mark))) and time.monotonic() < end:
+    end = time.monotonic() + _KILL_SECONDS
+    while (left := list(_marked(mark))) and time.monotonic() < end:
         for pid in left:
             signal_process(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
@@ -128,7 +136,7 @@ def end_all(processes: Sequence[subprocess.Popen[bytes]], mark: str) -> list[int
     return left
 
 
-def marked(mark: str) -> Iterator[int]:
+def _marked(mark: str) -> Iterator[int]:
     """The living processes that carry the mark; a zombie has no environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -136,15 +144,12 @@ def marked(mark: str) -> Iterator[int]:
                 yield process.pid
 
 
-# What came of it -----------------------------------------------------------------------------------------------------
-
-
-def _judged(
-    turn: Turn, ranks: Sequence[RankTimes], processes: Sequence[subprocess.Popen[bytes]], log: str, *, in_time: bool
+def _result(
+    turn: Turn, ranks: Sequence[RankTimes], processes: Processes, output: str, *, in_time: bool
 ) -> tuple[Ended, str]:
     """Whether all of it worked, and if not, why: the first rank's own error, else the launcher's words."""
-    errors = read_all(turn.out, "error", RankError)
-    words = first_error(errors, log)
+    errors = _read_all(turn.out, "error", RankError)
+    words = first_error(errors, output)
     failed = next((process.returncode for process in processes if process.returncode), 0)
     if errors or (in_time and failed):
         return Ended.FAILS, words or how_it_ended(failed)
@@ -152,30 +157,29 @@ def _judged(
         last = f"; it last said: {words}" if words else ""
         return Ended.HANGS, f"it was not over after {turn.seconds:.3g} s, its share of --budget{last}"
     if [seen.rank for seen in ranks] != [*range(turn.ranks)] or any(seen.world_size != turn.ranks for seen in ranks):
-        told = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
-        return Ended.FAILS, f"it ended without an error, but the ranks that trained are {told}; expected {turn.ranks}"
+        trained = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
+        return (
+            Ended.FAILS,
+            f"it ended without an error, but the ranks that trained are {trained}; expected {turn.ranks}",
+        )
     return Ended.WORKS, ""
 
 
-def first_error(errors: Sequence[RankError], log: str) -> str:
+def first_error(errors: Sequence[RankError], output: str) -> str:
     """The earliest rank's error, which the others echo; else the first line of the output that looks like an error,
     else its last one."""
     if errors:
         first = min(errors, key=lambda error: error.at)
-        return f"rank {first.rank}: {_ends(first.error)}"
-    lines = [_PREFIX.sub("", line.strip()) for line in log.splitlines() if line.strip(" \t=-")]
+        lines = [line.strip() for line in first.error.splitlines() if line.strip()]
+        # NCCL's reason stands in the last line.
+        ends = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
+        return f"rank {first.rank}: {ends[:_LONGEST_REASON]}"
+    lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
     found = next((line for line in lines if _ERROR_LINE.match(line)), lines[-1] if lines else "")
     return found[:_LONGEST_REASON]
 
 
-def _ends(error: str) -> str:
-    """The first and the last line: NCCL's reason stands in the last one."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    told = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
-    return told[:_LONGEST_REASON]
-
-
-def read_all(out: Path, name: str, kind: type[T]) -> list[T]:
+def _read_all(out: Path, name: str, kind: type[T]) -> list[T]:
     """What the ranks wrote; a file that was cut off counts as none."""
     found: list[T] = []
     for path in out.glob(f"{name}-*.json"):

@@ -32,7 +32,6 @@ class RankTimes(Struct, frozen=True, kw_only=True):
     """
 
     rank: int
-    local_rank: int
     world_size: int
     learnt_from: str
     threads: int
@@ -43,8 +42,6 @@ class RankTimes(Struct, frozen=True, kw_only=True):
     imported_at: float
     group_at: float
     step_seconds: tuple[float, ...]
-    first_loss: float
-    last_loss: float
 
 
 class RankError(Struct, frozen=True, kw_only=True):

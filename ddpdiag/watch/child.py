@@ -1,0 +1,224 @@
+"""The command as our child, started as if we were not there; its end becomes ours.
+
+It stays in our process group and session, as under `env` and `nice`: what a terminal or a batch system sends to the
+group reaches it without us, SIGKILL among it. In a group of its own (tini, dumb-init) it would have to be handed the
+terminal, and would outlive `kill -9 -- -PGID`. A signal that was sent to us alone is passed on; one that the group has
+got is not, for a second SIGTERM keeps torchrun from ending its ranks. Which one it was, a process beside us shows.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.codec import readable
+from ddpdiag.errors import Explained
+from ddpdiag.probes.files import read_pairs
+from ddpdiag.probes.procfs import PROC
+from ddpdiag.watch.processes import read_process
+
+# Passed on to the command. SIGUSR1 is a question to us.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PASSED = (*ENDING, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
+AWAITED = frozenset({*PASSED, signal.SIGUSR1, signal.SIGCHLD})
+_SI_KERNEL = 0x80  # include/uapi/asm-generic/siginfo.h
+_POLL_SECONDS = 0.1
+# As env, nohup and timeout leave (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
+_CANNOT_INVOKE, _NOT_FOUND = 126, 127
+# Python ignores these in itself; the command shall not.
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+# slurmstepd reads a file of each process before it signals the next one.
+_PROBE_SECONDS, _PROBE_POLL_SECONDS = 0.1, 0.005
+_PROBE_PROGRAM = "cat"  # a program of its own, for `pkill ddpdiag` shall not meet it
+
+
+class NotStarted(Explained):
+    """The command could not be started."""
+
+    def __init__(self, command: str, error: OSError) -> None:
+        super().__init__(f"{command}: {error.strerror or error}")
+        self.exit_code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_INVOKE
+
+
+class Signal(NamedTuple):
+    """A signal that we got, and whether the command got it, too."""
+
+    signum: int
+    shared: bool
+
+
+class Child:
+    """The running command."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int]) -> None:
+        """Start it; `descriptors` replaces some of its standard descriptors. Signals wait until `next_signal`."""
+        # Ignored, as a parent may have left it, no child could be waited for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+        self._probe = SignalProbe()
+        actions = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in descriptors.items()]
+        try:
+            self.pid = os.posix_spawnp(
+                command[0], list(command), env, file_actions=actions, setsigmask=mask, setsigdef=_PYTHONS_OWN
+            )
+        except OSError as error:
+            self._probe.end()
+            raise NotStarted(command[0], error) from error
+        self.status: int | None = None
+
+    def next_signal(self, seconds: float) -> Signal | None:
+        """The next signal within so many seconds, or None."""
+        info = signal.sigtimedwait(AWAITED, max(0.0, seconds))
+        if info is None:
+            self._probe.forget()
+            return None
+        return Signal(info.si_signo, info.si_signo in PASSED and self._is_shared(info))
+
+    def _is_shared(self, info: signal.struct_siginfo) -> bool:
+        """Has the command got it without us?"""
+        if self.is_over() or os.getpgid(self.pid) != os.getpgrp():
+            return False
+        seen = self._probe.received(info.si_signo)
+        if seen:
+            signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) sends to us first, and then to the group, us among it
+        return info.si_code == _SI_KERNEL if seen is None else seen
+
+    def is_over(self) -> bool:
+        """Has it ended? Its own children may live on."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if pid else None
+            if pid:
+                self._probe.end()
+        return self.status is not None
+
+    def send(self, signum: int) -> str:
+        """A signal for it; it was not waited for yet, so its number is still its own. A sentence if it is refused."""
+        if self.is_over() or _kill(self.pid, signum):
+            return ""
+        return f"{signal.Signals(signum).name} is not passed on: {_refused([self.pid])}"
+
+
+class SignalProbe:
+    """A process in our group that shows whether a signal was sent to us alone, or to the whole group as well.
+
+    A signal says who has sent it, and not to whom: `kill -- -PGID` of a shell looks like `kill PID`; `timeout` sends to
+    us and to the group; slurmstepd to the group (proctrack/pgid), to its own children only (proctrack/cgroup) or to
+    every process of the step (SignalChildrenProcesses); systemd and `docker stop` as they are set up. So a `cat` of our
+    group waits with all signals blocked for the end of a pipe that we hold, and so ends with us however we end. What
+    was sent to the group is pending there (ShdPnd of proc(5)), and does not go away by itself, so that it is replaced
+    each time.
+    """
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._pipe: int | None = None
+        self._simultaneous = 0
+        self._start()
+
+    def received(self, signum: int) -> bool | None:
+        """Did a signal that we have just got reach it, too? None if it is not there."""
+        bit, end = 1 << signum - 1, time.monotonic() + _PROBE_SECONDS
+        while (pending := self._pending()) is not None and not pending & bit:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_PROBE_POLL_SECONDS)
+        self._replace()
+        if pending is None:
+            return None
+        self._simultaneous = pending & ~bit  # they came at the same time, and we are told one after the other
+        return True
+
+    def forget(self) -> None:
+        """No signal reached us: what is pending now was for it alone, as by `pkill cat`, and is no sign later."""
+        if self._pending() and not signal.sigpending():
+            self._replace()
+
+    def end(self) -> None:
+        """End it."""
+        if self._pid is None or self._pipe is None:
+            return
+        os.kill(self._pid, signal.SIGKILL)  # it was not waited for yet, so its number is still its own
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        os.close(self._pipe)
+        self._pid = self._pipe = None
+
+    def _replace(self) -> None:
+        self._simultaneous = 0
+        if self._pid is not None:
+            self.end()
+            self._start()
+
+    def _start(self) -> None:
+        held, pipe = os.pipe()
+        actions = [
+            (os.POSIX_SPAWN_DUP2, held, 0),
+            *((os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_WRONLY, 0) for descriptor in (1, 2)),
+        ]
+        mask = signal.valid_signals()
+        try:
+            self._pid = os.posix_spawnp(_PROBE_PROGRAM, [_PROBE_PROGRAM], {}, file_actions=actions, setsigmask=mask)
+            self._pipe = pipe
+        except OSError:
+            os.close(pipe)
+        finally:
+            os.close(held)
+
+    def _pending(self) -> int | None:
+        """Signals that wait for it, as a mask; None if it is not there."""
+        if self._pid is None:
+            return None
+        status = read_pairs(PROC / str(self._pid) / "status", ":")
+        if status.get("State", "Z")[0] in "ZX":
+            return None
+        return self._simultaneous | int(status.get("ShdPnd", "0"), 16)
+
+
+def end_all(command: Child, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> str:
+    """SIGTERM to the command and to those of its peers on this host, which end their ranks; what is left after the
+    grace is killed. A sentence if some may not be."""
+    command.send(signal.SIGTERM)
+    for pid in others:
+        _kill(pid, signal.SIGTERM)
+    refused: list[int] = []
+    end = time.monotonic() + grace_seconds
+    while time.monotonic() < end and not (command.is_over() and not living()):
+        time.sleep(_POLL_SECONDS)
+    while (left := living()) and time.monotonic() < end + grace_seconds:
+        refused = [pid for pid in left if not _kill(pid, signal.SIGKILL)]
+        command.is_over()
+        time.sleep(_POLL_SECONDS)
+    return f"Not ended: {_refused(refused)}" if refused else ""
+
+
+def _kill(pid: int, signum: int) -> bool:
+    """False if it may not be signalled by us, as what sudo starts."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
+
+
+def _refused(pids: Sequence[int]) -> str:
+    known = [f"pid {pid} ({readable(process.name)})" for pid in pids if (process := read_process(pid)) is not None]
+    return f"{', '.join(known) or 'what was started'} may not be signalled by user {os.geteuid()}."
+
+
+def leave_as(status: int) -> int:
+    """The exit code of a command that exited; one that a signal killed takes us along, by the same signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its core dump is not to be overwritten by ours
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+    os.kill(os.getpid(), -code)
+    return 128 - code

@@ -1,0 +1,252 @@
+"""What a look at a silent training means: who holds it up, and why.
+
+Where all wait alike, nobody on this host is named: the one that is missing runs on another one, or a message was lost.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import structs
+
+from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.failure_evidence import state_text
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.errors import UsageError
+from ddpdiag.stats import odd_ones_out
+from ddpdiag.watch.activity import (
+    Activities,
+    Activity,
+    activities_of,
+    call_of,
+    calls_text,
+    capitalised,
+    is_busy,
+    is_importing,
+    place_of,
+    ranks_at,
+    subject,
+    waiting_text,
+)
+from ddpdiag.watch.model import Judged, RankGroup, RankSeen, Stall
+from ddpdiag.watch.rules import PATHS_FIX, RULES
+
+_MOST_STACKS = 4
+_MOST_HOSTS = 16
+# A look takes up to 5 s, and clocks of hosts differ by a second or two.
+_SLACK_SECONDS = 10.0
+
+
+def is_start(stall: Stall) -> bool:
+    """Are ranks still importing, and nobody waits for anything but them?"""
+    activities = activities_of(stall)
+    at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
+    return bool(at_work) and all(rank in at_work or doing is Activity.WAITING for rank, doing in activities.items())
+
+
+def progress_age(stall: Stall) -> float | None:
+    """Seconds since any rank posted a collective, as far as flight recorders say."""
+    return min((seen.posted_seconds for seen in stall.ranks if seen.posted_seconds is not None), default=None)
+
+
+def judged(stall: Stall) -> Judged:
+    """What the look means, and what each rank does."""
+    activities = activities_of(stall)
+    verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
+    verdict = verdict or _undecided(stall, activities)
+    named = verdict.named
+    return structs.replace(verdict, groups=_groups(stall, named), stacks=_stacks(stall, named), notes=_notes(stall))
+
+
+def _undecided(stall: Stall, activities: Activities) -> Judged:
+    """Nothing tells the ranks apart."""
+    if not stall.ranks:
+        message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them is Python."
+        return Judged(named=(), title="no rank was found", message=message, fix="")
+    waiting = ranks_at(activities, Activity.WAITING)
+    if len(waiting) == len(stall.ranks):
+        return _all_wait(stall, waiting)
+    who, loading = ranks_text(sorted(activities)), ranks_at(activities, Activity.LOADING)
+    if len(loading) == len(stall.ranks):
+        return Judged(
+            named=(),
+            title=f"{who} wait for their data",
+            message="Every rank waits for its data loader, and its workers are alive.",
+            fix="Look at where the data comes from: a file system, a download, memory; try num_workers=0.",
+        )
+    unseen = ranks_at(activities, Activity.UNSEEN)
+    if unseen:
+        nothing = f"nothing says where {subject(unseen, 'stands', 'stand')}"
+        waits = f"{waiting_text(stall, waiting)}, and " if waiting else ""
+        message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
+        return Judged(named=(), title=waits + nothing, message=message, fix="Let the stacks be seen (a note says how).")
+    return Judged(
+        named=(),
+        title="nothing tells the ranks apart",
+        message="No rank of this host is known to wait for another one, and most do not stand in one place.",
+        fix="If the job is silent for so long when all is well, give a longer --stall.",
+    )
+
+
+def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
+    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in stall.ranks if seen.process is not None})
+    if found is not None:
+        parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in found.groups.items()]
+        return Judged(
+            named=found.ranks,
+            title="the ranks wait in different collectives",
+            message=f"{capitalised('; '.join(parts))}: their paths through the code differ.",
+            fix=PATHS_FIX,
+        )
+    what = calls_text(stall, waiting)
+    if stall.world_size is not None and stall.world_size > len(stall.ranks):
+        return Judged(
+            named=(),
+            title=f"all ranks of this host wait in {what}",
+            message=f"{capitalised(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
+            "or for a message that does not arrive.",
+            fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
+        )
+    return Judged(
+        named=(),
+        title=f"all ranks wait in {what}",
+        message="Nobody is missing, and still it does not end: a message does not arrive, or was not sent.",
+        fix="Look at what the ranks share: network, firewall, interface, the ways between GPUs (`ddpdiag check`).",
+    )
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+def _groups(stall: Stall, named: Sequence[int]) -> tuple[RankGroup, ...]:
+    """Ranks that do the same; those that are named come first, then the smallest groups."""
+    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for seen in stall.ranks:
+        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    return tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered)
+
+
+def _group_text(seen: RankSeen) -> str:
+    """What one rank does, without what differs between ranks that do the same."""
+    process = seen.process
+    if process is None:
+        return "gone"
+    text = state_text(process) + (f" in {place_of(process)})" if process.stack else "")
+    if not process.stack and process.wchan:
+        text += f" in the kernel's {process.wchan}"
+    if is_busy(seen):
+        text += ", using a core"
+    end = last(seen.flight)
+    if end is not None:
+        text += f"; last posted {in_words(end)}"
+    elif seen.flight is not None:
+        text += "; posted nothing"
+    return text
+
+
+def _stacks(stall: Stall, named: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """Of some of the named, and of one of those that wait."""
+    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
+    first = [row for row in known if row[0] in named][:_MOST_STACKS]
+    others = [row for row in known if row[0] not in named][:1]
+    return {f"rank {rank}": stack for rank, stack in (*first, *others)}
+
+
+def _notes(stall: Stall) -> tuple[str, ...]:
+    """What could not be seen, and why."""
+    guessed = "No variable names the ranks, so they are numbered in the order of their start."
+    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
+    # Only NCCL can be asked, so that a job without GPUs lacks nothing.
+    traceless = _reasons("No collectives", {seen.rank: seen.no_flight for seen in stall.ranks if seen.holds_gpu})
+    return (*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
+
+
+def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
+    """A sentence for each reason, with its ranks."""
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for rank, reason in by_rank.items():
+        if reason:
+            reasons[reason].append(rank)
+    return [f"{what} of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]
+
+
+# Looks of several hosts ----------------------------------------------------------------------------------------------
+
+
+def merged(stalls: Sequence[Stall]) -> Stall:
+    """The last look of each host at the newest silence, together; UsageError if two hosts both have a rank.
+
+    A host is known by its name. Processes have numbers of their own on each, so GPUs are left out. A host that has no
+    look at the newest silence is left out, and a note says so.
+    """
+    known = [stall for stall in stalls if not stall.guessed] or stalls
+    newest = max(known, key=lambda stall: stall.unix_seconds)
+    joined = _joined([stall for stall in known if _of_one(newest, stall)]) if not newest.guessed else [newest]
+    notes = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
+    if len(joined) == 1:
+        return structs.replace(newest, notes=notes)
+    hosts = {stall.host for stall in joined}
+    first = min(joined, key=lambda stall: stall.silent_seconds)
+    return structs.replace(
+        first,
+        host=f"{len(hosts)} hosts" if len(hosts) > 1 else first.host,
+        ranks=tuple(sorted((seen for stall in joined for seen in stall.ranks), key=lambda seen: seen.rank)),
+        gpus=(),
+        gpus_unseen="",
+        notes=(*notes, *_places(joined)) if len(hosts) > 1 else notes,
+    )
+
+
+def _of_one(one: Stall, other: Stall) -> bool:
+    """May both be looks at the same silence? Each lies in the other's time."""
+    return _is_within(one, other.unix_seconds) and _is_within(other, one.unix_seconds)
+
+
+def _is_within(stall: Stall, unix_seconds: float) -> bool:
+    """Is it between the begin of a look's silence, and when the next look at it was due?
+
+    A host looks at a silence once, and again after twice, four times ... the patience: had the silence gone on, there
+    would be that look.
+    """
+    begin = stall.unix_seconds - stall.silent_seconds
+    due = begin + max(2 * stall.silent_seconds, stall.stall_seconds)
+    return begin - _SLACK_SECONDS <= unix_seconds <= due + _SLACK_SECONDS
+
+
+def _joined(stalls: Sequence[Stall]) -> list[Stall]:
+    """The newest look at each rank; a host may have several watches, which see different ranks."""
+    owners: dict[int, str] = {}
+    joined: list[Stall] = []
+    for stall in sorted(stalls, key=lambda stall: stall.unix_seconds, reverse=True):
+        taken = {seen.rank: owners[seen.rank] for seen in stall.ranks if seen.rank in owners}
+        strange = next((rank for rank, host in taken.items() if host != stall.host), None)
+        if strange is not None:
+            hosts = " and on ".join(sorted((taken[strange], stall.host)))
+            raise UsageError(f"rank {strange} was on {hosts}: give the files of one training")
+        if not taken and (stall.ranks or all(other.host != stall.host for other in joined)):
+            joined.append(stall)
+            owners |= {seen.rank: stall.host for seen in stall.ranks}
+    return joined
+
+
+def _left_out(stalls: Sequence[Stall], joined: Sequence[Stall]) -> Iterator[str]:
+    """Hosts of which no look was taken, and why."""
+    newest = {stall.host: stall for stall in sorted(stalls, key=lambda stall: (not stall.guessed, stall.unix_seconds))}
+    out = [stall for host, stall in newest.items() if all(other.host != host for other in joined)]
+    if nameless := [stall.host for stall in out if stall.guessed]:
+        yield f"Left out: {names_text(nameless)}, where nothing names the ranks."
+    by_age: dict[str, list[str]] = {}
+    for stall in out:
+        if not stall.guessed:
+            by_age.setdefault(f"{joined[0].unix_seconds - stall.unix_seconds:.0f}", []).append(stall.host)
+    for age, hosts in by_age.items():
+        which = f"{names_text(hosts)}, which looked {age} s before"
+        yield f"Left out: {which}: at another silence, or by a clock that is off."
+
+
+def _places(stalls: Sequence[Stall]) -> Iterator[str]:
+    """Which ranks each host has."""
+    ordered = sorted((stall for stall in stalls if stall.ranks), key=lambda stall: stall.ranks[0].rank)
+    places = [f"{ranks_text([seen.rank for seen in stall.ranks])} on {stall.host}" for stall in ordered]
+    more = f" and {len(places) - _MOST_HOSTS} more hosts" if len(places) > _MOST_HOSTS else ""
+    yield f"{'; '.join(places[:_MOST_HOSTS])}{more}."

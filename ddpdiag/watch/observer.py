@@ -1,0 +1,216 @@
+"""Who the ranks of a command are, over its whole life, and one look at all of them.
+
+To find the processes costs reading /proc, of which as much is done as fits into a fiftieth of the time.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from msgspec import structs
+
+from ddpdiag.codec import readable
+from ddpdiag.model import ProcessState
+from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.recorder import Flown
+from ddpdiag.runtime.stacks import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
+from ddpdiag.watch import collective_trace, pyspy
+from ddpdiag.watch.gpu_use import read_uses
+from ddpdiag.watch.model import Helper, RankSeen, Stall
+from ddpdiag.watch.processes import (
+    KnownProcesses,
+    Process,
+    Ranks,
+    descendants,
+    find_ranks,
+    holds_gpu,
+    read_process,
+    thread_names,
+)
+from ddpdiag.watch.remote_launchers import remote_launcher
+
+# What a look may take: 5 s after the stall its report is promised.
+LOOK_SECONDS = 3.5
+_TREE_SHARE = 0.02
+_LEAST_TREE_SECONDS = 1.0
+# How long a rank's use of its core is measured, at least, before a look.
+_USE_SECONDS = 0.5
+_MOST_HELPERS = 64
+_MOST_READERS = 32
+_GRACE_SECONDS = 0.3
+_LATE = pyspy.Dump(trouble="it could not be read in time")
+
+T = TypeVar("T")
+
+
+class Observer:
+    """Knows the ranks below `tops`, the processes that were started."""
+
+    def __init__(self, tops: Sequence[int]) -> None:
+        self.tops = list(tops)
+        self._known = KnownProcesses()
+        self._ranks = Ranks({})
+        self._processes: list[Process] = []
+        self._again = 0.0
+        self.remote_launcher = ""
+
+    def refresh(self) -> None:
+        """Look who is there, if it is time to."""
+        begin = time.monotonic()
+        if begin < self._again:
+            return
+        self._find()
+        took = time.monotonic() - begin
+        self._again = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
+
+    def _find(self) -> None:
+        self._processes = descendants(self.tops)
+        self._known.update(self._processes)
+        known, spawned = self._known.environs(self._processes), self._known.spawned(self._processes)
+        programs = self._known.programs(self._processes)
+        self._ranks = self._with_lost(find_ranks(self._processes, known, spawned, programs))
+        launcher = remote_launcher(self._processes, programs)
+        self.remote_launcher = readable(launcher.name) if launcher is not None else ""
+
+    def _with_lost(self, now: Ranks) -> Ranks:
+        """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
+        before = self._ranks
+        if before.guessed or not before.ranks:
+            return now
+        if now.guessed:
+            return before
+        stayed = [rank for rank in before.ranks if rank in now.ranks]
+        if not stayed or any(before.ranks[rank].start != now.ranks[rank].start for rank in stayed):
+            return now
+        return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
+
+    def living(self, spared: Sequence[int] = ()) -> list[int]:
+        """All processes of the command that are still there, also those whose parent is gone.
+
+        Of what was started by `spared` nothing; then orphans are left out, for they may be theirs.
+        """
+        self._find()
+        wanted = {(process.pid, process.start) for process in self._processes}
+        if spared:
+            wanted -= {(process.pid, process.start) for process in descendants(spared)}
+        else:
+            wanted |= set(self._known.all())
+        now = [(start, process) for pid, start in sorted(wanted) if (process := read_process(pid)) is not None]
+        return [process.pid for start, process in now if process.start == start and process.state not in "ZX"]
+
+    def look(self, stall: Stall) -> Stall:
+        """The same, with all that is seen of the ranks and GPUs, within LOOK_SECONDS."""
+        end = time.monotonic() + LOOK_SECONDS
+        self._find()
+        ranks = self._ranks.ranks
+        uses = self._begin_use()
+        # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
+        pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
+        gpus = pool.submit(read_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
+        traces = pool.submit(self._traces, end)
+        program = pyspy.find()
+        stacks = {rank: pool.submit(pyspy.stacks, program, process.pid, end) for rank, process in ranks.items()}
+        dumps = {rank: _result(stack, end, _LATE) for rank, stack in stacks.items()}
+        traced = _result(traces, end, {})
+        cards, unseen = _result(gpus, end, ((), "NVML did not answer in time")) if gpus is not None else ((), "")
+        pool.shutdown(wait=False, cancel_futures=True)
+        time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
+        seen = tuple(
+            self._rank(rank, process, dumps[rank], traced.get(rank, _LATE.trouble), uses)
+            for rank, process in ranks.items()
+        )
+        return structs.replace(
+            stall,
+            unix_seconds=time.time(),
+            world_size=self._ranks.world_size,
+            guessed=self._ranks.guessed,
+            far_launcher=self.remote_launcher,
+            ranks=seen,
+            gpus=cards,
+            gpus_unseen=unseen,
+            variables=self._known.variables,
+        )
+
+    def _traces(self, end: float) -> Mapping[int, Flown | str]:
+        """Each rank's recorder: all are asked first, and then waited for."""
+        asked = {
+            rank: collective_trace.ask(process.pid, rank, self._known.environ(process))
+            for rank, process in self._ranks.ranks.items()
+        }
+        return {rank: one if isinstance(one, str) else collective_trace.answer(one, end) for rank, one in asked.items()}
+
+    def _begin_use(self) -> "_Uses":
+        """What each rank had used of a core so far, and its state."""
+        ranks = self._ranks.ranks
+        seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
+        return _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
+
+    def _rank(self, rank: int, process: Process, dump: pyspy.Dump, trace: Flown | str, uses: "_Uses") -> RankSeen:
+        now = read_process(process.pid)
+        if now is None or now.start != process.start:
+            return RankSeen(rank=rank, pid=process.pid)
+        state, wchan = process_state(process.pid)
+        if state == "D" and uses.states[rank] != (state, wchan):
+            state = "S"  # on its way through
+        used, before = _used_seconds(process.pid), uses.seconds.get(rank)
+        share = None if used is None or before is None else (used - before) / (time.monotonic() - uses.begin)
+        shown = ProcessState(
+            pid=process.pid,
+            state=state,
+            wchan=wchan,
+            stack=shortened(dump.main, MOST_FRAMES),
+            threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in dump.others[:MOST_THREADS]),
+        )
+        return RankSeen(
+            rank=rank,
+            pid=process.pid,
+            process=shown,
+            core_share=None if share is None else round(share, 2),
+            holds_gpu=holds_gpu(process.pid),
+            holds_gil=dump.holds_gil,
+            no_stack=dump.trouble if state not in ("Z", "X") else "",
+            threads=() if dump.main else thread_names(process.pid),
+            helpers=self._helpers(process),
+            flight=None if isinstance(trace, str) else trace.collectives,
+            no_flight=trace if isinstance(trace, str) else "",
+            posted_seconds=_age(trace),
+        )
+
+    def _helpers(self, process: Process) -> tuple[Helper, ...]:
+        """What the rank itself has started."""
+        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
+        states = [process_state(child.pid) for child in children]
+        return tuple(
+            Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
+            for child, (state, wchan) in zip(children, states, strict=True)
+        )
+
+
+class _Uses(NamedTuple):
+    """How much of a core each rank had used at the begin of a look, and how it stood."""
+
+    begin: float
+    seconds: dict[int, float]
+    states: dict[int, tuple[str | None, str | None]]
+
+
+def _result(future: Future[T], end: float, otherwise: T) -> T:
+    """What was read, or something else if that takes too long."""
+    try:
+        return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
+    except TimeoutError:
+        return otherwise
+
+
+def _used_seconds(pid: int) -> float | None:
+    """What its main thread had of a core or waited for; without that the whole process's time on cores."""
+    ticks = cpu_ticks(pid)
+    return core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _age(trace: Flown | str) -> float | None:
+    if isinstance(trace, str) or trace.newest_unix_seconds is None:
+        return None
+    return max(0.0, time.time() - trace.newest_unix_seconds)

@@ -1,0 +1,299 @@
+"""The process tree below a command: which processes are ranks, and what /proc shows of each.
+
+Ranks are found by what their launcher put into their environment (/proc/PID/environ holds it as it was at exec). All
+that a rank starts inherits that, so that of a rank's processes the topmost counts.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from ddpdiag.probes.files import read_text
+from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.slurm import is_pseudo_step
+from ddpdiag.probes.variables import is_recorded
+from ddpdiag.watch.collective_trace import FILE_NAMES, PIPE_NAME
+
+# torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
+# comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
+# LOCAL_RANK as well. A batch script of Slurm has the SLURM_PROCID 0, and is no rank.
+RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_TOLD = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
+WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+# What multiprocessing's spawn writes on the command line of a child, as torch.multiprocessing.spawn starts its ranks.
+_SPAWNED = "from multiprocessing.spawn import spawn_main"
+# torch gives its processes names (pt_main_thread), which count where the program's file is not shown.
+_PYTHONS = ("python", "pypy", "pt_")
+_LARGEST_ENVIRON = 1 << 20
+
+# Variables that say who a process is, and where its flight recorder is.
+_KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_NAME, *FILE_NAMES)
+
+# NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL.
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
+
+
+class Process(Struct, frozen=True):
+    """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
+    tells it from every other one.
+
+    `env_start` is where its environment lies: elsewhere after each exec, 0 where that is not shown.
+    """
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    start: int
+    env_start: int = 0
+
+
+class Ranks(Struct, frozen=True):
+    """The processes that are ranks, by rank. `guessed`: nothing names them, they are numbered as they were started."""
+
+    ranks: dict[int, Process]
+    world_size: int | None = None
+    guessed: bool = False
+
+
+def read_process(pid: int, root: Path = PROC) -> Process | None:
+    """One process, or None if it is gone; fields 2-4, 22 and 50 of proc(5)."""
+    content = read_text(root / str(pid) / "stat")
+    if not content:
+        return None
+    head, _, rest = content.rpartition(")")
+    fields = rest.split()
+    if len(fields) < 20:
+        return None
+    name = head.partition("(")[2]
+    env_start = int(fields[47]) if len(fields) > 47 else 0  # since Linux 3.5
+    return Process(pid, int(fields[1]), name, fields[0], int(fields[19]), env_start)
+
+
+def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
+    """These processes and all that descend from them, parents first, as far as they are still linked."""
+    try:
+        pids = [int(name) for name in os.listdir(root) if name.isdigit()]
+    except OSError:
+        return []
+    processes = {pid: process for pid in pids if (process := read_process(pid, root)) is not None}
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: list[Process] = []
+    waiting = sorted(pid for pid in top if pid in processes)
+    while waiting:
+        pid = waiting.pop(0)
+        found.append(processes[pid])
+        waiting += sorted(children.get(pid, ()))
+    return found
+
+
+def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
+    """The environment that a process was started with; None where it cannot be read."""
+    try:
+        with (root / str(pid) / "environ").open("rb") as file:
+            words = file.read(_LARGEST_ENVIRON).decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def find_ranks(
+    processes: Sequence[Process],
+    environs: Mapping[int, Mapping[str, str]],
+    spawned: Collection[int] = frozenset(),
+    programs: Mapping[int, str] = MappingProxyType({}),
+) -> Ranks:
+    """The ranks among some processes, parents first, given what could be read: environments, who was spawned, and the
+    names of the programs' files."""
+    for name, beside in _TOLD:
+        if by_rank := _topmost(processes, environs, name, beside):
+            ranks = {rank: _trainer(top, processes, programs) for rank, top in sorted(by_rank.items())}
+            return Ranks(ranks, _world(environs, (*ranks.values(), *by_rank.values())))
+    born = {process.pid: process for process in processes if process.pid in spawned and process.state not in "ZX"}
+    tops = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
+    if len(tops) > 1:
+        return Ranks(dict(enumerate(sorted(tops, key=lambda process: (process.start, process.pid)))), None, True)
+    if not processes:
+        return Ranks({})
+    # What a script without any Python starts may be anything, one after the other: only the script stays.
+    return Ranks({0: _python(processes[0], processes, programs) or processes[0]}, None, True)
+
+
+def _topmost(
+    processes: Sequence[Process], environs: Mapping[int, Mapping[str, str]], name: str, beside: str
+) -> dict[int, Process]:
+    """The topmost process of each rank, of those that have both variables."""
+    tops: dict[int, Process] = {}
+    for process in processes:
+        env = environs.get(process.pid, {})
+        value = env.get(name, "")
+        if value.isdecimal() and beside in env and not (name == "SLURM_PROCID" and is_pseudo_step(env)):
+            tops.setdefault(int(value), process)
+    return tops
+
+
+def _trainer(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process:
+    """The process that trains, behind a shell, numactl and such; without any Python the end of a chain of processes
+    that start one and wait for it."""
+    if (python := _python(top, processes, programs)) is not None:
+        return python
+    last = top
+    while len(children := [process for process in processes if process.parent == last.pid]) == 1:
+        last = children[0]
+    return last
+
+
+def _python(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process | None:
+    """The only Python, at this process or below; the process itself where there are more, for any of them may train."""
+    pythons = _topmost_pythons(top, processes, programs)
+    living = [process for process in pythons if process.state not in "ZX"] or pythons
+    if not living:
+        return None
+    return living[0] if len(living) == 1 else top
+
+
+def _topmost_pythons(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> list[Process]:
+    """It, or those below it that are below no other Python."""
+    found: list[Process] = []
+    others: set[int] = set()
+    for process in processes:  # parents first
+        if process.pid != top.pid and process.parent not in others:
+            continue
+        if is_python(process, programs):
+            found.append(process)
+        else:
+            others.add(process.pid)
+    return found
+
+
+def is_python(process: Process, programs: Mapping[int, str]) -> bool:
+    """By its program's file where that is known: a console script and setproctitle give a process another name."""
+    return programs.get(process.pid, process.name).startswith(_PYTHONS)
+
+
+def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Process]) -> int | None:
+    for process in ranks:
+        for name in WORLD_NAMES:
+            value = environs.get(process.pid, {}).get(name, "")
+            if value.isdecimal():
+                return int(value)
+    return None
+
+
+def program(pid: int, root: Path = PROC) -> str | None:
+    """The name of its program's file, such as "python3.11"; None where that is not shown."""
+    try:
+        return os.path.basename(os.readlink(root / str(pid) / "exe"))
+    except OSError:
+        return None
+
+
+def is_spawned(pid: int, root: Path = PROC) -> bool:
+    """Was it started by multiprocessing's spawn?"""
+    return _SPAWNED in (read_text(root / str(pid) / "cmdline") or "").replace("\0", " ")
+
+
+def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:
+    """Threads as "3 x pt_autograd_0 (S)", which every user may read, even where stacks are refused."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for thread in _threads(root / str(pid) / "task"):
+        content = read_text(thread / "stat")
+        if content:
+            head, _, rest = content.rpartition(")")
+            counts[head.partition("(")[2], rest.split()[0]] += 1
+    return tuple(
+        f"{number} x {name} ({state})" if number > 1 else f"{name} ({state})"
+        for (name, state), number in counts.most_common(most)
+    )
+
+
+def _threads(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(folder.iterdir())
+    except OSError:
+        return
+
+
+def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
+    """Has it a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
+    folder = root / str(pid) / "fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return None
+    return any(_target(folder / name).startswith(_DEVICES) for name in names)
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed since
+        return ""
+
+
+class _Program(Struct, frozen=True):
+    """The program that a process runs, and how that was started."""
+
+    env_start: int
+    environ: dict[str, str]
+    program: str | None
+    spawned: bool
+
+
+class KnownProcesses:
+    """Every process below a command, as it was when first seen; by pid and start, which together are of one only.
+
+    Later it may be dead, or have made itself unreadable, or written a title over its environment (setproctitle). It is
+    read again only when it has started another program, as `bash -c 'export RANK=..; exec python train.py'` does: then
+    its environment lies elsewhere (env_start of proc(5), 0 where that is not shown).
+    """
+
+    def __init__(self, root: Path = PROC) -> None:
+        self._root = root
+        self._known: dict[tuple[int, int], _Program] = {}
+        self.variables: dict[str, str] = {}  # what decides how torch and NCCL talk, of the first that has any
+
+    def update(self, processes: Sequence[Process]) -> None:
+        """Read those that are new, or run something else than before."""
+        for process in processes:
+            before = self._known.get((process.pid, process.start))
+            if before is not None and process.env_start in (0, before.env_start):
+                continue
+            env, own = environ(process.pid, self._root) or {}, program(process.pid, self._root)
+            if env or own is not None:
+                self._known[process.pid, process.start] = _Program(
+                    env_start=process.env_start,
+                    environ={name: env[name] for name in _KEPT if name in env},
+                    program=own,
+                    spawned=is_spawned(process.pid, self._root),
+                )
+                self.variables = self.variables or {n: v for n, v in env.items() if is_recorded(n)}
+
+    def environ(self, process: Process) -> Mapping[str, str]:
+        """Those of its variables that say who it is, and where its flight recorder is."""
+        known = self._known.get((process.pid, process.start))
+        return known.environ if known is not None else {}
+
+    def environs(self, processes: Sequence[Process]) -> dict[int, Mapping[str, str]]:
+        """The same of each, by pid."""
+        return {process.pid: self.environ(process) for process in processes}
+
+    def programs(self, processes: Sequence[Process]) -> dict[int, str]:
+        """The names of their programs' files, as far as they are known."""
+        known = {process.pid: self._known.get((process.pid, process.start)) for process in processes}
+        return {pid: own.program for pid, own in known.items() if own is not None and own.program}
+
+    def spawned(self, processes: Sequence[Process]) -> frozenset[int]:
+        """Those that multiprocessing's spawn started."""
+        known = {process.pid: self._known.get((process.pid, process.start)) for process in processes}
+        return frozenset(pid for pid, own in known.items() if own is not None and own.spawned)
+
+    def all(self) -> Collection[tuple[int, int]]:
+        """The pids and starts of all that were ever seen."""
+        return self._known.keys()

@@ -1,0 +1,176 @@
+"""What `ddpdiag watch` tells people, on standard error, and keeps in a bundle."""
+
+import io
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from ddpdiag.cli.outputs import terminal
+from ddpdiag.codec import decode, encode, read_bytes, readable
+from ddpdiag.errors import UsageError
+from ddpdiag.render import files
+from ddpdiag.render.hosts import fold_ranks
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.units import byte_count, percent
+from ddpdiag.watch.model import GpuUse, Judged, RankSeen, Stall
+
+_MOST_LINES = 24
+_MOST_FRAMES = 24
+_MOST_THREADS = 8
+_SHOW_SECONDS = 2.0
+
+
+class Bundle:
+    """A file of its own in a directory that is there: every look is one line."""
+
+    def __init__(self, folder: str) -> None:
+        where = readable(folder)
+        if not Path(folder).is_dir():
+            raise UsageError(f"--bundle {where}: no such directory on {socket.gethostname()}")
+        self.path = Path(folder) / f"watch-{readable(socket.gethostname())}-{os.getpid()}.jsonl"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"--bundle {where}: the directory is not writable")
+
+    def keep(self, stall: Stall) -> None:
+        """Add a look."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encode(stall) + b"\n")
+
+
+def read_bundle(path: str) -> list[Stall]:
+    """The looks in a file, the last of which may be cut off."""
+    where = readable(path)
+    try:
+        data = read_bytes(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
+    looks: list[Stall] = []
+    reason = "it is empty"
+    for number, row in enumerate(io.BytesIO(data), 1):
+        if row == b"\n":
+            continue
+        try:
+            looks.append(decode(row, Stall))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            reason = f"line {number}: {error}"
+            break
+    if not looks:
+        raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept: {reason}")
+    return looks
+
+
+class Reporter:
+    """What is told: looks, each with what is new of its notes, and sentences once.
+
+    `show` gets a look, `say` a sentence. Both have so long only: the terminal or the file system may be what hangs.
+    """
+
+    def __init__(self, show: Callable[[Stall, Judged], None], say: Callable[[str], None]) -> None:
+        self._show = show
+        self._say = say
+        self._told: set[str] = set()
+
+    def tell(self, stall: Stall, verdict: Judged, why: str = "") -> None:
+        """A look. That stacks are refused, and such, is noted once, and again to who asks; `why` every time."""
+        new = tuple(note for note in verdict.notes if stall.asked or note == why or note not in self._told)
+        self._told |= set(verdict.notes)
+        _briefly(lambda: self._show(stall, structs.replace(verdict, notes=new)))
+
+    def say_once(self, sentence: str) -> None:
+        """Nothing where it is empty, or was said before."""
+        if sentence and sentence not in self._told:
+            self._told.add(sentence)
+            _briefly(lambda: self._say(sentence))
+
+
+def _briefly(write: Callable[[], None]) -> None:
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(_SHOW_SECONDS)
+
+
+def show(stall: Stall, verdict: Judged, bundle: Bundle | None) -> None:
+    """Write a look to standard error, and keep it."""
+    width, color = terminal(sys.stderr)
+    # A progress bar leaves the cursor in the middle of its line.
+    text = "\n" + render(stall, verdict, color=color, width=width)
+    if bundle is not None:
+        try:
+            bundle.keep(stall)
+            text += f"    all that was seen is in {readable(str(bundle.path))}\n"
+        except OSError as error:
+            text += f"    not kept: {readable(str(bundle.path))}: {error.strerror or error}\n"
+    try:
+        files.show(text, sys.stderr)
+    except (OSError, ValueError):
+        return
+
+
+def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: bool = False) -> str:
+    """What each rank does, for whom the others wait, and what to do, as text of `width` columns.
+
+    Stacks are shown at the first look at a silence, to who asks, and if `stacks` says so.
+    """
+    page = Page(color=color, width=width)
+    page.write(_head(stall, judged), lead="ddpdiag watch: ", lead_style="bold red" if judged.named else "bold yellow")
+    page.write(one_line(judged.message), indent=4)
+    if judged.fix:
+        page.write(one_line(judged.fix), indent=4, lead="Fix: ", lead_style="bold")
+    _groups(page, judged)
+    if stall.looks <= 1 or stall.asked or stacks:
+        _stacks(page, judged)
+        _threads(page, stall.ranks)
+    elif judged.stacks:
+        page.write("stacks: as told at the first look, or ask for them with SIGUSR1", indent=4, style="dim")
+    _gpus(page, stall)
+    for note in judged.notes:
+        page.write(one_line(note), indent=4, lead="note: ")
+    return page.text()
+
+
+def _head(stall: Stall, judged: Judged) -> str:
+    when = time.strftime("%H:%M:%S", time.localtime(stall.unix_seconds))
+    why = "asked" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
+    return f"{one_line(stall.host)} {when}, {why}: {one_line(judged.title)}"
+
+
+def _groups(page: Page, judged: Judged) -> None:
+    for group in judged.groups[:_MOST_LINES]:
+        word = "rank" if len(group.ranks) == 1 else "ranks"
+        page.write(one_line(group.text), indent=4, lead=f"{word} {fold_ranks(group.ranks, limit=8)}: ")
+    if len(judged.groups) > _MOST_LINES:
+        page.write(f"and {len(judged.groups) - _MOST_LINES} more ways to stand", indent=4)
+
+
+def _stacks(page: Page, judged: Judged) -> None:
+    for who, frames in judged.stacks.items():
+        page.write(f"stack of {who}, innermost first:", indent=4, style="dim")
+        for frame in frames[:_MOST_FRAMES]:
+            page.write(one_line(frame), indent=6, style="dim")
+        if len(frames) > _MOST_FRAMES:
+            page.write(f"... and {len(frames) - _MOST_FRAMES} more frames", indent=6, style="dim")
+
+
+def _threads(page: Page, ranks: Sequence[RankSeen]) -> None:
+    for seen in [seen for seen in ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
+        page.write(", ".join(map(one_line, seen.threads)), indent=4, lead=f"threads of rank {seen.rank}: ", style="dim")
+
+
+def _gpus(page: Page, stall: Stall) -> None:
+    if stall.gpus:
+        page.write(", ".join(map(_gpu, stall.gpus)), indent=4, lead="GPUs: ", style="dim")
+    elif stall.gpus_unseen:
+        page.write(one_line(stall.gpus_unseen), indent=4, lead="GPUs: ", style="dim")
+
+
+def _gpu(use: GpuUse) -> str:
+    watts = "" if use.power_watts is None else f" {use.power_watts:.0f} W"
+    return f"{use.index}: {percent(use.busy_share)}{watts} {byte_count(use.memory_bytes)}"

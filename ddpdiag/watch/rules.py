@@ -1,0 +1,322 @@
+"""The rules that name ranks, from one look at a silent training; each returns None where it does not apply.
+
+In this order: who is gone, stopped or stuck in the kernel; whose data does not come; who posted another collective, or
+fewer; for whom the others wait in a collective; who is elsewhere than most.
+"""
+
+from collections.abc import Callable
+
+from ddpdiag.checks.collective_traces import in_words, lag, split
+from ddpdiag.checks.failure_evidence import state_text
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.stats import odd_ones_out
+from ddpdiag.watch.activity import (
+    Activities,
+    Activity,
+    agree,
+    calls_text,
+    capitalised,
+    doing_text,
+    is_busy,
+    is_idle,
+    is_launching,
+    others_waiting,
+    place_of,
+    place_text,
+    rank_seen,
+    ranks_at,
+    subject,
+    waiting_text,
+    where_text,
+)
+from ddpdiag.watch.model import Judged, RankSeen, Stall
+from ddpdiag.watch.remote_launchers import is_remote
+
+Rule = Callable[[Stall, Activities], Judged | None]
+
+# A waiting kernel of NCCL shows as 100 %.
+_BUSY_GPU, _IDLE_GPU = 0.9, 0.05
+# Of a core, between two looks at a rank that does the same.
+_SAME_CORES = 0.2
+_ELSEWHERE_FIX = "Look at what it does there, the stack is below: the other ranks only wait for it."
+PATHS_FIX = (
+    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+)
+_HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
+
+
+def _gone(stall: Stall, activities: Activities) -> Judged | None:
+    ranks = ranks_at(activities, Activity.GONE)
+    if not ranks or (len(ranks) < len(activities) and not ranks_at(activities, Activity.WAITING)):
+        return None
+    who = ranks_text(ranks)
+    return Judged(
+        named=ranks,
+        title=f"{who} {agree(ranks, 'has', 'have')} ended, and the command goes on",
+        message=f"The process of {who} is gone, or dead: the launcher has not noticed, or waits for something else."
+        + others_waiting(stall, activities, ranks),
+        fix="Look at what it wrote last, and at the kernel log of the host (out of memory, segfault).",
+    )
+
+
+def _last_to_end(stall: Stall, activities: Activities) -> Judged | None:
+    """Some have ended, and nobody is known to wait for them: mostly rank 0 saves what was trained."""
+    ended = ranks_at(activities, Activity.GONE)
+    left = tuple(sorted(rank for rank in activities if rank not in ended))
+    if not ended or not left:
+        return None
+    return Judged(
+        named=(),
+        title=f"{subject(ended, 'has', 'have')} ended; {subject(left, 'goes', 'go')} on{place_text(stall, left)}",
+        message=f"No rank is known to wait for another one{where_text(stall, left)}.",
+        fix="Look at what it does there, which may be its last save.",
+        moving=True,
+    )
+
+
+def _stopped(stall: Stall, activities: Activities) -> Judged | None:
+    ranks = ranks_at(activities, Activity.STOPPED)
+    if not ranks:
+        return None
+    pids = ", ".join(str(rank_seen(stall, rank).pid) for rank in ranks)
+    return Judged(
+        named=ranks,
+        title=f"{subject(ranks, 'is', 'are')} stopped",
+        message=f"pid {pids} {agree(ranks, 'is', 'are')} in state T: somebody sent SIGSTOP, or holds it in a debugger."
+        + others_waiting(stall, activities, ranks),
+        fix=f"Find out who stopped it (a debugger, a job suspend); `kill -CONT {pids.replace(',', '')}` lets it go on.",
+    )
+
+
+def _blocked(stall: Stall, activities: Activities) -> Judged | None:
+    if stall.blocked_seconds < stall.stall_seconds:
+        return None
+    return Judged(
+        named=(),
+        title="nobody reads the output of the command",
+        message=f"What the ranks print has not been taken for {stall.blocked_seconds:.0f} s by the program behind the "
+        "pipe, so that they wait until they can print.",
+        fix="Look at what the output is piped into (a pager, a full disk), or write it to a file.",
+    )
+
+
+def _stuck(stall: Stall, activities: Activities) -> Judged | None:
+    ranks = ranks_at(activities, Activity.STUCK)
+    if not ranks:
+        return None
+    places = {p.wchan for rank in ranks if (p := rank_seen(stall, rank).process) is not None and p.wchan}
+    where = f", in {', '.join(sorted(places))}" if places else ""
+    return Judged(
+        named=ranks,
+        title=f"{subject(ranks, 'is', 'are')} stuck in the kernel",
+        message=f"State D{where}: a file system, a disk or a driver does not answer."
+        + others_waiting(stall, activities, ranks),
+        fix="Look at the kernel log of the host (NFS server not responding, NVRM: Xid), and at its mounts.",
+    )
+
+
+def _starved(stall: Stall, activities: Activities) -> Judged | None:
+    """Ranks that wait for data of which the worker is stopped, stuck or dead."""
+    loading = ranks_at(activities, Activity.LOADING)
+    helpers = {rank: [one for one in rank_seen(stall, rank).helpers if one.state in _HELPER_STATES] for rank in loading}
+    ranks = tuple(rank for rank in loading if helpers[rank])
+    if not ranks:
+        return None
+    helper = helpers[ranks[0]][0]
+    where = f" in {helper.wchan}" if helper.wchan and helper.state == "D" else ""
+    return Judged(
+        named=ranks,
+        title=f"{subject(ranks, 'waits', 'wait')} for data that does not come",
+        message=f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
+        f"{_HELPER_STATES[helper.state or '']}{where}." + others_waiting(stall, activities, ranks),
+        fix=f"Find out who stopped it; `kill -CONT {helper.pid}` lets it go on."
+        if helper.state in ("T", "t")
+        else "Look at that process first: /dev/shm full, out of memory, a file system that does not answer.",
+    )
+
+
+def _posted(stall: Stall, activities: Activities) -> Judged | None:
+    """Who posted another collective than most, or fewer."""
+    traces = {seen.rank: seen.flight for seen in stall.ranks if seen.flight is not None}
+    if found := split(traces):
+        sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
+        return Judged(
+            named=found.odd,
+            title=f"{ranks_text(found.odd) if found.odd else 'ranks'} posted another collective than the others"
+            if found.odd
+            else "the ranks posted different collectives",
+            message=f"Under the same number {sides}.",
+            fix=PATHS_FIX,
+        )
+    behind = lag(traces)
+    ranks = tuple(rank for rank in behind.ranks if activities[rank] is not Activity.WAITING)
+    if not ranks or behind.lacking is None:
+        return None
+    return Judged(
+        named=ranks,
+        title=f"the others wait for {ranks_text(ranks)} in {in_words(behind.lacking)}",
+        message=f"{capitalised(ranks_text(ranks))} did not post it{where_text(stall, ranks)}.",
+        fix=_ELSEWHERE_FIX,
+    )
+
+
+def _awaited(stall: Stall, activities: Activities) -> Judged | None:
+    """Ranks that are elsewhere while others wait in a collective."""
+    waiting, away = ranks_at(activities, Activity.WAITING), ranks_at(activities, Activity.ELSEWHERE, Activity.LOADING)
+    if not waiting or not away:
+        return None
+    return Judged(
+        named=away,
+        title=f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{place_text(stall, away)}",
+        message=f"{capitalised(waiting_text(stall, waiting))}; "
+        f"{subject(away, 'is', 'are')} not there{where_text(stall, away)}.",
+        fix=_ELSEWHERE_FIX,
+    )
+
+
+def _unseen(stall: Stall, activities: Activities) -> Judged | None:
+    """Ranks without a stack that use a core, where all others sleep, as ranks do that wait over gloo."""
+    if _may_wait_on_gpus(stall):
+        return None
+    busy = tuple(rank for rank in ranks_at(activities, Activity.UNSEEN) if is_busy(rank_seen(stall, rank)))
+    rest = [seen for seen in stall.ranks if seen.rank not in busy]
+    if not busy or not rest or not all(map(is_idle, rest)):
+        return None
+    others = [seen.rank for seen in rest]
+    waiting = ranks_at(activities, Activity.WAITING)
+    doing = f"waits in {calls_text(stall, waiting)}" if len(waiting) == len(rest) == 1 else "sleeps"
+    return Judged(
+        named=busy,
+        title=f"only {subject(busy, 'runs', 'run')}, {subject(others, doing, 'sleep')}",
+        message=f"{capitalised(subject(busy, 'uses', 'use'))} a core, and {ranks_text(others)} none, as "
+        "ranks do that wait for another one over gloo. Where it is cannot be seen.",
+        fix="Let its stack be seen (a note says how), and look again with SIGUSR1.",
+    )
+
+
+def _may_wait_on_gpus(stall: Stall) -> bool:
+    """Then a rank that uses a core may be one that waits."""
+    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in stall.ranks)
+    return any(seen.holds_gpu for seen in stall.ranks) or (hidden and bool(stall.gpus or stall.gpus_unseen))
+
+
+def _idle_gpus(stall: Stall, activities: Activities) -> Judged | None:
+    """Ranks whose GPU idles, where those of all others are busy, as they are in a kernel of NCCL that waits."""
+    busy_shares = {pid: use.busy_share for use in stall.gpus for pid in use.pids}
+    shares = {seen.rank: busy_shares.get(seen.pid) for seen in stall.ranks if activities[seen.rank] is Activity.OPEN}
+    idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU)
+    busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU)
+    if not idle or not busy or len(idle) + len(busy) != len(stall.ranks):
+        return None
+    return Judged(
+        named=idle,
+        title=f"the GPU of {ranks_text(idle)} idles, while the others are busy",
+        message=f"The GPUs of {ranks_text(busy)} are in use, as they are in a kernel of NCCL that waits for another "
+        f"rank; {ranks_text(idle)} launched none{where_text(stall, idle)}.",
+        fix=_ELSEWHERE_FIX,
+    )
+
+
+def _odd(stall: Stall, activities: Activities) -> Judged | None:
+    """Ranks that are elsewhere in the code than most, where no rank is known to wait."""
+    known = [
+        seen for seen in stall.ranks if activities[seen.rank] in (Activity.ELSEWHERE, Activity.OPEN, Activity.LOADING)
+    ]
+    places = {seen.rank: place_of(seen.process) for seen in known if seen.process is not None}
+    found = odd_ones_out(places) if len(known) == len(stall.ranks) else None
+    if found is None or not found.ranks:
+        return None
+    rest = tuple(rank for rank in places if rank not in found.ranks)
+    return Judged(
+        named=found.ranks,
+        title=f"{subject(found.ranks, 'stands', 'stand')} elsewhere than the others",
+        message=f"{capitalised(subject(rest, 'is', 'are'))} in {found.usual}), "
+        f"{subject(found.ranks, 'is', 'are')} not{where_text(stall, found.ranks)}.",
+        fix=_ELSEWHERE_FIX,
+    )
+
+
+def _alone(stall: Stall, activities: Activities) -> Judged | None:
+    if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
+        return None
+    seen = stall.ranks[0]
+    launcher = stall.far_launcher or (stall.command if is_remote(stall.command) else "")
+    if stall.guessed and launcher:
+        return Judged(
+            named=(),
+            title="no rank was found on this host",
+            message=f"{launcher} started the ranks elsewhere, or not as its own children.",
+            fix=f"Start us on each host: `{launcher} ddpdiag watch -- COMMAND`.",
+        )
+    if is_launching(seen):
+        return Judged(
+            named=(),
+            title="the launcher waits for other hosts",
+            message="torchrun has started no rank here: it waits until as many hosts as --nnodes says have come.",
+            fix="Look whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
+        )
+    return Judged(
+        named=(seen.rank,),
+        title=f"the only process of the training is {state_text(seen.process)}" if seen.process else "it is gone",
+        message=f"It is {doing_text(seen)}.",
+        fix="Look at what it does there; the stack is below." if seen.process and seen.process.stack else "",
+    )
+
+
+def is_without_rank_0(stall: Stall) -> bool:
+    """Do other hosts have ranks, rank 0 among them, and no flight recorder tells of collectives?
+
+    A healthy training shows here as a hang does: some ranks wait in a collective, others are on their way to it. Only
+    what is in the same place at two looks is believed.
+    """
+    elsewhere = stall.world_size is not None and stall.world_size > len(stall.ranks)
+    known = any(seen.posted_seconds is not None for seen in stall.ranks)
+    return bool(stall.ranks) and elsewhere and not known and all(seen.rank != 0 for seen in stall.ranks)
+
+
+def is_unmoved(before: Stall | None, now: Stall) -> bool:
+    """Was every rank in the same place at an earlier look at the same silence, and used its core alike?"""
+    if before is None or before.number != now.number or len(before.ranks) != len(now.ranks):
+        return False
+    return all(map(_same_place, before.ranks, now.ranks))
+
+
+def _same_place(before: RankSeen, now: RankSeen) -> bool:
+    if (before.rank, before.pid) != (now.rank, now.pid) or before.process is None or now.process is None:
+        return False
+    if before.core_share is None or now.core_share is None:
+        return False
+    place = bool(now.process.stack) and before.process.stack == now.process.stack
+    return place and abs(before.core_share - now.core_share) <= _SAME_CORES
+
+
+def _apart(stall: Stall, activities: Activities) -> Judged | None:
+    """Nobody is named where the training may go on, with rank 0, on another host."""
+    if not is_without_rank_0(stall) or stall.unmoved:
+        return None
+    return Judged(
+        named=(),
+        title="silent here, and nothing shows whether the training goes on",
+        message="Rank 0, which mostly prints alone, runs on another host. What the ranks do here is what they may do "
+        "in a healthy training as well; the next look tells whether they still stand there.",
+        fix="Look at the output and the report of rank 0's host. --output FILE or --flight-recorder shows "
+        "progress here.",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _gone,
+    _stopped,
+    _blocked,
+    _stuck,
+    _starved,
+    _last_to_end,
+    _posted,
+    _alone,
+    _apart,
+    _awaited,
+    _unseen,
+    _idle_gpus,
+    _odd,
+)
