@@ -21,7 +21,7 @@ from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Ben
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.runtime.launchers import Asked, Launch
+from ddpdiag.runtime.launchers.launch import Asked, Launch
 
 E = TypeVar("E", bound=Enum)
 

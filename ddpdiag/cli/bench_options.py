@@ -203,7 +203,7 @@ def allreduce_bench(
     from ddpdiag.cli import bench as command
     from ddpdiag.cli.check import Wishes
     from ddpdiag.cli.edge import guarded, leave
-    from ddpdiag.runtime.launchers import Asked
+    from ddpdiag.runtime.launchers.launch import Asked
 
     asked = Asked(
         rank=rank,

@@ -130,7 +130,7 @@ def check(
     from ddpdiag.cli import check as command
     from ddpdiag.cli.edge import leave
     from ddpdiag.cli.plugin import guarded
-    from ddpdiag.runtime.launchers import Asked
+    from ddpdiag.runtime.launchers.launch import Asked
 
     asked = Asked(
         rank=rank,

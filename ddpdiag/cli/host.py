@@ -22,11 +22,11 @@ from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import Silent
-from ddpdiag.runtime.alone import run_alone
 from ddpdiag.runtime.control.hello import own_arrival
-from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.slurm import node_name
-from ddpdiag.runtime.watched import Stand, watched
+from ddpdiag.runtime.launchers.slurm import node_name
+from ddpdiag.runtime.single_rank import run_alone
+from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.supervisor.timed_call import Stand, watched
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
 WITHOUT_TORCH = (

@@ -18,10 +18,10 @@ from ddpdiag.model.launching import Compare, LaunchersReport, Way
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render import files, launching
-from ddpdiag.runtime.environment import read_launch
-from ddpdiag.runtime.launchers import Asked, Launch
+from ddpdiag.runtime.launchers.environment import read_launch
+from ddpdiag.runtime.launchers.launch import Asked, Launch
 from ddpdiag.runtime.rounds import Rounds, installed
-from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.ways import typed
 
 # The options of `train` that mean the same here.

@@ -14,7 +14,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.runtime.launchers import Asked
+from ddpdiag.runtime.launchers.launch import Asked
 
 # Who came, what they run, cores of their own, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")

@@ -131,7 +131,7 @@ def train(
     from ddpdiag.cli.outputs import Outputs
     from ddpdiag.errors import UsageError
     from ddpdiag.model.launching import Compare
-    from ddpdiag.runtime.launchers import Asked
+    from ddpdiag.runtime.launchers.launch import Asked
 
     asked = Asked(
         rank=rank,

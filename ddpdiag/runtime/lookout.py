@@ -21,7 +21,7 @@ from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_roo
 from ddpdiag.probes.recorder import Flown
 from ddpdiag.probes.tree import Crew, Task, below, crew, holds_gpu, read_task, thread_names
 from ddpdiag.runtime.acquaintances import Acquaintances
-from ddpdiag.runtime.stacks import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
+from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 
 # What a look may take: 5 s after the stall its report is promised.
 LOOK_SECONDS = 3.5

@@ -17,9 +17,8 @@ from pathlib import Path
 from ddpdiag.model.launching import Compare, Start, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.sockets import free_port
-from ddpdiag.runtime.children import with_home
-from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.starting import GRACE_SECONDS, KILL_SECONDS, Turn, start
+from ddpdiag.runtime.supervisor.processes import Signals, with_home
 from ddpdiag.runtime.ways import LOOPBACK, Tools, commands, environment
 
 # What the end of a training may cost beyond its share.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from ddpdiag.model.launching import Compare, Way
-from ddpdiag.runtime.said import Environ
+from ddpdiag.runtime.launchers.values import Environ
 
 MODULE = "ddpdiag.workloads.launched"
 LOOPBACK = "127.0.0.1"

@@ -45,7 +45,7 @@ from ddpdiag.runtime.control.messages import (
 )
 from ddpdiag.runtime.control.server import ControlServer, raise_open_files
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.coordinator import Coordinator
+from ddpdiag.runtime.coordinator.coordinator import Coordinator
 
 PEERS = (100, 1_000, 3_000, 10_000)
 RANKS_PER_HOST = 8

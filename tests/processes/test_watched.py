@@ -12,7 +12,7 @@ from jobs import Job, Start
 SCRIPT = """\
 import os, signal, sys, time
 from ddpdiag.errors import RunLost
-from ddpdiag.runtime.watched import watched
+from ddpdiag.runtime.supervisor.timed_call import watched
 
 def call(stand):
 {body}

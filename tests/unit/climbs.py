@@ -16,7 +16,7 @@ from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Reco
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import Header
 from ddpdiag.model.trial import spent_seconds
-from ddpdiag.runtime.spending import RESERVE_SECONDS, with_number
+from ddpdiag.runtime.coordinator.dispatch import RESERVE_SECONDS, with_number
 from ddpdiag.stats import samples
 
 # How a group of ranks does with these variables: the status of its ranks (DONE for right values) and seconds.

@@ -5,7 +5,7 @@ from seen import arrival_of
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.answers import with_answers
+from ddpdiag.runtime.record.missing_ranks import with_answers
 
 LOST = Event(kind=EventKind.LOST, rank=2, seconds=3.0)
 

@@ -9,7 +9,7 @@ from ddpdiag.cli.bench import Flags, bench_of, size
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.model.bench import Average, Bench, Blocking
-from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.launchers.launch import Launch
 
 USUAL = Flags(
     minbytes="8",

@@ -40,9 +40,9 @@ from ddpdiag.runtime.control.messages import (
     Stop,
     Upward,
 )
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.flight import Flight
-from ddpdiag.runtime.telling import Telling
+from ddpdiag.runtime.coordinator.coordinator import Coordinator
+from ddpdiag.runtime.coordinator.dispatch import Flight
+from ddpdiag.runtime.coordinator.progress import Telling
 
 Answer = Callable[[int, Downward], list[Upward]]
 N = TypeVar("N", bound=News)

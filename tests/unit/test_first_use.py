@@ -14,10 +14,10 @@ from ddpdiag.checks.run.trials import check as trials
 from ddpdiag.checks.training.ddp_step import check as ddp_step
 from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
-from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.page import StepPage
-from ddpdiag.runtime.running import Running
-from ddpdiag.runtime.spending import with_number
+from ddpdiag.runtime.coordinator.dispatch import with_number
+from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.supervisor.ipc import StepPage
+from ddpdiag.runtime.supervisor.running_trial import Running
 
 TRIAL = Trial(code="COL001", groups=((0, 1),), kind=Kind.TORCH, deadline_seconds=15, first_use_seconds=60)
 

@@ -11,7 +11,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Arrival, Kind, Trial
 from ddpdiag.runtime.control.messages import Ping, RunTrial
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.flight import Flight, addresses
+from ddpdiag.runtime.coordinator.dispatch import Flight, addresses
 
 
 def trial(*groups: tuple[int, ...]) -> Trial:

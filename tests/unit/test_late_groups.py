@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdiag.model import Kind, Trial
-from ddpdiag.runtime.flight import Flight
+from ddpdiag.runtime.coordinator.dispatch import Flight
 
 
 class Clock:

@@ -11,7 +11,7 @@ from ddpdiag.judgement.launching import Seen, judged
 from ddpdiag.model.launching import Compare, LaunchersReport, RankTimes, Start, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.render.launching import as_json, render
-from ddpdiag.runtime.environment import Asked, read_launch
+from ddpdiag.runtime.launchers.environment import Asked, read_launch
 
 ASKED = Compare(ranks=2)
 TYPED = {way: f"start {way.value}" for way in Way}

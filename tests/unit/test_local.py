@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.runtime.local import combined
+from ddpdiag.runtime.local_ranks import combined
 
 KILLED = -signal.SIGKILL
 

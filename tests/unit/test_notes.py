@@ -6,7 +6,7 @@ from pathlib import Path
 from seen import arrival_of
 
 from ddpdiag.model import Event, EventKind
-from ddpdiag.runtime.notes import Complaint, Note, Reader, explained, read_notes
+from ddpdiag.runtime.record.missing_ranks import Complaint, Note, Reader, explained, read_notes
 
 NAME = "ddpdiag-r"
 ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)

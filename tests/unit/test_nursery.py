@@ -9,9 +9,9 @@ import pytest
 
 SERVE = """
 import socket, sys
-from ddpdiag.runtime import nursery
-nursery.LAZY_IMPORTS = ("lazy_probe",)
-nursery._serve(socket.socket(fileno=int(sys.argv[1])))
+from ddpdiag.runtime.supervisor import fork_server
+fork_server.LAZY_IMPORTS = ("lazy_probe",)
+fork_server._serve(socket.socket(fileno=int(sys.argv[1])))
 """
 
 

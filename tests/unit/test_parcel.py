@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ddpdiag.runtime.parcel import PIECE_BYTES, Parcel, send
+from ddpdiag.runtime.supervisor.ipc import PIECE_BYTES, Parcel, send
 
 
 @pytest.fixture

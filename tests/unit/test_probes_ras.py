@@ -12,8 +12,8 @@ import pytest
 from ras_server import REPORT, RasServer
 
 from ddpdiag.probes.ras import CUT, MAX_BYTES, Address, own_service, status
-from ddpdiag.runtime.messages import Posted, Ras
-from ddpdiag.runtime.witness import Witness, ask, asks_nccl, wait_answer
+from ddpdiag.runtime.supervisor.hang_evidence import Witness, ask, asks_nccl, wait_answer
+from ddpdiag.runtime.supervisor.ipc import Posted, Ras
 
 Serve = Callable[..., RasServer]
 SECONDS = 0.6
@@ -150,7 +150,7 @@ def test_without_a_service_that_is_said_at_once(link: socket.socket, monkeypatch
 
 def test_looking_for_the_service_keeps_nobody_waiting(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     looking = threading.Event()
-    monkeypatch.setattr("ddpdiag.runtime.witness._service", lambda: looking.wait(10) and None)
+    monkeypatch.setattr("ddpdiag.runtime.supervisor.hang_evidence._service", lambda: looking.wait(10) and None)
     ask(link, nccl=True)
     assert isinstance(heard(link), Posted)
     looking.set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.runtime.slurm_clock import LEAST_BUDGET_SECONDS, LEAVE_SECONDS, job_left_seconds, within
+from ddpdiag.runtime.launchers.slurm import LEAST_BUDGET_SECONDS, LEAVE_SECONDS, job_left_seconds, within
 
 JOB = {"SLURM_JOB_ID": "7"}
 # Of a job that began at 1,000,000 s and ends after 90,700 s, 90,600 s of which it has run.

@@ -11,8 +11,8 @@ from ddpdiag.codec import assemble, encode_line, read_lines
 from ddpdiag.model import Event, EventKind, Header, Kind, Options, Outcome, Status, Trial
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
-from ddpdiag.runtime.shared import Chronicle, Copy, Signs, append, shared_folder
-from ddpdiag.runtime.succession import Succession, Turns, inherited
+from ddpdiag.runtime.record.failover import Succession, Turns, inherited
+from ddpdiag.runtime.record.shared_folder import Chronicle, Copy, Signs, append, shared_folder
 
 QUICK = Turns(look=0.005, grace=0.05, ready=0.1, turn=0.2, count=3, readers=0.1, alive=1.0)
 VERDICT = Shutdown(1, "rank 0 was lost")

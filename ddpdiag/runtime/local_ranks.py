@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Place
 from ddpdiag.runtime.control.liveness import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
-from ddpdiag.runtime.environment import places
-from ddpdiag.runtime.estate import SHARED_END_SECONDS
-from ddpdiag.runtime.launch import Run
-from ddpdiag.runtime.record import is_held, remove_scratch, run_folder
-from ddpdiag.runtime.running import how_it_ended
-from ddpdiag.runtime.signals import LEAVE, Signals
-from ddpdiag.runtime.succession import TURNS
-from ddpdiag.runtime.tether import die_with_parent
+from ddpdiag.runtime.launchers.environment import places
+from ddpdiag.runtime.record.failover import SHARED_END_SECONDS, TURNS
+from ddpdiag.runtime.record.record import is_held, remove_scratch, run_folder
+from ddpdiag.runtime.run import Run
+from ddpdiag.runtime.supervisor.processes import LEAVE, Signals, die_with_parent, how_it_ended
 
 # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
 _STRAGGLER_SECONDS = 3.0

@@ -2,75 +2,42 @@
 
 import contextlib
 import os
-import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Collective, Kind, ProcessState
-from ddpdiag.probes.procfs import cpu_ticks, process_state
+from ddpdiag.probes.procfs import process_state
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
-from ddpdiag.runtime.messages import (
+from ddpdiag.runtime.supervisor.hang_evidence import RAS_SECONDS, Stacks, ask, read_stacks, wait_answer
+from ddpdiag.runtime.supervisor.ipc import (
     Enough,
     Exited,
     Fork,
     Forked,
     Imported,
     More,
+    Parcel,
     Posted,
     Ras,
+    StepPage,
     WorkerOrder,
     WorkerWord,
     decode_nursery_word,
     decode_worker_word,
+    nameless_file,
 )
-from ddpdiag.runtime.page import StepPage, nameless_file
-from ddpdiag.runtime.parcel import Parcel
-from ddpdiag.runtime.stacks import Stacks, read_stacks
-from ddpdiag.runtime.tether import DUMP_SIGNAL
-from ddpdiag.runtime.witness import RAS_SECONDS, ask, wait_answer
+from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Log, is_alive, reap, signal_process, start_python
 
 _SOCKET_BUFFER = 1 << 20
-_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 _DUMP_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 2.0
-# Ten clock ticks: who computes uses one of them, even beside many others.
-_BUSY_SECONDS = 0.1
-
-
-class Log:
-    """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
-
-    def __init__(self) -> None:
-        self._descriptor = nameless_file("ddpdiag-log")
-
-    def fileno(self) -> int:
-        """Descriptor for the child."""
-        return self._descriptor
-
-    def close(self) -> None:
-        """Give back the descriptor."""
-        os.close(self._descriptor)
-
-    def tail(self, size: int = 4000, since: int = 0) -> str:
-        """Its last `size` bytes written after offset `since`, as text without secrets."""
-        end = self.size()
-        start = max(since, end - size)
-        return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
-
-    def size(self) -> int:
-        """Bytes written so far."""
-        return os.fstat(self._descriptor).st_size
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -78,54 +45,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
     return ours, theirs
-
-
-def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
-    """Start `python -m module` with these descriptors; returns its pid at once."""
-    process = subprocess.Popen(
-        # -P: a module in the user's current directory must not take the place of one of the standard library.
-        [sys.executable, "-P", "-m", module, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=log.fileno(),
-        stderr=log.fileno(),
-        pass_fds=passed,
-        env=with_home(env),
-    )
-    process.returncode = 0  # we reap it ourselves, by pid
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # rank 0 raised its own limit for the control server; checks look at the user's
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
-    return process.pid
-
-
-def with_home(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
-    home = str(Path(__file__).parents[2])
-    if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:
-        return dict(env)
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (env.get("PYTHONPATH"), home)))}
-
-
-def reap(pid: int) -> int | None:
-    """Exit code of our own child if it ended, negative for a signal; None while it lives."""
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status) if done else None
-
-
-def signal_process(pid: int, signum: int) -> None:
-    """Send a signal; a process that is gone is fine."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
-
-
-def is_alive(pid: int) -> bool:
-    """Is there such a process that is not a zombie?"""
-    state, _ = process_state(pid)
-    return state is not None and state not in "ZX"
 
 
 class Testimony(NamedTuple):
@@ -169,7 +88,7 @@ class Worker:
         """Start as a new interpreter, with its environment in place before anything is imported."""
         passed = self.descriptors()
         arguments = [str(os.getpid()), *map(str, passed)]
-        self.started(start_python("ddpdiag.runtime.worker", arguments, passed, env, self.log))
+        self.started(start_python("ddpdiag.runtime.supervisor.worker", arguments, passed, env, self.log))
 
     def send(self, order: WorkerOrder) -> bool:
         """Send without waiting; False if the worker is gone or reads nothing."""
@@ -245,14 +164,6 @@ class Worker:
         os.close(self._stack)
 
 
-def is_busy(pid: int) -> bool:
-    """Does a process use a core right now? Looks for 0.1 s."""
-    before = cpu_ticks(pid)
-    time.sleep(_BUSY_SECONDS)
-    after = cpu_ticks(pid)
-    return before is not None and after is not None and after > before
-
-
 def _dump(pid: int) -> None:
     """Have a process write its stacks, even if it is stopped."""
     signal_process(pid, DUMP_SIGNAL)
@@ -281,7 +192,7 @@ class Nursery:
         self._workers: list[Worker] = []
         self.link, theirs = _pair()
         arguments = [str(os.getpid()), str(theirs.fileno())]
-        self.pid = start_python("ddpdiag.runtime.nursery", arguments, (theirs.fileno(),), env, self.log)
+        self.pid = start_python("ddpdiag.runtime.supervisor.fork_server", arguments, (theirs.fileno(),), env, self.log)
         theirs.close()
 
     def fork(self, overrides: Mapping[str, str | None]) -> Worker:

@@ -12,8 +12,9 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
-from ddpdiag.runtime import by_hand, said, slurm
-from ddpdiag.runtime.launchers import (
+from ddpdiag.runtime.launchers import by_hand, slurm
+from ddpdiag.runtime.launchers import values as said
+from ddpdiag.runtime.launchers.launch import (
     LAUNCHERS,
     OPEN_MPI,
     PMI,
@@ -31,7 +32,17 @@ from ddpdiag.runtime.launchers import (
     refuse_single,
     run_id,
 )
-from ddpdiag.runtime.said import TORCH_PORT, Environ, Said, agreed, check_below, confirmed, needed, number, option
+from ddpdiag.runtime.launchers.values import (
+    TORCH_PORT,
+    Environ,
+    Said,
+    agreed,
+    check_below,
+    confirmed,
+    needed,
+    number,
+    option,
+)
 
 __all__ = ["Asked", "Launch", "places", "read_launch", "worker_variables"]
 

@@ -1,14 +1,14 @@
 """What launchers tell a process, as a table of variable names, and what we make of it: a `Launch`.
 
-Launchers that set a rank for each process are rows of `LAUNCHERS`; Slurm needs more, see `ddpdiag.runtime.slurm`.
+Launchers that set a rank for each process are rows of `LAUNCHERS`; Slurm needs more (slurm.py).
 """
 
 from msgspec import Struct, field
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
-from ddpdiag.runtime import said
-from ddpdiag.runtime.said import Said, check_positive, option
+from ddpdiag.runtime.launchers import values
+from ddpdiag.runtime.launchers.values import Said, check_positive, option
 
 # More processes than that on one host is a slip of the keyboard.
 MOST_RANKS_HERE = 1024
@@ -193,4 +193,4 @@ def run_id(asked: Asked, own: str | None, *shared: object) -> str:
     """
     if asked.run_id is not None:
         return asked.run_id
-    return said.plain_name(own) if own and own != "none" else said.digest(*shared)
+    return values.plain_name(own) if own and own != "none" else values.digest(*shared)

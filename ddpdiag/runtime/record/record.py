@@ -20,7 +20,7 @@ from ddpdiag.codec import encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Header, Outcome
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.shared import Copy
+from ddpdiag.runtime.record.shared_folder import Copy
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
 # Whoever opens a record has the folder for a moment; one that was stopped in it must hold nobody.

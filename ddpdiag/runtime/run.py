@@ -31,17 +31,17 @@ from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
 from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_ports
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.environment import worker_variables
-from ddpdiag.runtime.estate import Estate, Heir, Published, Rank0At
-from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.notes import Complaint, Reader
-from ddpdiag.runtime.record import Record, folder_name, run_folder
-from ddpdiag.runtime.shared import Copy, shared_folder
-from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.slurm import leaf_of
-from ddpdiag.runtime.supervisor import Rank0Lost, Supervisor
-from ddpdiag.runtime.telling import Listener
+from ddpdiag.runtime.coordinator.coordinator import Coordinator
+from ddpdiag.runtime.coordinator.progress import Listener
+from ddpdiag.runtime.launchers.environment import worker_variables
+from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.launchers.slurm import leaf_of
+from ddpdiag.runtime.record.failover import Estate, Heir, Published, Rank0At
+from ddpdiag.runtime.record.missing_ranks import Complaint, Reader
+from ddpdiag.runtime.record.record import Record, folder_name, run_folder
+from ddpdiag.runtime.record.shared_folder import Copy, shared_folder
+from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor
 
 LOOPBACK = "127.0.0.1"
 # Our own supervisor kills its children within this time, or they cannot be killed.

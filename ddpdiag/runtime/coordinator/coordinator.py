@@ -14,17 +14,18 @@ from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
 from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
-from ddpdiag.runtime.flight import SLACK_SECONDS, Flight
-from ddpdiag.runtime.spending import (
+from ddpdiag.runtime.coordinator.dispatch import (
     CUT_SECONDS,
     LEAST_SECONDS,
     RESERVE_SECONDS,
+    SLACK_SECONDS,
     BudgetSpent,
+    Flight,
     kept_seconds,
     too_late,
     with_number,
 )
-from ddpdiag.runtime.telling import Listener, Telling
+from ddpdiag.runtime.coordinator.progress import Listener, Telling
 
 AnyCheck = Check[Any]
 

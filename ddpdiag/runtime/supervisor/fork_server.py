@@ -21,8 +21,8 @@ import traceback
 import msgspec
 
 from ddpdiag.probes.procfs import core_seconds
-from ddpdiag.runtime.messages import Exited, Forked, Imported, NurseryWord
-from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
+from ddpdiag.runtime.supervisor.ipc import Exited, Forked, Imported, NurseryWord
+from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, leave_terminal
 
 # DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
 # of training.
@@ -118,7 +118,7 @@ def _fork(link: socket.socket) -> bool:
 
 
 def _become_worker(parent: int, nursery: socket.socket, descriptors: "array.array[int]") -> None:
-    from ddpdiag.runtime.worker import serve
+    from ddpdiag.runtime.supervisor.worker import serve
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})

@@ -9,18 +9,17 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.procfs import process_state
-from ddpdiag.runtime.page import StepPage
-from ddpdiag.runtime.passage import Passage, open_passages
-from ddpdiag.runtime.running import how_it_ended
-from ddpdiag.runtime.signals import LEAVE, Signals
-from ddpdiag.runtime.tether import die_with_parent
+from ddpdiag.runtime.supervisor.ipc import StepPage
+from ddpdiag.runtime.supervisor.processes import LEAVE, Signals, die_with_parent, how_it_ended
 
 # TERM, then KILL: the first half may still say something.
 _TERM_SECONDS = 0.25
@@ -29,8 +28,84 @@ _KILL_SECONDS = 0.25
 _LOOK_SECONDS = 0.1
 # A reader that is only slow is given so much, also at the end of the time.
 _READ_SECONDS = 0.25
+_BLOCK_BYTES = 65536
 
 Stand = Callable[[str], None]
+
+
+# Standard output and error -------------------------------------------------------------------------------------------
+
+
+class Passage:
+    """What is written to `outer` (the first of them is used) in another process reaches it by way of this one."""
+
+    def __init__(self, outer: tuple[int, ...]) -> None:
+        self.outer = outer
+        self._source, self._inner = os.pipe()
+        self._stopped, self._stop = os.pipe()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+
+    def enter(self) -> None:
+        """In the child: write to us."""
+        for descriptor in self.outer:
+            os.dup2(self._inner, descriptor)
+        for descriptor in (self._source, self._inner, self._stopped, self._stop):
+            os.close(descriptor)
+
+    def begin(self) -> None:
+        """In the parent, after the fork: pass on what comes."""
+        os.close(self._inner)
+        self._thread.start()
+
+    def end(self, seconds: float) -> bool:
+        """Pass on what is there by now; False where the reader did not take it in this time.
+
+        OSError where standard output could not be written; BrokenPipeError: its reader left.
+        """
+        os.close(self._stop)
+        self._thread.join(max(seconds, 0))
+        if self._error is not None and self.outer[0] == 1:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def _carry(self) -> None:
+        try:
+            # Only once nothing is there any more does the end count.
+            while self._source in select.select([self._source, self._stopped], [], [])[0]:
+                if not (block := os.read(self._source, _BLOCK_BYTES)):
+                    return
+                self._write(block)
+        except OSError as error:
+            self._error = error
+        finally:
+            os.close(self._source)  # so the child learns, too, that the reader left
+
+    def _write(self, block: bytes) -> None:
+        while block:
+            try:
+                block = block[os.write(self.outer[0], block) :]
+            except BlockingIOError:  # whoever shares the pipe with us made it so
+                select.select([], [self.outer[0]], [])
+
+
+def open_passages() -> Sequence[Passage]:
+    """One for each pipe or socket that standard output and error are; one for both where they are the same."""
+    pipes = {descriptor: os.fstat(descriptor) for descriptor in (1, 2) if _has_a_reader(descriptor)}
+    if len(pipes) == 2 and os.path.samestat(pipes[1], pipes[2]):
+        return (Passage((1, 2)),)  # what is said stays in order
+    return tuple(Passage((descriptor,)) for descriptor in pipes)
+
+
+def _has_a_reader(descriptor: int) -> bool:
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+# The call ---------------------------------------------------------------------------------------------------------
 
 
 def watched(call: Callable[[Stand], int], seconds: float) -> int:

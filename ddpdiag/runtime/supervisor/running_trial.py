@@ -1,14 +1,15 @@
 """A trial on one rank, from order to outcome. Only words and numbers: no waiting, no killing."""
 
-import signal
+import time
 
 from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Outcome, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
-from ddpdiag.runtime.children import Worker
 from ddpdiag.runtime.control.messages import Ready
-from ddpdiag.runtime.messages import Answer
+from ddpdiag.runtime.supervisor.children import Nursery, Worker
+from ddpdiag.runtime.supervisor.ipc import Answer
+from ddpdiag.runtime.supervisor.processes import how_it_ended, is_busy
 
 
 class Running:
@@ -87,20 +88,20 @@ class Running:
         )
 
 
-def how_it_ended(code: int | None) -> str:
-    """An exit code in words."""
-    match code:
-        case None:
-            return "the process vanished; its exit code is unknown"
-        case int() if code < 0:
-            return f"killed by {signal_name(-code)}"
-        case _:
-            return f"left with exit code {code} before it answered"
+def expired(
+    running: Running, child: Worker | Nursery, *, at: str | None, told: bool, ends: bool, nccl: bool
+) -> Outcome:
+    """The outcome of a trial that did not end in time; takes up to 3.5 s.
 
-
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    `child` is the process that holds the trial up, and is ended if `ends`. `at` says where it stands as long as there
+    is no worker. `told`: rank 0 ended it because of somebody else. `nccl`: NCCL's own service is asked, too.
+    """
+    process = child.look()
+    outcome = running.hung(process, time.monotonic(), at=at, told=told)
+    if not told:
+        since = None if at is not None else running.worker.page.seconds()
+        process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
+    stacks, flight, ras = child.testify(process.state, nccl=nccl and not told)
+    survived = ends and not child.end()
+    process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
+    return structs.replace(outcome, process=process, flight=flight, ras=ras)

@@ -1,8 +1,8 @@
 """Launches that the command line alone describes: one process per rank, one per host, or this host alone."""
 
 from ddpdiag.errors import UsageError
-from ddpdiag.runtime import said, slurm
-from ddpdiag.runtime.launchers import (
+from ddpdiag.runtime.launchers import slurm, values
+from ddpdiag.runtime.launchers.launch import (
     Asked,
     Here,
     Launch,
@@ -14,7 +14,7 @@ from ddpdiag.runtime.launchers import (
     refuse_single,
     run_id,
 )
-from ddpdiag.runtime.said import Environ, Said, agreed, check_below, check_positive, needed, number, option
+from ddpdiag.runtime.launchers.values import Environ, Said, agreed, check_below, check_positive, needed, number, option
 
 
 def by_rank(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
@@ -69,7 +69,7 @@ def alone(env: Environ, asked: Asked, here: Here) -> Launch:
     return Launch(
         place=block_place(here, "standalone", ranks, Said("--nproc-per-node", count), 0),
         coordinator="127.0.0.1",
-        port=said.port({}, asked.master_port),
+        port=values.port({}, asked.master_port),
         run_id=run_id(asked, here.fresh),
         ranks=ranks,
         note=" ".join(filter(None, (slurm.batch_note(env, here.host), _core_note(here, count)))),
@@ -84,10 +84,10 @@ def default_count(here: Here, *, alone: bool) -> int:
 
 def _endpoint(env: Environ, asked: Asked, who: Said, *, others: bool) -> tuple[str, int]:
     """--master-addr is needed as soon as there are others; --master-port has torch's default."""
-    address = said.address(env, asked.master_addr)
+    address = values.address(env, asked.master_addr)
     if address is None and others:
         raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere.")
-    return address or "127.0.0.1", said.port(env, asked.master_port) or said.TORCH_PORT
+    return address or "127.0.0.1", values.port(env, asked.master_port) or values.TORCH_PORT
 
 
 def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:

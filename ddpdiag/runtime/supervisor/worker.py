@@ -1,7 +1,7 @@
 """The worker: runs one measurement after another until its supervisor has no more, or ends it.
 
-Two ways to become one: `python -m ddpdiag.runtime.worker` (plain, started at once) and a fork of the nursery (with
-torch). It says only what happened; it judges nothing.
+There are two ways to start one: `python -m ddpdiag.runtime.supervisor.worker` (plain, started at once) and a fork of
+the fork server (with torch). It says only what happened; it judges nothing.
 """
 
 import faulthandler
@@ -18,12 +18,18 @@ from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.context import Opening
 from ddpdiag.model.trial import GATE_STEP, is_first_use
-from ddpdiag.runtime import parcel
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
-from ddpdiag.runtime.messages import Answer, BarrierReached, Task, WorkerPartial, decode_worker_order
-from ddpdiag.runtime.page import StepPage
-from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
-from ddpdiag.runtime.witness import Witness
+from ddpdiag.runtime.supervisor.hang_evidence import Witness
+from ddpdiag.runtime.supervisor.ipc import (
+    Answer,
+    BarrierReached,
+    StepPage,
+    Task,
+    WorkerPartial,
+    decode_worker_order,
+    send,
+)
+from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, leave_terminal
 
 _MAX_DETAIL = 8_000
 
@@ -64,7 +70,7 @@ class WorkerContext:
 
     def report(self, data: msgspec.Struct, text: str) -> None:
         """Hand over what is known so far."""
-        parcel.send(self._link, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
+        send(self._link, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
 
     def timed(self, name: str, seconds: float) -> None:
         """Add to one of the trial's timings."""
@@ -82,7 +88,7 @@ class WorkerContext:
     def _pass(self, word: BarrierReached) -> BarrierOpen:
         self.step(GATE_STEP)
         begin = time.monotonic()
-        parcel.send(self._link, msgspec.json.encode(word))
+        send(self._link, msgspec.json.encode(word))
         opening = _receive(self._link)
         if not isinstance(opening, BarrierOpen):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
@@ -143,7 +149,7 @@ def serve(link: int, page: int, stack_file: int, questions: int) -> None:
         answer = _answer(task, WorkerContext(task, orders, steps), witness)
         sys.stdout.flush()
         sys.stderr.flush()
-        parcel.send(orders, msgspec.json.encode(answer))
+        send(orders, msgspec.json.encode(answer))
     os._exit(0)
 
 

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from ddpdiag.checks.api import Check
 from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind, Options, Outcome, Place, Status, Trial
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.children import Log, Worker
 from ddpdiag.runtime.control.messages import (
     BarrierOpen,
     Downward,
@@ -33,15 +32,14 @@ from ddpdiag.runtime.control.messages import (
     Stop,
     Upward,
 )
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.deadline import expired
-from ddpdiag.runtime.messages import Answer, BarrierReached, More, Task, WorkerPartial
-from ddpdiag.runtime.nursery import import_torch
-from ddpdiag.runtime.running import Running
-from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.telling import Listener
-from ddpdiag.runtime.tether import DUMP_SIGNAL, die_with_parent, leave_terminal
-from ddpdiag.runtime.worker import serve
+from ddpdiag.runtime.coordinator.coordinator import Coordinator
+from ddpdiag.runtime.coordinator.progress import Listener
+from ddpdiag.runtime.supervisor.children import Worker
+from ddpdiag.runtime.supervisor.fork_server import import_torch
+from ddpdiag.runtime.supervisor.ipc import Answer, BarrierReached, More, Task, WorkerPartial
+from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Log, Signals, die_with_parent, leave_terminal
+from ddpdiag.runtime.supervisor.running_trial import Running, expired
+from ddpdiag.runtime.supervisor.worker import serve
 
 _IDENTITY = b"0"
 _ARRIVE_SECONDS = 1.0  # it is here already

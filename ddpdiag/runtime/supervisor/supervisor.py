@@ -13,7 +13,6 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
 from ddpdiag.model import IMPORT_STEP, Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Status, Trial
-from ddpdiag.runtime.children import Nursery, Worker
 from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.control.liveness import crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.control.messages import (
@@ -33,13 +32,13 @@ from ddpdiag.runtime.control.messages import (
     Start,
     Stop,
 )
-from ddpdiag.runtime.deadline import expired
-from ddpdiag.runtime.environment import refused_override
-from ddpdiag.runtime.messages import Answer, BarrierReached, More, Task, WorkerPartial
-from ddpdiag.runtime.record import Record
-from ddpdiag.runtime.running import Running
-from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.witness import asks_nccl
+from ddpdiag.runtime.launchers.environment import refused_override
+from ddpdiag.runtime.record.record import Record
+from ddpdiag.runtime.supervisor.children import Nursery, Worker
+from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
+from ddpdiag.runtime.supervisor.ipc import Answer, BarrierReached, More, Task, WorkerPartial
+from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.supervisor.running_trial import Running, expired
 
 _LEAVE_SECONDS = 2.0
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.

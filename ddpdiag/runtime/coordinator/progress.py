@@ -23,7 +23,7 @@ from ddpdiag.model.news import (
     Waiting,
 )
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.flight import Flight
+from ddpdiag.runtime.coordinator.dispatch import Flight
 
 # A table of thousands of ranks is made for each.
 _SECONDS_BETWEEN = 1.0
