@@ -26,7 +26,7 @@ from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.runtime.supervisor.timed_call import Stand, watched
+from ddpdiag.runtime.supervisor.timed_call import Announce, call_with_deadline
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
 WITHOUT_TORCH = (
@@ -56,7 +56,7 @@ def run(wishes: Wishes, outputs: Outputs) -> int:
     if not math.isfinite(wishes.budget):
         raise UsageError(f"--budget {wishes.budget}: expected a number of seconds; every run has an end")
     options = _options(wishes)
-    return watched(
+    return call_with_deadline(
         lambda stand: guarded(lambda: _look(wishes, options, outputs, stand), nagios=outputs.nagios), wishes.budget
     )
 
@@ -83,7 +83,7 @@ def _options(wishes: Wishes) -> Options:
     return options
 
 
-def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Stand) -> int:
+def _look(wishes: Wishes, options: Options, outputs: Outputs, stand: Announce) -> int:
     stand("look at the files to write")
     outputs.check()
     place = _place()

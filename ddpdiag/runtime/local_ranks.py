@@ -2,20 +2,19 @@
 
 import contextlib
 import os
-import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Place
 from ddpdiag.runtime.control.liveness import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.launchers.environment import places
-from ddpdiag.runtime.record.failover import SHARED_END_SECONDS, TURNS
+from ddpdiag.runtime.record.failover import ELECTION_TIMES, SHARED_END_SECONDS
 from ddpdiag.runtime.record.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.run import Run
-from ddpdiag.runtime.supervisor.processes import LEAVE, Signals, die_with_parent, how_it_ended
+from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, how_it_ended
 
 # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
 _STRAGGLER_SECONDS = 3.0
@@ -27,98 +26,46 @@ _BEYOND_BUDGET_SECONDS = 30.0
 def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
     """Fork one supervisor for each of the launch's ranks and wait for them; rank 0's exit code, or the worst.
 
-    A fork without exec: nothing here has threads yet, and an interpreter's start is saved for each rank.
-    Raises RunLost when rank 0 was killed, because then nobody else says so.
+    Nothing here has threads yet, so a fork without exec will do. Raises RunLost when rank 0 was killed, because then
+    no other process says so.
     """
     if len(run.launch.ranks) > 1:
         # As torchrun does: else every rank starts a thread per core, and they fight for the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    signals = Signals(children=True)
-    parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a child must not write what we hold in a buffer once more
-            stream.flush()
-    children: dict[int, int] = {}
-    # Held back until a child has handlers of its own: what comes in between would be lost in ours.
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
+    children = ForkedChildren(Signals(children=True))
     for place in places(run.launch):
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(parent, signal.SIGTERM)
-            os._exit(run_one(place))
-        children[pid] = place.rank
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
-    longest = run.options.budget_seconds + run.endpoint.wait_seconds + _BEYOND_BUDGET_SECONDS
-    shares = run.options.shared_dir is not None
-    slower = crowded_silence_seconds(len(run.launch.ranks))
-    without_rank_0 = LOST_AFTER_SECONDS + slower + (TURNS.total if shares else 0.0)
-    stragglers = _STRAGGLER_SECONDS + slower + (SHARED_END_SECONDS if shares else 0.0)
-    watch = _Watch(children, signals, longest, stragglers, without_rank_0)
-    codes = watch.wait()
+        children.fork(partial(run_one, place), place.rank)
+    codes = _wait(run, children)
     _tidy(run, codes)
     return combined(codes)
 
 
-class _Watch:
-    """The wait for all children. `seconds` is what nobody outlives.
+def _wait(run: Run, children: ForkedChildren) -> dict[int, int]:
+    """Exit code by rank, negative for a signal; ranks that stay too long are ended."""
+    end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + _BEYOND_BUDGET_SECONDS
+    while children.running:
+        before, ended = time.monotonic(), len(children.exit_codes)
+        children.wait(0.5)
+        end += frozen_seconds(before, time.monotonic())
+        if len(children.exit_codes) > ended:
+            end = min(end, time.monotonic() + _patience(run, children))
+        if time.monotonic() > end:
+            children.send(signal.SIGKILL)
+        if time.monotonic() > end + _KILL_SECONDS:
+            break  # stuck in the kernel: nobody can end it, and nobody shall wait for it
+    return children.exit_codes | dict.fromkeys(children.running, -signal.SIGKILL)
 
-    `stragglers` is what the last ones may take when the others have left, `without_rank_0` what is added when it died.
-    """
 
-    def __init__(
-        self,
-        children: Mapping[int, int],
-        signals: Signals,
-        seconds: float,
-        stragglers: float,
-        without_rank_0: float,
-    ) -> None:
-        self._waiting = dict(children)
-        self._ranks = frozenset(children.values())
-        self._signals = signals
-        self._end = time.monotonic() + seconds
-        self._stragglers = stragglers
-        self._without_rank_0 = without_rank_0
-        self._codes: dict[int, int] = {}
-
-    def wait(self) -> dict[int, int]:
-        """Exit code by rank, negative for a signal."""
-        forwarded = False
-        while self._waiting:
-            before = time.monotonic()
-            select.select([self._signals.woken], [], [], 0.5)
-            self._end += frozen_seconds(before, time.monotonic())
-            self._signals.drain()
-            if self._signals.told is not None and not forwarded:
-                forwarded = True
-                self._kill_all(self._signals.told)
-            self._reap()
-            if time.monotonic() > self._end:
-                self._kill_all(signal.SIGKILL)
-            if time.monotonic() > self._end + _KILL_SECONDS:
-                break  # stuck in the kernel: nobody can end it, and nobody shall wait for it
-        return self._codes | dict.fromkeys(self._waiting.values(), -signal.SIGKILL)
-
-    def _kill_all(self, signum: int) -> None:
-        for pid in self._waiting:
-            os.kill(pid, signum)
-
-    def _reap(self) -> None:
-        for pid, rank in list(self._waiting.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                del self._waiting[pid]
-                self._codes[rank] = os.waitstatus_to_exitcode(status)
-                self._end = min(self._end, time.monotonic() + self._patience())
-
-    def _patience(self) -> float:
-        """How long the others may stay, now that somebody has left."""
-        if self._ranks.isdisjoint({0}):
-            return float("inf")
-        if 0 not in self._codes:
-            return self._stragglers if set(self._waiting.values()) == {0} else float("inf")
+def _patience(run: Run, children: ForkedChildren) -> float:
+    """How long the others may stay, now that one has left."""
+    shares = run.options.shared_dir is not None
+    slower = crowded_silence_seconds(len(run.launch.ranks))
+    stragglers = _STRAGGLER_SECONDS + slower + (SHARED_END_SECONDS if shares else 0.0)
+    if 0 in children.exit_codes:
         # If rank 0 was killed, they must notice its silence first, and say so.
-        return self._stragglers + (self._without_rank_0 if self._codes[0] < 0 else 0.0)
+        without_rank_0 = LOST_AFTER_SECONDS + slower + (ELECTION_TIMES.total if shares else 0.0)
+        return stragglers + (without_rank_0 if children.exit_codes[0] < 0 else 0.0)
+    return stragglers if set(children.running) == {0} else float("inf")
 
 
 def _tidy(run: Run, codes: Mapping[int, int]) -> None:

@@ -36,10 +36,10 @@ from ddpdiag.runtime.coordinator.progress import Listener
 from ddpdiag.runtime.launchers.environment import worker_variables
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_of
-from ddpdiag.runtime.record.failover import Estate, Heir, Published, Rank0At
-from ddpdiag.runtime.record.missing_ranks import Complaint, Reader
+from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, Successor
+from ddpdiag.runtime.record.missing_ranks import NoteReader, NoteWriter
 from ddpdiag.runtime.record.record import Record, folder_name, run_folder
-from ddpdiag.runtime.record.shared_folder import Copy, shared_folder
+from ddpdiag.runtime.record.shared_folder import RecordCopy, shared_folder
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor
 
@@ -77,9 +77,9 @@ class Run:
         return folder_name(self.launch.run_id)
 
     @property
-    def rank_0(self) -> Rank0At:
+    def rank_0(self) -> Rank0Address:
         """Where rank 0's host is, as this process knows it."""
-        return Rank0At(self.endpoint.host, self.port)
+        return Rank0Address(self.endpoint.host, self.port)
 
     def header(self, writer: int) -> Header:
         """First line of a recording."""
@@ -156,7 +156,7 @@ def run_rank(run: Run, place: Place) -> int:
         try:
             farewell = _take_part(run, place, wire, record, signals)
         except Rank0Lost as lost:
-            farewell = _inherit(run, header, record, begin, lost)
+            farewell = _verdict_without_rank_0(run, header, record, begin, lost)
     except RunLost as lost:
         raise _left_alone(lost, record) from lost
     except BaseException:
@@ -171,20 +171,20 @@ def run_rank(run: Run, place: Place) -> int:
     return farewell.exit_code
 
 
-def _copy(run: Run, rank: int) -> Copy | None:
+def _copy(run: Run, rank: int) -> RecordCopy | None:
     """Rank 0's lines are shared by its coordinator."""
     if run.options.shared_dir is None or rank == 0:
         return None
-    return Copy(run.options.shared_dir, run.name, rank)
+    return RecordCopy(run.options.shared_dir, run.name, rank)
 
 
-def _inherit(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Shutdown:
+def _verdict_without_rank_0(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Shutdown:
     """The verdict that the living ranks make without rank 0; `lost`, as without a shared folder, if they cannot."""
-    signs = record.copy.signs if record.copy is not None else None
-    if signs is None:
+    shared = record.copy.shared if record.copy is not None else None
+    if shared is None:
         raise lost
-    record.sign("ready")
-    told = Heir(signs, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).inherit()
+    record.mark("ready")
+    told = Successor(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).obtain()
     if told is None:
         raise lost
     farewell, sentence = told
@@ -243,11 +243,11 @@ def _sought(run: Run, arrival: Arrival, signals: Signals, listener: Listener) ->
 
     if run.options.shared_dir is None:
         return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking)
-    complaint = Complaint(run.options.shared_dir, run.name, arrival)
+    note = NoteWriter(run.options.shared_dir, run.name, arrival)
     try:
-        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, complaint.leave)
+        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, note.leave)
     finally:
-        complaint.withdraw()
+        note.withdraw()
 
 
 def _lead(
@@ -264,18 +264,18 @@ def _lead(
     coordinator = Coordinator(
         server, run.header(0), run.checks, run.listener(arrival.place), lambda: signals.told, patience
     )
-    estate = _estate(run, arrival.nonce, coordinator.lines)
+    handover = _handover(run, arrival.nonce, coordinator.lines)
     try:
         coordinator.conduct(run.endpoint.wait_seconds)
-        report = _published(run, coordinator, threads, estate)
+        report = _published(run, coordinator, threads, handover)
     except RunLost as lost:
-        estate.close(coordinator.farewell(lost.exit_code, str(lost)))
+        handover.close(coordinator.farewell(lost.exit_code, str(lost)))
         raise
     except BaseException:
-        estate.close(coordinator.farewell(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more"))
+        handover.close(coordinator.farewell(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more"))
         raise
     farewell = coordinator.farewell(report.exit_code, report.sentence)
-    estate.close(farewell)
+    handover.close(farewell)
     # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
     wait([served], timeout=_STRAGGLER_SECONDS)
     if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
@@ -284,18 +284,18 @@ def _lead(
     return farewell
 
 
-def _estate(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Estate:
+def _handover(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Handover:
     shared_dir, wait_seconds = run.options.shared_dir, run.endpoint.wait_seconds
     if shared_dir is None:
-        return Estate(None, None, lines)
-    notes = Reader(shared_dir, run.name, world_size=run.launch.place.world_size, wait_seconds=wait_seconds)
-    return Estate(shared_folder(shared_dir, run.name, nonce), notes, lines)
+        return Handover(None, None, lines)
+    notes = NoteReader(shared_dir, run.name, world_size=run.launch.place.world_size, wait_seconds=wait_seconds)
+    return Handover(shared_folder(shared_dir, run.name, nonce), notes, lines)
 
 
-def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, estate: Estate) -> Report:
+def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, handover: Handover) -> Report:
     """The report, judged and written while rank 0 keeps in touch: a large world must not look like a lost rank 0."""
     lines = coordinator.lines()
-    published = threads.submit(lambda: run.publish(estate.explain(lines, run.rank_0), coordinator.late_signal))
+    published = threads.submit(lambda: run.publish(handover.explain(lines, run.rank_0), coordinator.late_signal))
     end = time.monotonic() + _PUBLISH_SECONDS
     while not published.done():
         coordinator.idle()

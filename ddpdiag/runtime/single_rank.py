@@ -1,4 +1,4 @@
-"""A run of one rank that needs nobody: no launcher, no control server, no nursery, no record, and no port.
+"""A run of one rank that needs nobody: no launcher, no control server, no fork server, no record, and no port.
 
 This process is rank 0 and its own supervisor in one. What the coordinator says goes to workers that are forked from
 here: nothing in this process has threads, torch or CUDA, and a fork costs milliseconds.
@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ddpdiag.checks.api import Check
-from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind, Options, Outcome, Place, Status, Trial
+from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import (
     BarrierOpen,
@@ -34,16 +34,21 @@ from ddpdiag.runtime.control.messages import (
 )
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.progress import Listener
-from ddpdiag.runtime.supervisor.children import Worker
+from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.fork_server import import_torch
-from ddpdiag.runtime.supervisor.ipc import Answer, BarrierReached, More, Task, WorkerPartial
-from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Log, Signals, die_with_parent, leave_terminal
-from ddpdiag.runtime.supervisor.running_trial import Running, expired
+from ddpdiag.runtime.supervisor.processes import (
+    DUMP_SIGNAL,
+    Log,
+    Signals,
+    die_with_parent,
+    flush_output,
+    leave_terminal,
+)
+from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 from ddpdiag.runtime.supervisor.worker import serve
 
 _IDENTITY = b"0"
 _ARRIVE_SECONDS = 1.0  # it is here already
-_REAP_SECONDS = 1.0
 # What can be asked of a host alone writes no files, and a Prolog may meet a disk that is full, or read-only.
 _NO_SCRATCH = os.devnull
 
@@ -62,151 +67,83 @@ def run_alone(
         rank.close()
 
 
-class OwnRank:
+class OwnRank(TrialRunner):
     """The only rank, as the coordinator's channel. `with_torch` starts the import of torch at once, in a worker."""
 
     def __init__(self, arrival: Arrival, *, with_torch: bool) -> None:
-        self._place: Place = arrival.place
-        self._options = Options()
-        self._words: list[Upward] = [Hello(arrival)]
+        super().__init__(arrival.place, _NO_SCRATCH)
+        self._messages: list[Upward] = [Hello(arrival)]
         self._log = Log()
-        self._workers: dict[Kind, Worker] = {}
-        self._running: Running | None = None
-        self._last_trial = 0
-        if with_torch:
-            self._worker_for(Kind.TORCH)  # the import takes more than a second, and plain trials come first
+        if with_torch:  # the import takes more than a second, and plain trials are first
+            self.workers[Kind.TORCH] = self.start_worker(Kind.TORCH, {})
 
     # The channel -----------------------------------------------------------------------------------------------------
 
     def send(self, _identity: bytes, message: Downward) -> None:
         """Obey at once."""
-        running = self._running
         match message:
             case Start(place, options):
-                self._place, self._options = place, options
-            case RunTrial(trial) if trial.number > self._last_trial:
-                self._start(message.unpacked())
-            case BarrierOpen(trial=number) if (
-                running is not None and running.trial.number == number and not running.opened
-            ):
-                running.opened = running.worker.send(message)
-            case Stop(number) if running is not None and running.trial.number == number:
-                self._expire(running, told=True)
+                self.place, self.options = place, options
+            case RunTrial() | BarrierOpen() | Stop():
+                self.obey(message)
             case Ping() | Shutdown():
-                self._words.append(Pong())
+                self._messages.append(Pong())
             case _:
                 pass
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
-        """What the worker says within so many seconds; a deadline that passes ends its trial."""
-        if not self._words:
-            self._attend(seconds)
-        words, self._words = self._words, []
-        yield from ((_IDENTITY, word) for word in words)
+        """What the worker sends within so many seconds; a deadline that passes ends its trial."""
+        if not self._messages:
+            self._wait(seconds)
+        messages, self._messages = self._messages, []
+        yield from ((_IDENTITY, message) for message in messages)
 
     def close_door(self) -> None:
-        """Nobody else can come."""
+        """No other rank can join."""
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers.values():
-            worker.end()
-            worker.close()
-        self._workers.clear()
+        self.kill_workers()
 
-    # Trials ----------------------------------------------------------------------------------------------------------
-
-    def _start(self, trial: Trial) -> None:
-        self._last_trial = trial.number
-        worker = self._workers.get(trial.kind)
-        if worker is not None and trial.fresh:
-            self._drop(trial.kind)
-        worker = self._worker_for(trial.kind)
-        self._running = Running(trial, self._place.rank, worker, time.monotonic())
-        task = Task(self._place, trial, self._options, _NO_SCRATCH, dict(trial.env), self._running.deadline)
-        worker.send(task)
-
-    def _attend(self, seconds: float) -> None:
-        running = self._running
+    def _wait(self, seconds: float) -> None:
+        running = self.running
         if running is None:
             select.select([], [], [], seconds)
             return
         left = max(0.0, running.deadline - time.monotonic())
-        if select.select([running.worker.link], [], [], min(seconds, left))[0]:
-            self._hear(running)
-        elif time.monotonic() >= running.deadline:
-            self._expire(running)
+        if select.select([running.worker.channel], [], [], min(seconds, left))[0]:
+            self.read(running)
+        else:
+            self.watch(running)
 
-    def _hear(self, running: Running) -> None:
-        match running.worker.receive():
-            case BarrierReached(offer, shares):
-                running.reached_gate(time.monotonic())
-                running.ready = Ready(running.trial.number, offer, shares)
-                self._words.append(running.ready)
-            case WorkerPartial(data, text):
-                running.so_far = data
-                self._words.append(Partial(running.trial.number, data, text))
-            case Answer() as answer:
-                self._finish(running, running.answered(answer, time.monotonic()))
-            case More():
-                pass
-            case None:
-                self._finish(running, self._dead(running))
+    # Trials ----------------------------------------------------------------------------------------------------------
 
-    def _expire(self, running: Running, *, told: bool = False) -> None:
-        at = IMPORT_STEP if _is_importing(running) else None
-        self._finish(running, expired(running, running.worker, at=at, told=told, ends=True, nccl=False))
+    def report(self, message: Ready | Partial | Result) -> None:
+        """To the coordinator, in this process."""
+        self._messages.append(message)
 
-    def _dead(self, running: Running) -> Outcome:
-        end = time.monotonic() + _REAP_SECONDS
-        while running.worker.poll_exit() is None and time.monotonic() < end:
-            time.sleep(0.005)
-        code, now = running.worker.exit_code, time.monotonic()
-        if _is_importing(running):
-            return running.without_torch(code, self._log.tail(), now)
-        return running.died(code, self._log.tail(since=running.log_start), now)
-
-    def _finish(self, running: Running, outcome: Outcome) -> None:
-        """After anything but DONE the worker is replaced."""
-        self._running = None
-        self._words.append(Result(outcome))
-        if outcome.status is not Status.DONE:
-            # Who survived SIGKILL is not waited for a second time.
-            self._drop(running.trial.kind, ended=outcome.process is not None)
-
-    # Workers ---------------------------------------------------------------------------------------------------------
-
-    def _worker_for(self, kind: Kind) -> Worker:
-        if kind not in self._workers:
-            self._workers[kind] = worker = Worker(kind, {}, self._log)
-            _fork(worker, self._log)
-        return self._workers[kind]
-
-    def _drop(self, kind: Kind, *, ended: bool = False) -> None:
-        worker = self._workers.pop(kind)
-        if not ended:
-            worker.end()
-        worker.close()
+    def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
+        """A fork of this process."""
+        worker = OwnFork(kind, overrides, self._log)
+        flush_output()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(parent, worker, self._log)
+        worker.started(pid)
+        return worker
 
 
-def _is_importing(running: Running) -> bool:
-    """Has a worker with torch not taken up the trial yet? It announces a step as soon as it does."""
-    return running.trial.kind is Kind.TORCH and running.worker.page.read()[0] == 0
+class OwnFork(WorkerProcess):
+    """A worker that imports torch itself, where it needs it."""
+
+    @property
+    def start_step(self) -> str | None:
+        """The import, until a worker with torch has taken up a trial; it announces a step as soon as it does."""
+        return IMPORT_STEP if self.kind is Kind.TORCH and self.page.read()[0] == 0 else None
 
 
-def _fork(worker: Worker, log: Log) -> None:
-    """Fork the worker's process; its output goes to the log."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a child must not write what we hold in a buffer once more
-            stream.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become_worker(parent, worker, log)
-    worker.started(pid)
-
-
-def _become_worker(parent: int, worker: Worker, log: Log) -> NoReturn:
+def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
     try:
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)  # ours would wake the parent
@@ -215,13 +152,13 @@ def _become_worker(parent: int, worker: Worker, log: Log) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
-        worker.link.close()
-        link, page, stack_file, questions = worker.descriptors()
+        worker.channel.close()
+        channel, page, stack_file, questions = worker.descriptors()
         if worker.kind is Kind.TORCH:
             # Where an import hangs, its stacks can be had.
             faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
             import_torch()
-        serve(link, page, stack_file, questions)
+        serve(channel, page, stack_file, questions)
     finally:
         # Never back into the parent's code: whatever ended this worker is told in its log and by its exit code.
         traceback.print_exc()

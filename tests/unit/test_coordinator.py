@@ -41,8 +41,8 @@ from ddpdiag.runtime.control.messages import (
     Upward,
 )
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
-from ddpdiag.runtime.coordinator.dispatch import Flight
-from ddpdiag.runtime.coordinator.progress import Telling
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
+from ddpdiag.runtime.coordinator.progress import ProgressReporter
 
 Answer = Callable[[int, Downward], list[Upward]]
 N = TypeVar("N", bound=News)
@@ -200,7 +200,7 @@ def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None
     board = StandIn(2, gated)
     conduct(board, check())
     openings = [message for _, message in board.sent if isinstance(message, BarrierOpen)]
-    assert [(opening.offer, opening.host) for opening in openings] == [("port of 0", "127.0.0.1")] * 2
+    assert [(barrier_open.offer, barrier_open.host) for barrier_open in openings] == [("port of 0", "127.0.0.1")] * 2
 
 
 def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) -> None:
@@ -505,28 +505,28 @@ def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:
 def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_are_awaited() -> None:
     now = [0.0]
     trial = Trial(code="COL001", groups=((0, 1, 2),), kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
-    flight = Flight(trial, 9.0, lambda: now[0])
+    dispatched = DispatchedTrial(trial, 9.0, lambda: now[0])
     listener = Quiet()
-    telling = Telling(listener, lambda: now[0])
+    telling = ProgressReporter(listener, lambda: now[0])
     arrivals = {rank: arrival_of(rank, 3, ranks_per_node=1) for rank in range(3)}
     telling.trial_began(trial)
     now[0] = 0.9
     telling.trial_began(trial)  # a second begins anew
     now[0] = 1.0
-    telling.pending(flight, arrivals)
+    telling.pending(dispatched, arrivals)
     assert listener.of(Pending) == []
     for seconds in (2.0, 2.5):
         now[0] = seconds
-        telling.pending(flight, arrivals)
-    flight.arrived(0, "", shares=False)
-    flight.arrived(1, "", shares=False)
+        telling.pending(dispatched, arrivals)
+    dispatched.arrived(0, "", shares=False)
+    dispatched.arrived(1, "", shares=False)
     now[0] = 3.0
-    telling.pending(flight, arrivals)
-    flight.pending -= {0, 2}
-    flight.done(0)
-    flight.fail(2)  # it has ended, and not done its part
+    telling.pending(dispatched, arrivals)
+    dispatched.pending -= {0, 2}
+    dispatched.done(0)
+    dispatched.fail(2)  # it has ended, and not done its part
     now[0] = 4.0
-    telling.pending(flight, arrivals)
+    telling.pending(dispatched, arrivals)
     assert [(p.done, p.ranks, p.awaited, p.nodes) for p in listener.of(Pending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
         (0, 3, (2,), ("n2",)),

@@ -33,7 +33,7 @@ def test_the_main_thread_is_the_last_one_of_a_dump() -> None:
     assert read_stacks(DUMP).main == ("all_reduce (train.py:12)", "<module> (train.py:40)")
 
 
-def test_other_threads_are_kept_but_for_the_witness() -> None:
+def test_other_threads_are_kept_but_for_the_recorder_reader() -> None:
     assert read_stacks(DUMP).others == (("wait (threading.py:327)",),)
 
 

@@ -20,12 +20,12 @@ from ddpdiag.runtime.coordinator.dispatch import (
     RESERVE_SECONDS,
     SLACK_SECONDS,
     BudgetSpent,
-    Flight,
+    DispatchedTrial,
     kept_seconds,
     too_late,
     with_number,
 )
-from ddpdiag.runtime.coordinator.progress import Listener, Telling
+from ddpdiag.runtime.coordinator.progress import Listener, ProgressReporter
 
 AnyCheck = Check[Any]
 
@@ -57,7 +57,7 @@ class Coordinator:
     ) -> None:
         self._header = header
         self._checks = checks
-        self._telling = Telling(listener)
+        self._progress = ProgressReporter(listener)
         self._patience = patience
         self._lines: list[Line] = [header]
         self._assembled = 1  # of the lines, in the recording so far
@@ -82,16 +82,16 @@ class Coordinator:
 
     def _gather(self, wait_seconds: float) -> None:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
-        self._telling.started(budget_seconds)
+        self._progress.started(budget_seconds)
         self._membership.gather(
             min(wait_seconds, budget_seconds - RESERVE_SECONDS),
-            lambda left: self._telling.waiting(self._membership.arrivals, size, left),
+            lambda left: self._progress.waiting(self._membership.arrivals, size, left),
         )
-        self._telling.gathered(self._membership.arrivals, size)
+        self._progress.gathered(self._membership.arrivals, size)
 
     def _note(self, line: Line) -> None:
         self._lines.append(line)
-        self._telling.noted(line)
+        self._progress.noted(line)
 
     def recording(self) -> Recording:
         """The run so far."""
@@ -130,7 +130,7 @@ class Coordinator:
         before = [check for c in chosen if (check := c.beforehand) is not None]
         usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts(before, kind)]
         last = _parts(self._to_come)
-        self._telling.planned(stage for stage, _checks in (*usual, *last))
+        self._progress.planned(stage for stage, _checks in (*usual, *last))
         # Once the budget is spent, checks that run last, for which some was kept, may still run.
         for parts in (usual, last):
             for stage, checks in parts:
@@ -140,13 +140,13 @@ class Coordinator:
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> bool:
         """Run a part of a stage; was the budget spent in it?"""
         begin, before, spent = self._membership.now(), len(self._lines), False
-        self._telling.stage_began(stage)
+        self._progress.stage_began(stage)
         try:
             for check in checks:
                 self._run_check(check)
         except BudgetSpent:
             spent = True  # noted where it was raised
-        self._telling.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
+        self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
         return spent
 
     def _run_check(self, check: AnyCheck) -> None:
@@ -163,7 +163,7 @@ class Coordinator:
         if check.last is not None and check.plan(seen) and (reason := too_late(self._left(kept), check.last(seen))):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
             return
-        self._telling.check_began(check.code, check.name)
+        self._progress.check_began(check.code, check.name)
         while trials := check.plan(replace(self._seen(check), left_seconds=self._left(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
@@ -231,91 +231,91 @@ class Coordinator:
         trial = with_number(planned, number, wanted, left, self._membership.now())
         self._lines.append(trial)
         slack = min(SLACK_SECONDS, left - trial.limit_seconds + CUT_SECONDS)
-        flight = Flight(trial, trial.limit_seconds + slack, self._membership.clock)
+        dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
-            self._membership.send(rank, flight.order(rank))
-        self._telling.trial_began(trial, importing=importing)
+            self._membership.send(rank, dispatched.order(rank))
+        self._progress.trial_began(trial, importing=importing)
         try:
-            while flight.pending:
+            while dispatched.pending:
                 for rank, message in self._membership.attend(0.05):
-                    self._take(flight, rank, message)
-                self._tend(flight)
-                self._repeat(flight)
-                self._telling.pending(flight, self._membership.arrivals)
+                    self._take(dispatched, rank, message)
+                self._close_overdue(dispatched)
+                self._repeat(dispatched)
+                self._progress.pending(dispatched, self._membership.arrivals)
         except RunEnded as ended:
             for rank, message in ended.messages:
-                self._take(flight, rank, message)
-            self._close(flight)
+                self._take(dispatched, rank, message)
+            self._close(dispatched)
             raise
 
-    def _take(self, flight: Flight, rank: int, message: Upward) -> None:
+    def _take(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
         match message:
-            case Ready(number, offer, shares) if number == flight.trial.number:
-                self._open_gate(flight, flight.arrived(rank, offer, shares=shares))
-            case Partial(number, data, text) if number == flight.trial.number:
-                flight.so_far[rank] = data
-                if rank == flight.first:
-                    self._telling.progressed(text)
+            case Ready(number, offer, shares) if number == dispatched.trial.number:
+                self._open_barrier(dispatched, dispatched.arrived(rank, offer, shares=shares))
+            case Partial(number, data, text) if number == dispatched.trial.number:
+                dispatched.so_far[rank] = data
+                if rank == dispatched.first:
+                    self._progress.progressed(text)
             case Result(outcome) if outcome.rank == rank:
                 self._membership.send(rank, Ack(outcome.trial))
-                if outcome.trial == flight.trial.number and rank in flight.pending:
-                    self._book(flight, outcome)
+                if outcome.trial == dispatched.trial.number and rank in dispatched.pending:
+                    self._record_outcome(dispatched, outcome)
             case _:
                 pass
 
-    def _book(self, flight: Flight, outcome: Outcome) -> None:
+    def _record_outcome(self, dispatched: DispatchedTrial, outcome: Outcome) -> None:
         self._lines.append(outcome)
-        flight.pending.discard(outcome.rank)
+        dispatched.pending.discard(outcome.rank)
         if outcome.status is Status.DONE:
-            flight.done(outcome.rank)
+            dispatched.done(outcome.rank)
         else:
-            flight.fail(outcome.rank)
-        self._torch_is_there |= flight.trial.kind is Kind.TORCH and not flight.pending
+            dispatched.fail(outcome.rank)
+        self._torch_is_there |= dispatched.trial.kind is Kind.TORCH and not dispatched.pending
         if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
             self._without_torch.add(outcome.rank)
 
-    def _open_gate(self, flight: Flight, ranks: Sequence[int]) -> None:
+    def _open_barrier(self, dispatched: DispatchedTrial, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self._membership.send(rank, flight.opening(rank, self._membership.arrivals))
+            self._membership.send(rank, dispatched.barrier_open(rank, self._membership.arrivals))
 
-    def _tend(self, flight: Flight) -> None:
+    def _close_overdue(self, dispatched: DispatchedTrial) -> None:
         """Close what cannot end by itself: lost ranks, peers of failed ones, late groups, what is past its deadline."""
-        for rank in flight.pending & self._membership.lost:
-            self._unheard(flight, rank)
+        for rank in dispatched.pending & self._membership.lost:
+            self._unheard(dispatched, rank)
         now = self._membership.clock()
-        for index, since in flight.failed.items():
+        for index, since in dispatched.failed.items():
             if now - since > self._patience.grace:
-                self._stop(flight, index)
-        if flight.late() and self._torch_is_there:
-            for index in {flight.index_of(rank) for rank in flight.pending}:
-                self._stop(flight, index)
-        if now > flight.latest:
-            for rank in list(flight.pending):
-                self._unheard(flight, rank)
+                self._stop(dispatched, index)
+        if dispatched.late() and self._torch_is_there:
+            for index in {dispatched.index_of(rank) for rank in dispatched.pending}:
+                self._stop(dispatched, index)
+        if now > dispatched.latest:
+            for rank in list(dispatched.pending):
+                self._unheard(dispatched, rank)
 
-    def _stop(self, flight: Flight, index: int) -> None:
+    def _stop(self, dispatched: DispatchedTrial, index: int) -> None:
         """Whoever of a group has not ended is told to."""
-        if index not in flight.stopped:
-            flight.stopped.add(index)
-            stop = Stop(flight.trial.number)
-            for rank in flight.pending.intersection(flight.trial.groups[index]):
+        if index not in dispatched.stopped:
+            dispatched.stopped.add(index)
+            stop = Stop(dispatched.trial.number)
+            for rank in dispatched.pending.intersection(dispatched.trial.groups[index]):
                 self._membership.send(rank, stop)
 
-    def _repeat(self, flight: Flight) -> None:
+    def _repeat(self, dispatched: DispatchedTrial) -> None:
         """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
-        if not flight.time_to_repeat():
+        if not dispatched.time_to_repeat():
             return
-        for rank in flight.pending - self._membership.gone:
-            if not flight.is_at_gate(rank):
-                self._membership.send(rank, flight.order(rank))
-            elif flight.is_open(rank):
-                self._open_gate(flight, (rank,))
+        for rank in dispatched.pending - self._membership.gone:
+            if not dispatched.is_at_barrier(rank):
+                self._membership.send(rank, dispatched.order(rank))
+            elif dispatched.is_open(rank):
+                self._open_barrier(dispatched, (rank,))
 
-    def _unheard(self, flight: Flight, rank: int) -> None:
-        trial = flight.trial
+    def _unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
+        trial = dispatched.trial
         why = "it was lost" if rank in self._membership.lost else "its supervisor sent no outcome"
-        flight.pending.discard(rank)
-        flight.fail(rank)
+        dispatched.pending.discard(rank)
+        dispatched.fail(rank)
         self._lines.append(
             Outcome(
                 trial=trial.number,
@@ -323,15 +323,15 @@ class Coordinator:
                 rank=rank,
                 status=Status.UNHEARD,
                 error=why,
-                so_far=flight.so_far.get(rank, NOTHING),
-                seconds=flight.age(),
+                so_far=dispatched.so_far.get(rank, NOTHING),
+                seconds=dispatched.age(),
             )
         )
 
-    def _close(self, flight: Flight) -> None:
+    def _close(self, dispatched: DispatchedTrial) -> None:
         """The run ends in the middle of a trial: who was lost is unheard, everybody else was told to stop."""
-        trial = flight.trial
-        for rank in sorted(flight.pending):
+        trial = dispatched.trial
+        for rank in sorted(dispatched.pending):
             lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED
             self._lines.append(
@@ -341,7 +341,7 @@ class Coordinator:
                     rank=rank,
                     status=status,
                     told=not lost,
-                    so_far=flight.so_far.get(rank, NOTHING),
-                    seconds=flight.age(),
+                    so_far=dispatched.so_far.get(rank, NOTHING),
+                    seconds=dispatched.age(),
                 )
             )

@@ -15,7 +15,7 @@ _LEAST_LATE_SECONDS = 5.0
 _LEAST_TO_COMPARE = 2
 
 
-class Flight:
+class DispatchedTrial:
     """Who has still to answer, who stands at the gate, and which groups have failed since when.
 
     A group goes by its index in the trial: thousands of ranks may be in one, and in a tuple nobody finds one quickly.
@@ -34,7 +34,7 @@ class Flight:
         self._shares = False  # must everybody learn everybody's offer?
         self._missing = [len(group) for group in trial.groups]  # at the gate
         self._orders: dict[int, RunTrial] = {}
-        self._openings: dict[int, BarrierOpen] = {}
+        self._barriers: dict[int, BarrierOpen] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
         self.ranks_done = 0
         self._ended: list[float] = []  # ages at which groups were done
@@ -60,7 +60,7 @@ class Flight:
             return ()
         return (rank,) if again else self.trial.groups[index]
 
-    def is_at_gate(self, rank: int) -> bool:
+    def is_at_barrier(self, rank: int) -> bool:
         """Has this rank come to the gate?"""
         return rank in self._offers
 
@@ -68,16 +68,16 @@ class Flight:
         """Has the whole group of this rank come to the gate?"""
         return not self._missing[self._index[rank]]
 
-    def opening(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
+    def barrier_open(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
         """What a rank is told when the gate opens; the same object for the whole group."""
         index = self._index[rank]
-        if index not in self._openings:
+        if index not in self._barriers:
             group = self.trial.groups[index]
             reached_at = addresses(group, arrivals)
             first = group[0]
             peers = tuple((reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
-            self._openings[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
-        return self._openings[index]
+            self._barriers[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
+        return self._barriers[index]
 
     def time_to_repeat(self) -> bool:
         """Is it time to say again what may have been lost?"""
@@ -105,10 +105,10 @@ class Flight:
 
     def awaited(self) -> set[int]:
         """Ranks that keep others waiting at the gate; if nobody stands at one, all that have not answered."""
-        late = {rank for rank in self.pending if rank not in self._offers and self._has_come_to_gate(rank)}
+        late = {rank for rank in self.pending if rank not in self._offers and self._group_reached_barrier(rank)}
         return late or set(self.pending)
 
-    def _has_come_to_gate(self, rank: int) -> bool:
+    def _group_reached_barrier(self, rank: int) -> bool:
         """Does anybody of this rank's group stand at the gate?"""
         index = self._index[rank]
         return self._missing[index] < len(self.trial.groups[index])

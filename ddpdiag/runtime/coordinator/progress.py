@@ -23,7 +23,7 @@ from ddpdiag.model.news import (
     Waiting,
 )
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.coordinator.dispatch import Flight
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
 
 # A table of thousands of ranks is made for each.
 _SECONDS_BETWEEN = 1.0
@@ -39,7 +39,7 @@ class Listener(Protocol):
         """Nothing more will come; what was drawn is taken away."""
 
 
-class Seldom:
+class RateLimit:
     """Says whether it is time again: at once, and then once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,12 +58,12 @@ class Seldom:
         self._last = self._clock()
 
 
-class Telling:
+class ProgressReporter:
     """The coordinator's voice."""
 
     def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = listener.tell
-        self._seldom = Seldom(clock)
+        self._rate_limit = RateLimit(clock)
         self._parts: Counter[Stage] = Counter()
         self._happened: set[EventKind] = set()
 
@@ -75,7 +75,7 @@ class Telling:
 
     def waiting(self, came: Collection[int], world_size: int, left_seconds: float) -> None:
         """Ranks are missing."""
-        if self._seldom.due():
+        if self._rate_limit.due():
             self._tell(Waiting(came=len(came), missing=_missing(came, world_size), left_seconds=left_seconds))
 
     def gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
@@ -118,16 +118,16 @@ class Telling:
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
-        self._seldom.restart()  # who answers within a second is not worth a word
+        self._rate_limit.restart()  # who answers within a second is not worth a word
         self._tell(TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
-    def pending(self, flight: Flight, arrivals: Mapping[int, Arrival]) -> None:
+    def pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:
         """Ranks have not answered yet."""
-        if not self._seldom.due():
+        if not self._rate_limit.due():
             return
-        awaited = tuple(sorted(flight.awaited()))
+        awaited = tuple(sorted(dispatched.awaited()))
         nodes = tuple(dict.fromkeys(arrivals[rank].place.node for rank in awaited if rank in arrivals))
-        self._tell(Pending(ranks=flight.size, done=flight.ranks_done, awaited=awaited, nodes=nodes))
+        self._tell(Pending(ranks=dispatched.size, done=dispatched.ranks_done, awaited=awaited, nodes=nodes))
 
     def progressed(self, text: str) -> None:
         """The check is so far."""

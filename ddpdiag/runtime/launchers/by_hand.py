@@ -14,10 +14,10 @@ from ddpdiag.runtime.launchers.launch import (
     refuse_single,
     run_id,
 )
-from ddpdiag.runtime.launchers.values import Environ, Said, agreed, check_below, check_positive, needed, number, option
+from ddpdiag.runtime.launchers.values import Environ, Given, agreed, check_below, check_positive, needed, number, option
 
 
-def by_rank(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
+def by_rank(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
     """The user starts each rank with --rank and --world-size."""
     refuse_block(asked, rank)
     world = agreed(number(env, "WORLD_SIZE"), option("--world-size", asked.world_size))
@@ -45,7 +45,7 @@ def by_node(env: Environ, asked: Asked, here: Here) -> Launch:
     check_below(node, nodes)
     refuse_single(asked, f"{nodes}, so this process starts all ranks of its host")
     count = ranks_here(asked) or default_count(here, alone=nodes.value == 1)
-    world = Said(f"{count} rank(s) on each host under {nodes}, world size", nodes.value * count)
+    world = Given(f"{count} rank(s) on each host under {nodes}, world size", nodes.value * count)
     agreed(world, option("--world-size", asked.world_size))
     check_world(world)
     coordinator, port = _endpoint(env, asked, node, others=nodes.value > 1)
@@ -67,7 +67,7 @@ def alone(env: Environ, asked: Asked, here: Here) -> Launch:
     count = ranks_here(asked) or default_count(here, alone=True)
     ranks = tuple(range(count))
     return Launch(
-        place=block_place(here, "standalone", ranks, Said("--nproc-per-node", count), 0),
+        place=block_place(here, "standalone", ranks, Given("--nproc-per-node", count), 0),
         coordinator="127.0.0.1",
         port=values.port({}, asked.master_port),
         run_id=run_id(asked, here.fresh),
@@ -82,7 +82,7 @@ def default_count(here: Here, *, alone: bool) -> int:
     return here.gpus or (2 if alone else 1)
 
 
-def _endpoint(env: Environ, asked: Asked, who: Said, *, others: bool) -> tuple[str, int]:
+def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[str, int]:
     """--master-addr is needed as soon as there are others; --master-port has torch's default."""
     address = values.address(env, asked.master_addr)
     if address is None and others:

@@ -35,7 +35,7 @@ from ddpdiag.runtime.launchers.launch import (
 from ddpdiag.runtime.launchers.values import (
     TORCH_PORT,
     Environ,
-    Said,
+    Given,
     agreed,
     check_below,
     confirmed,
@@ -147,7 +147,7 @@ def _set_by_slurm(env: Environ, names: Names) -> bool:
     return names is PMI and "PMI_SIZE" in env and env["PMI_SIZE"] == env.get("SLURM_STEP_NUM_TASKS")
 
 
-def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
+def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
     """torchrun, torch.distributed.launch, or anybody else who sets what torch's env:// reads."""
     _check_whole_env(env, asked, rank)
     world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
@@ -170,7 +170,7 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Said) -> Launch:
     )
 
 
-def _check_whole_env(env: Environ, asked: Asked, rank: Said) -> None:
+def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
     """A RANK alone is mostly left over in the shell: all that is missing is told at once, and how to do without it."""
     given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
     missing = [name for name, value in given.items() if name not in env and value is None]
@@ -193,7 +193,7 @@ def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tupl
     return address or "127.0.0.1", port or TORCH_PORT
 
 
-def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) -> Launch:
+def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> Launch:
     """An MPI launcher started one process per rank. It names no host for rank 0: on several hosts, the user must."""
     world, ours = _one_rank(env, asked, here, names, rank)
     _check_same_world(env, world)
@@ -212,7 +212,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) 
     return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
 
 
-def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Said) -> tuple[Said, Place]:
+def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> tuple[Given, Place]:
     """The world's size and the place of a process for which the launcher set the variables of one rank."""
     refuse_block(asked, confirmed(rank, option("--rank", asked.rank)))
     world = agreed(number(env, *names.world_size), option("--world-size", asked.world_size))
@@ -236,7 +236,7 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     count = _ranks_per_task(asked, here, step)
     ours = _task_place(env, asked, here, step) if count is None else None
     ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
-    world = Said(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
+    world = Given(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     check_world(world)
     node = step.node_rank.value if step.node_rank else None
@@ -285,7 +285,7 @@ def _task_place(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Pla
     )
 
 
-def _check_same_world(env: Environ, world: Said) -> None:
+def _check_same_world(env: Environ, world: Given) -> None:
     """A WORLD_SIZE that somebody exported, and that the user's script will read, must be true."""
     exported = number(env, "WORLD_SIZE")
     if exported is not None and exported.value != world.value:

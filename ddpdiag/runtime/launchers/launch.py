@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.runtime.launchers import values
-from ddpdiag.runtime.launchers.values import Said, check_positive, option
+from ddpdiag.runtime.launchers.values import Given, check_positive, option
 
 # More processes than that on one host is a slip of the keyboard.
 MOST_RANKS_HERE = 1024
@@ -123,11 +123,11 @@ def place(
     here: Here,
     launcher: str,
     rank: int,
-    world: Said,
+    world: Given,
     *,
-    local_rank: Said | None = None,
-    local_size: Said | None = None,
-    node: Said | None = None,
+    local_rank: Given | None = None,
+    local_size: Given | None = None,
+    node: Given | None = None,
 ) -> Place:
     """The place of a process that is one rank."""
     return Place(
@@ -141,7 +141,7 @@ def place(
     )
 
 
-def block_place(here: Here, launcher: str, ranks: tuple[int, ...], world: Said, node: int | None) -> Place:
+def block_place(here: Here, launcher: str, ranks: tuple[int, ...], world: Given, node: int | None) -> Place:
     """The place of the first of the ranks that are started on this host."""
     return Place(
         rank=ranks[0],
@@ -163,13 +163,13 @@ def ranks_here(asked: Asked) -> int | None:
     return None if wanted is None else wanted.value
 
 
-def check_world(world: Said) -> None:
+def check_world(world: Given) -> None:
     """Refuse a world that no cluster holds: lists of its ranks would fill the memory."""
     if world.value > MOST_RANKS:
         raise UsageError(f"{world}: expected at most {MOST_RANKS:,} ranks.")
 
 
-def refuse_block(asked: Asked, rank: Said) -> None:
+def refuse_block(asked: Asked, rank: Given) -> None:
     """A process that is a rank starts none."""
     blocks = {"--nproc-per-node": asked.nproc_per_node, "--nnodes": asked.nnodes, "--node-rank": asked.node_rank}
     for name, value in blocks.items():

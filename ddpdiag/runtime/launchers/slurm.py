@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
-from ddpdiag.runtime.launchers.values import Environ, Said, check_below, needed, number, one_host
+from ddpdiag.runtime.launchers.values import Environ, Given, check_below, needed, number, one_host
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
@@ -24,12 +24,12 @@ class Step(Struct, frozen=True, kw_only=True):
 
     job_id: int
     step_id: int
-    rank: Said
-    tasks: Said
-    local_rank: Said | None
-    local_tasks: Said | None
-    node_rank: Said | None
-    nodes: Said | None
+    rank: Given
+    tasks: Given
+    local_rank: Given | None
+    local_tasks: Given | None
+    node_rank: Given | None
+    nodes: Given | None
     one_task_per_node: bool
     first_node: str
     hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not tell
@@ -53,7 +53,7 @@ def read_step(env: Environ) -> Step:
     check_below(node_rank, nodes)
     local_rank, local_tasks = number(env, "SLURM_LOCALID"), None
     if per_node and node_rank:
-        local_tasks = Said("tasks on this node by SLURM_STEP_TASKS_PER_NODE", count_at(per_node, node_rank.value))
+        local_tasks = Given("tasks on this node by SLURM_STEP_TASKS_PER_NODE", count_at(per_node, node_rank.value))
         check_below(local_rank, local_tasks)
     return Step(
         job_id=job.value,
@@ -152,7 +152,7 @@ def check_master(env: Environ, address: str, step: Step) -> None:
         )
 
 
-def exported_note(env: Environ, rank: Said, world: Said) -> str:
+def exported_note(env: Environ, rank: Given, world: Given) -> str:
     """A RANK=0 that the batch script exported for all tasks: there SLURM_PROCID is 0, and all come as rank 0."""
     if "TORCHELASTIC_RUN_ID" in env or not in_step(env):
         return ""

@@ -16,7 +16,7 @@ DERIVED_PORTS = range(20000, 29000)
 Environ = Mapping[str, str]
 
 
-class Said(Struct, frozen=True):
+class Given(Struct, frozen=True):
     """A number and where it was said; prints as the user would write it."""
 
     where: str
@@ -26,7 +26,7 @@ class Said(Struct, frozen=True):
         return f"{self.where} {self.value}" if self.where.startswith("-") else f"{self.where}={self.value}"
 
 
-def number(env: Environ, *names: str) -> Said | None:
+def number(env: Environ, *names: str) -> Given | None:
     """The whole number in the first of these variables that is set."""
     name = next((name for name in names if name in env), None)
     if name is None:
@@ -35,43 +35,43 @@ def number(env: Environ, *names: str) -> Said | None:
     # At most what an unsigned 32-bit number needs: Slurm's step ids are such.
     if not re.fullmatch(r"[0-9]{1,10}", text):
         raise UsageError(f"{name}={env[name]!r}: expected a whole number, 0 or more.")
-    return Said(name, int(text))
+    return Given(name, int(text))
 
 
-def option(name: str, value: int | None) -> Said | None:
+def option(name: str, value: int | None) -> Given | None:
     """What the command line says for one option."""
     if value is not None and value < 0:
         raise UsageError(f"{name} {value}: expected a whole number, 0 or more.")
-    return None if value is None else Said(name, value)
+    return None if value is None else Given(name, value)
 
 
-def agreed(variable: Said | None, given: Said | None) -> Said | None:
+def agreed(variable: Given | None, given: Given | None) -> Given | None:
     """A value that environment and command line may both give, if they agree."""
     if variable and given and variable.value != given.value:
         raise UsageError(f"{given} contradicts {variable}: expected the same, or only one of them.")
     return variable or given
 
 
-def confirmed(variable: Said, given: Said | None) -> Said:
+def confirmed(variable: Given, given: Given | None) -> Given:
     """A value that is there, and that the command line does not contradict."""
     agreed(variable, given)
     return variable
 
 
-def needed(found: Said | None, name: str, because: object, expected: str) -> Said:
+def needed(found: Given | None, name: str, because: object, expected: str) -> Given:
     """The value, which must have been given."""
     if found is None:
         raise UsageError(f"{because}, but {name} is not given: expected {expected}.")
     return found
 
 
-def check_positive(said: Said | None) -> None:
+def check_positive(said: Given | None) -> None:
     """Refuse a size of zero."""
     if said is not None and said.value < 1:
         raise UsageError(f"{said}: expected 1 or more.")
 
 
-def check_below(rank: Said | None, size: Said | None) -> None:
+def check_below(rank: Given | None, size: Given | None) -> None:
     """Refuse a rank outside its world, or host."""
     check_positive(size)
     if rank is not None and size is not None and rank.value >= size.value:

@@ -15,12 +15,12 @@ from ddpdiag.errors import RunLost
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Outcome, Recording, Report, Status
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
-from ddpdiag.runtime.record.missing_ranks import Reader, explained, with_answers
-from ddpdiag.runtime.record.shared_folder import RUN, Chronicle, Signs
+from ddpdiag.runtime.record.missing_ranks import NoteReader, with_host_answers, with_notes
+from ddpdiag.runtime.record.shared_folder import RUN, SharedFolder, SharedRunLog
 
 # A rank whose way to us was cut notices that 2 s after we do, and ends a trial before it looks for our verdict.
 _READERS_SECONDS = 6.0
-_DEPOSED_SECONDS = 2.0
+_REPLACED_SECONDS = 2.0
 _TIDY_SECONDS = 2.0
 # Some signs of each rank: a file server removes a thousand files in a second or two.
 _REMOVE_SECONDS = 10.0
@@ -35,40 +35,40 @@ class Published(NamedTuple):
     complete: bool
 
 
-class Rank0At(NamedTuple):
+class Rank0Address(NamedTuple):
     """The name under which rank 0's host is known here, and the job's port there."""
 
     host: str
     port: int
 
 
-class Estate:
+class Handover:
     """Rank 0's side: what it shares as it happens, and what it asks before it judges.
 
     `folder` is the run's shared folder, `notes` looks there for ranks that do not find us; None without `--shared-dir`.
     """
 
-    def __init__(self, folder: Path | None, notes: Reader | None, lines: Callable[[], Sequence[Line]]) -> None:
-        self._chronicle = Chronicle(folder, lines) if folder is not None else None
+    def __init__(self, folder: Path | None, notes: NoteReader | None, lines: Callable[[], Sequence[Line]]) -> None:
+        self._run_log = SharedRunLog(folder, lines) if folder is not None else None
         self._notes = notes
         self._readers: tuple[int, ...] = ()
 
-    def explain(self, lines: Sequence[Line], at: Rank0At) -> list[Line]:
+    def explain(self, lines: Sequence[Line], at: Rank0Address) -> list[Line]:
         """The lines, with what absent ranks wrote, and whether hosts of lost ones answer.
 
         RunLost when another rank has made the report by now.
         """
-        if self._chronicle is not None and self._chronicle.deposed(_DEPOSED_SECONDS):
+        if self._run_log is not None and self._run_log.was_replaced(_REPLACED_SECONDS):
             raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
-        told = with_answers(explained(lines, notes), 0, at.host, at.port)
+        told = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
         self._readers = tuple(cut_off(told))
         return told
 
     def close(self, farewell: Shutdown) -> None:
         """Tell the verdict to those who can hear us no more, and remove what was shared."""
-        if self._chronicle is not None:
-            self._chronicle.close(farewell, self._readers, _READERS_SECONDS if self._readers else 0.0)
+        if self._run_log is not None:
+            self._run_log.close(farewell, self._readers, _READERS_SECONDS if self._readers else 0.0)
 
 
 def cut_off(lines: Sequence[Line]) -> list[int]:
@@ -78,56 +78,56 @@ def cut_off(lines: Sequence[Line]) -> list[int]:
     return [e.rank for e in lost if e.rank is not None and hosts.get(e.rank) not in (None, hosts.get(0))]
 
 
-class Heir:
+class Successor:
     """Another rank's side, when rank 0 is lost. `begin` is when this process came, on the monotonic clock."""
 
     def __init__(
         self,
-        signs: Signs,
+        shared: SharedFolder,
         header: Header,
         begin: float,
-        at: Rank0At,
+        at: Rank0Address,
         publish: Callable[[Sequence[Line]], Published],
     ) -> None:
-        self._signs = signs
+        self._shared = shared
         self._header = header
         self._begin = begin
         self._at = at
         self._publish = publish
         self._made: Published | None = None
 
-    def inherit(self) -> tuple[Shutdown, str] | None:
+    def obtain(self) -> tuple[Shutdown, str] | None:
         """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself."""
-        farewell = Succession(self._signs, self._header.writer, self._take_over).run()
+        farewell = Election(self._shared, self._header.writer, self._take_over).run()
         if farewell is None:
             return None
         if self._made is None:
-            return farewell, f"the verdict came through {self._signs.folder.parent}: {farewell.sentence}"
+            return farewell, f"the verdict came through {self._shared.folder.parent}: {farewell.sentence}"
         if not self._made.complete:
-            return farewell, f"the records of the run stay in {self._signs.folder}"
+            return farewell, f"the records of the run stay in {self._shared.folder}"
         with contextlib.suppress(TimeoutError):
-            ThreadPoolExecutor(1).submit(self._signs.remove).result(_REMOVE_SECONDS)
+            ThreadPoolExecutor(1).submit(self._shared.remove).result(_REMOVE_SECONDS)
         return farewell, "the report is made here"
 
-    def _take_over(self, heirs: tuple[int, ...]) -> Shutdown:
+    def _take_over(self, candidates: tuple[int, ...]) -> Shutdown:
         # Rank 0's own lines first, which count: it settled places and times.
-        lines = read_lines([self._signs.folder / RUN, *sorted(self._signs.folder.glob("rank-*.jsonl"))])
-        told = list(inherited(lines, self._header, heirs, time.monotonic() - self._begin))
-        self._made = self._publish(with_answers(told, self._header.writer, self._at.host, self._at.port))
+        lines = read_lines([self._shared.folder / RUN, *sorted(self._shared.folder.glob("rank-*.jsonl"))])
+        told = list(without_rank_0(lines, self._header, candidates, time.monotonic() - self._begin))
+        self._made = self._publish(with_host_answers(told, self._header.writer, self._at.host, self._at.port))
         nonces = {line.place.rank: line.nonce for line in told if isinstance(line, Arrival)}
-        gone = {rank: nonce for rank, nonce in nonces.items() if rank not in heirs}
+        gone = {rank: nonce for rank, nonce in nonces.items() if rank not in candidates}
         return Shutdown(self._made.report.exit_code, self._made.report.sentence, gone)
 
 
 # The election --------------------------------------------------------------------------------------------------------
 
 # So that a thousand waiting ranks ask a file server a thousand times a second, not five thousand.
-_LOOK_SECONDS_PER_HEIR = 0.001
+_LOOK_SECONDS_PER_CANDIDATE = 0.001
 _MOST_LOOK_SECONDS = 1.0  # well below what the successor waits for its readers
 
 
 @dataclass(frozen=True)
-class Turns:
+class ElectionTimes:
     """How long is waited for what, in seconds."""
 
     look: float = 0.2
@@ -144,16 +144,20 @@ class Turns:
         return self.grace + max(self.alive, self.turn * self.count) + self.ready + self.readers
 
 
-TURNS = Turns()
+ELECTION_TIMES = ElectionTimes()
 
 
-class Succession:
+class Election:
     """One rank's part. `take_over` gets the living ranks, makes the report and returns the verdict."""
 
     def __init__(
-        self, signs: Signs, rank: int, take_over: Callable[[tuple[int, ...]], Shutdown], turns: Turns = TURNS
+        self,
+        shared: SharedFolder,
+        rank: int,
+        take_over: Callable[[tuple[int, ...]], Shutdown],
+        turns: ElectionTimes = ELECTION_TIMES,
     ) -> None:
-        self._signs = signs
+        self._shared = shared
         self._rank = rank
         self._take_over = take_over
         self._turns = turns
@@ -167,65 +171,65 @@ class Succession:
             return None
 
     def _run(self) -> Shutdown | None:
-        beat = self._signs.beat()
-        word = self._await_word(self._turns.grace)
+        heartbeat = self._shared.heartbeat()
+        word = self._wait_for_verdict(self._turns.grace)
         if word is not None:
             return word
-        if self._signs.beat() != beat:
-            return self._await_word(self._turns.alive)
+        if self._shared.heartbeat() != heartbeat:
+            return self._wait_for_verdict(self._turns.alive)
         for turn in range(self._turns.count):
-            heirs = self._signs.ranks("heir", self._rank)
-            if heirs[turn : turn + 1] == (self._rank,) and self._signs.claim(turn, self._rank):
-                return self._lead(turn, heirs)
-            if (word := self._await_word(self._turns.turn)) is not None:
+            candidates = self._shared.ranks("heir", self._rank)
+            if candidates[turn : turn + 1] == (self._rank,) and self._shared.claim(turn, self._rank):
+                return self._lead(turn, candidates)
+            if (word := self._wait_for_verdict(self._turns.turn)) is not None:
                 return word
         return None
 
-    def _await_word(self, seconds: float) -> Shutdown | None:
+    def _wait_for_verdict(self, seconds: float) -> Shutdown | None:
         end = time.monotonic() + seconds
         pause = self._pause()
         while True:
-            self._signs.refresh(self._rank)  # or NFS would go on saying that there is no such file
-            if (word := self._signs.word()) is not None:
+            self._shared.refresh(self._rank)  # or NFS would go on saying that there is no such file
+            if (word := self._shared.word()) is not None:
                 with contextlib.suppress(OSError):  # nobody may wait for that any more
-                    self._signs.put("read", self._rank)
+                    self._shared.mark("read", self._rank)
                 return word
             if time.monotonic() > end:
                 return None
             time.sleep(pause)
 
     def _pause(self) -> float:
-        heirs = len(self._signs.ranks("heir", self._rank))
-        return max(self._turns.look, min(_LOOK_SECONDS_PER_HEIR * heirs, _MOST_LOOK_SECONDS))
+        candidates = len(self._shared.ranks("heir", self._rank))
+        return max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
 
-    def _lead(self, turn: int, heirs: tuple[int, ...]) -> Shutdown | None:
+    def _lead(self, turn: int, candidates: tuple[int, ...]) -> Shutdown | None:
         end = time.monotonic() + self._turns.ready
-        while not set(heirs) <= set(self._signs.ranks("ready", self._rank)) and time.monotonic() < end:
+        while not set(candidates) <= set(self._shared.ranks("ready", self._rank)) and time.monotonic() < end:
             time.sleep(self._turns.look)
-        if max(self._signs.ranks("chief", self._rank), default=-1) != turn:  # we stood still, and the next one went on
-            return self._await_word(self._turns.turn)
-        farewell = self._take_over(heirs)
-        self._signs.write_word(farewell)
-        self._signs.await_readers(heirs, self._rank, self._turns.readers)
+        if max(self._shared.ranks("chief", self._rank), default=-1) != turn:  # we stood still, and the next one went on
+            return self._wait_for_verdict(self._turns.turn)
+        farewell = self._take_over(candidates)
+        self._shared.write_verdict(farewell)
+        self._shared.wait_for_readers(candidates, self._rank, self._turns.readers)
         return farewell
 
 
-def inherited(lines: list[Line], header: Header, heirs: tuple[int, ...], seconds: float) -> Iterator[Line]:
+def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...], seconds: float) -> Iterator[Line]:
     """The run as its successor tells it: who left no sign is lost. `header` is the successor's own."""
     known = assemble([*lines, header])
     recording = structs.replace(
         known,
         header=structs.replace(known.header, writer=header.writer),
-        events=(*known.events, *(_event(known, rank, seconds) for rank in _lost(known, heirs))),
-        outcomes=(*known.outcomes, *_unheard(known, {0, *known.arrivals} - {*heirs})),
+        events=(*known.events, *(_event(known, rank, seconds) for rank in _lost(known, candidates))),
+        outcomes=(*known.outcomes, *_unheard(known, {0, *known.arrivals} - {*candidates})),
         end=End(seconds=seconds),
     )
     return disassemble(recording)
 
 
-def _lost(known: Recording, heirs: tuple[int, ...]) -> list[int]:
+def _lost(known: Recording, candidates: tuple[int, ...]) -> list[int]:
     told = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
-    return [rank for rank in known.arrivals if rank not in heirs and rank not in told]
+    return [rank for rank in known.arrivals if rank not in candidates and rank not in told]
 
 
 def _ranks(known: Recording, kind: EventKind) -> set[int | None]:

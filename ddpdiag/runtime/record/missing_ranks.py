@@ -38,14 +38,14 @@ class Note(Struct, frozen=True):
     sentence: str
 
 
-class Complaint:
+class NoteWriter:
     """A rank's own note; `name` is that of the run's local folders."""
 
     def __init__(self, shared_dir: str, name: str, arrival: Arrival) -> None:
         self._folder = _notes_folder(shared_dir, name)
         self._arrival = arrival
         self._path = self._folder / f"rank-{arrival.place.rank}-{arrival.nonce}"
-        self._errands = ThreadPoolExecutor(1)
+        self._executor = ThreadPoolExecutor(1)
         self._left = False
 
     def leave(self, sentence: str) -> None:
@@ -53,7 +53,7 @@ class Complaint:
         self._left = True
         place = self._arrival.place
         note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
-        self._errands.submit(self._write, msgspec.json.encode(note))
+        self._executor.submit(self._write, msgspec.json.encode(note))
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the note is lost, not the run
@@ -70,7 +70,7 @@ class Complaint:
         """Remove it."""
         if self._left:
             with contextlib.suppress(TimeoutError):
-                self._errands.submit(self._remove).result(_TIDY_SECONDS)
+                self._executor.submit(self._remove).result(_TIDY_SECONDS)
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ class Complaint:
             self._folder.rmdir()
 
 
-class Reader:
+class NoteReader:
     """Rank 0's look-out for notes, in a thread, until it is told to stop."""
 
     def __init__(self, shared_dir: str, name: str, *, world_size: int, wait_seconds: float) -> None:
@@ -118,12 +118,12 @@ def read_notes(folder: Path, since: float) -> Iterator[Note]:
                 yield msgspec.json.decode(path.read_bytes(), type=Note)
 
 
-def explained(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
+def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
     """The lines with what absent ranks said of themselves."""
-    return [_explained(line, notes) for line in lines]
+    return [_with_note(line, notes) for line in lines]
 
 
-def _explained(line: Line, notes: Mapping[int, Note]) -> Line:
+def _with_note(line: Line, notes: Mapping[int, Note]) -> Line:
     if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
         return line
     note = notes.get(line.rank)
@@ -148,7 +148,7 @@ _ASK_SECONDS = 1.0
 _MOST_HOSTS = 64  # where more are lost at once, these say enough
 
 
-def with_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) -> list[Line]:
+def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) -> list[Line]:
     """The lines, in which lost ranks on other hosts than that of rank `me` say whether their host answers.
 
     Rank 0's host is looked for under the name `coordinator`. Takes a second or two when somebody was lost.
@@ -164,7 +164,7 @@ def with_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) ->
     with ThreadPoolExecutor(len(some)) as pool:
         said = pool.map(lambda rank: _answers(arrivals, rank, coordinator, port), some.values())
         heard = dict(zip(some, said, strict=True))
-    return [_told(line, arrivals, heard) for line in lines]
+    return [_with_host_answer(line, arrivals, heard) for line in lines]
 
 
 def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
@@ -177,7 +177,9 @@ def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port:
     return any(answers(address, (port, _SSH_PORT), _ASK_SECONDS) for address in asked) if asked else None
 
 
-def _told(line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]) -> Line:
+def _with_host_answer(
+    line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]
+) -> Line:
     if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
         return line
     own = arrivals.get(line.rank)

@@ -20,7 +20,7 @@ from ddpdiag.codec import encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Header, Outcome
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.record.shared_folder import Copy
+from ddpdiag.runtime.record.shared_folder import RecordCopy
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
 # Whoever opens a record has the folder for a moment; one that was stopped in it must hold nobody.
@@ -56,7 +56,7 @@ class Record:
     `copy` gets every line, too; it lies where other hosts can read it.
     """
 
-    def __init__(self, folder: Path, rank: int, header: Header, copy: Copy | None = None) -> None:
+    def __init__(self, folder: Path, rank: int, header: Header, copy: RecordCopy | None = None) -> None:
         self.rank = rank
         self.copy = copy
         self.outcomes = 0
@@ -87,7 +87,7 @@ class Record:
             stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
             self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
 
-    def welcomed(self, nonce: str) -> None:
+    def set_nonce(self, nonce: str) -> None:
         """Rank 0 said which of all runs with this run id this one is."""
         self._nonce = nonce
         if self.copy is not None and nonce:
@@ -102,10 +102,10 @@ class Record:
         if self.copy is not None:
             self.copy.write(data)
 
-    def sign(self, word: str) -> None:
+    def mark(self, word: str) -> None:
         """Leave a sign for the other hosts, where there is a shared folder."""
         if self.copy is not None:
-            self.copy.sign(word)
+            self.copy.mark(word)
 
     def keep(self) -> None:
         """Leave the record on disk, and nothing else: no scratch of ours, and none of rank 0's, which is lost."""

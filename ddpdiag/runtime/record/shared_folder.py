@@ -33,8 +33,8 @@ from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 
 RUN = "run.jsonl"
-_BEAT, _WORD = "beat", "word"
-BEAT_SECONDS = 1.0
+_HEARTBEAT, _VERDICT = "beat", "word"
+_HEARTBEAT_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.2
 _TIDY_SECONDS = 2.0
 _REMOVALS = 3
@@ -45,13 +45,13 @@ def shared_folder(shared_dir: str, name: str, nonce: str) -> Path:
     return Path(shared_dir) / f"{name}-{nonce}"
 
 
-class Signs:
+class SharedFolder:
     """What stands in the run's folder. Every method may wait for a file server, and raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, word: str, rank: int) -> None:
+    def mark(self, word: str, rank: int) -> None:
         """Leave a sign."""
         (self.folder / f"{word}-{rank}").touch(mode=0o600)
 
@@ -80,31 +80,31 @@ class Signs:
         os.close(descriptor)
         return True
 
-    def beat(self) -> bytes:
+    def heartbeat(self) -> bytes:
         """What rank 0 wrote last as a sign of life."""
         try:
-            return (self.folder / _BEAT).read_bytes()
+            return (self.folder / _HEARTBEAT).read_bytes()
         except FileNotFoundError:
             return b""
 
-    def write_beat(self) -> None:
+    def write_heartbeat(self) -> None:
         """Rank 0 lives."""
-        (self.folder / _BEAT).write_text(str(time.monotonic()))
+        (self.folder / _HEARTBEAT).write_text(str(time.monotonic()))
 
     def word(self) -> Shutdown | None:
         """The verdict, once there is one."""
         try:
-            return msgspec.json.decode((self.folder / _WORD).read_bytes(), type=Shutdown)
+            return msgspec.json.decode((self.folder / _VERDICT).read_bytes(), type=Shutdown)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def write_word(self, farewell: Shutdown) -> None:
+    def write_verdict(self, farewell: Shutdown) -> None:
         """Tell the verdict, whole or not at all."""
-        new = self.folder / f"{_WORD}-{os.getpid()}"
+        new = self.folder / f"{_VERDICT}-{os.getpid()}"
         new.write_bytes(msgspec.json.encode(farewell))
-        new.replace(self.folder / _WORD)
+        new.replace(self.folder / _VERDICT)
 
-    def await_readers(self, ranks: Collection[int], me: int, seconds: float) -> None:
+    def wait_for_readers(self, ranks: Collection[int], me: int, seconds: float) -> None:
         """Wait until these ranks have read the verdict; who is gone is not waited for longer than that."""
         end = time.monotonic() + seconds
         while not set(ranks) <= {*self.ranks("read", me), me} and time.monotonic() < end:
@@ -118,34 +118,34 @@ class Signs:
                 return
 
 
-class Copy:
+class RecordCopy:
     """One rank's lines in the shared folder, once rank 0 has named it. What cannot be written is left out."""
 
     def __init__(self, shared_dir: str, name: str, rank: int) -> None:
         self._where = (shared_dir, name)
         self._rank = rank
         self._early: list[bytes] = []
-        self._errands = ThreadPoolExecutor(1)
-        self.signs: Signs | None = None
+        self._executor = ThreadPoolExecutor(1)
+        self.shared: SharedFolder | None = None
 
     def open(self, nonce: str) -> None:
         """From now on lines are written, those of before first."""
-        if self.signs is None:
-            self.signs = Signs(shared_folder(*self._where, nonce))
+        if self.shared is None:
+            self.shared = SharedFolder(shared_folder(*self._where, nonce))
             self._do(lambda folder: folder.mkdir(mode=0o700, exist_ok=True))
             self.write(b"".join(self._early))
             self._early.clear()
 
     def write(self, data: bytes) -> None:
         """Append to the copy."""
-        if self.signs is None:
+        if self.shared is None:
             self._early.append(data)
         else:
             self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
 
-    def sign(self, word: str) -> Future[None] | None:
+    def mark(self, word: str) -> Future[None] | None:
         """Leave a sign behind what was written so far."""
-        return self._do(lambda folder: Signs(folder).put(word, self._rank))
+        return self._do(lambda folder: SharedFolder(folder).mark(word, self._rank))
 
     def remove(self) -> None:
         """Remove the copy; rank 0, or who took its place, removes the folder."""
@@ -160,20 +160,20 @@ class Copy:
             folder.rmdir()
 
     def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
-        return None if self.signs is None else self._errands.submit(_attempt, act, self.signs.folder)
+        return None if self.shared is None else self._executor.submit(_attempt, act, self.shared.folder)
 
 
-class Chronicle:
+class SharedRunLog:
     """Rank 0's lines in the shared folder, as they happen, with a beat, and at the end the verdict.
 
     `lines` gives all lines so far.
     """
 
     def __init__(self, folder: Path, lines: Callable[[], Sequence[Line]]) -> None:
-        self._signs = Signs(folder)
+        self._shared = SharedFolder(folder)
         self._lines = lines
         self._written = 0
-        self._beat_due = 0.0
+        self._heartbeat_due = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
         self._farewell: Shutdown | None = None
@@ -181,12 +181,12 @@ class Chronicle:
         self._patience = 0.0
         self._thread.start()
 
-    def deposed(self, seconds: float) -> bool:
+    def was_replaced(self, seconds: float) -> bool:
         """Did another rank take our place, while this process stood still? It wrote the report, and may be gone."""
-        return not self._over.is_set() and bool(_within(seconds, self._is_deposed))
+        return not self._over.is_set() and bool(_within(seconds, self._is_replaced))
 
-    def _is_deposed(self) -> bool:
-        return self._written > 0 and (not self._signs.folder.exists() or bool(self._signs.ranks("chief", 0)))
+    def _is_replaced(self) -> bool:
+        return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("chief", 0)))
 
     def close(self, farewell: Shutdown, readers: Sequence[int], seconds: float) -> None:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
@@ -195,19 +195,19 @@ class Chronicle:
         self._thread.join(seconds + _TIDY_SECONDS)
 
     def _follow(self) -> None:
-        _attempt(lambda folder: folder.mkdir(mode=0o700), self._signs.folder)
+        _attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
         while not self._over.wait(_FOLLOW_SECONDS):
-            _attempt(self._catch_up, self._signs.folder)
-        if _within(_TIDY_SECONDS, self._is_deposed):
+            _attempt(self._catch_up, self._shared.folder)
+        if _within(_TIDY_SECONDS, self._is_replaced):
             return  # who took our place still reads all this, and removes it
         if self._readers:
-            _attempt(self._tell, self._signs.folder)
-        self._signs.remove()
+            _attempt(self._tell, self._shared.folder)
+        self._shared.remove()
 
     def _catch_up(self, folder: Path) -> None:
-        if time.monotonic() >= self._beat_due:
-            self._beat_due = time.monotonic() + BEAT_SECONDS
-            self._signs.write_beat()
+        if time.monotonic() >= self._heartbeat_due:
+            self._heartbeat_due = time.monotonic() + _HEARTBEAT_SECONDS
+            self._shared.write_heartbeat()
         lines = self._lines()
         if len(lines) > self._written:
             append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
@@ -215,8 +215,8 @@ class Chronicle:
 
     def _tell(self, _folder: Path) -> None:
         if self._farewell is not None:
-            self._signs.write_word(self._farewell)
-            self._signs.await_readers(self._readers, 0, self._patience)
+            self._shared.write_verdict(self._farewell)
+            self._shared.wait_for_readers(self._readers, 0, self._patience)
 
 
 def _within(seconds: float, ask: Callable[[], bool]) -> bool | None:

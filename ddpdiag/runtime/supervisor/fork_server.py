@@ -1,4 +1,4 @@
-"""The nursery: imports torch once, then forks workers on request.
+"""The fork server: imports torch once, then forks workers on request.
 
 A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is:
 import torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP loads
@@ -21,13 +21,13 @@ import traceback
 import msgspec
 
 from ddpdiag.probes.procfs import core_seconds
-from ddpdiag.runtime.supervisor.ipc import Exited, Forked, Imported, NurseryWord
+from ddpdiag.runtime.supervisor.ipc import Exited, Forked, ForkServerMessage, Imported
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, leave_terminal
 
 # DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
 # of training.
 LAZY_IMPORTS = ("torch._dynamo",)
-DESCRIPTORS = 4  # the worker's link, step page, stack file and the link of its witness
+DESCRIPTORS = 4  # the worker's channel, step page, stack file and the channel to its recorder
 
 
 def main(arguments: list[str]) -> None:
@@ -36,11 +36,11 @@ def main(arguments: list[str]) -> None:
     die_with_parent(parent)
     leave_terminal()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    link = socket.socket(fileno=descriptor)
+    channel = socket.socket(fileno=descriptor)
     gc.disable()  # a tenth of the import's time goes into collecting what nobody drops
     seconds = import_torch()
-    _say(link, Imported(seconds))
-    _serve(link)
+    _send(channel, Imported(seconds))
+    _serve(channel)
 
 
 def import_torch() -> float:
@@ -58,18 +58,18 @@ def import_torch() -> float:
     return seconds
 
 
-def _say(link: socket.socket, word: NurseryWord) -> None:
-    link.send(msgspec.json.encode(word))
+def _send(channel: socket.socket, message: ForkServerMessage) -> None:
+    channel.send(msgspec.json.encode(message))
 
 
-def _serve(link: socket.socket) -> None:
+def _serve(channel: socket.socket) -> None:
     """Fork on request, report the dead, import in idle moments; ends when the supervisor closes the socket."""
     # In the handler, so that the supervisor learns of a death in the middle of an import, too.
-    signal.signal(signal.SIGCHLD, lambda _signum, _frame: _reap(link))
+    signal.signal(signal.SIGCHLD, lambda _signum, _frame: _reap(channel))
     waiting = list(LAZY_IMPORTS)
     while True:
-        ready, _, _ = select.select([link], [], [], 0 if waiting else None)
-        if link in ready and not _fork(link):
+        ready, _, _ = select.select([channel], [], [], 0 if waiting else None)
+        if channel in ready and not _fork(channel):
             waiting.clear()
         if not ready and waiting:
             _import_lazily(waiting.pop(0))
@@ -83,7 +83,7 @@ def _import_lazily(module: str) -> None:
     gc.freeze()  # forks then share these pages instead of copying them
 
 
-def _reap(link: socket.socket) -> None:
+def _reap(channel: socket.socket) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -91,12 +91,12 @@ def _reap(link: socket.socket) -> None:
             return
         if pid == 0:
             return
-        _say(link, Exited(pid, os.waitstatus_to_exitcode(status)))
+        _send(channel, Exited(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _fork(link: socket.socket) -> bool:
-    """Do what the supervisor asks; False if that was Enough, which has no descriptors."""
-    data, ancillary, _, _ = link.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
+def _fork(channel: socket.socket) -> bool:
+    """Do what the supervisor asks; False if that was SkipLazyImports, which has no descriptors."""
+    data, ancillary, _, _ = channel.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
     if not data:
         os._exit(0)
     descriptors = array.array("i")
@@ -109,27 +109,27 @@ def _fork(link: socket.socket) -> bool:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     pid = os.fork()
     if pid == 0:
-        _become_worker(parent, link, descriptors)
+        _become_worker(parent, channel, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
-    _say(link, Forked(pid))
+    _send(channel, Forked(pid))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     return True
 
 
-def _become_worker(parent: int, nursery: socket.socket, descriptors: "array.array[int]") -> None:
+def _become_worker(parent: int, server: socket.socket, descriptors: "array.array[int]") -> None:
     from ddpdiag.runtime.supervisor.worker import serve
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     die_with_parent(parent)
     leave_terminal()
-    nursery.close()
+    server.close()
     gc.enable()
     try:
         serve(*descriptors)
     finally:
-        # Never back into the nursery's loop: whatever ended this worker is told in its log and by its exit code.
+        # Never back into the server's loop: whatever ended this worker is told in its log and by its exit code.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(70)

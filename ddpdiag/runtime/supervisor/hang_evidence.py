@@ -1,7 +1,8 @@
-"""A thread of the worker that says which collectives were posted last, while the main thread waits in one of them.
+"""Evidence of a worker that did not end in time: its Python stacks, and the collectives that it posted last.
 
-It needs the GIL to answer: a worker that holds it for ever, or is stopped, says nothing, and its supervisor waits for
-that only for a moment. If it is wanted, and NCCL's RAS service runs in this process, it asks that, too.
+The collectives come from a thread of the worker that reads torch's flight recorder while the main thread waits in one
+of them. It needs the GIL to answer: a worker that holds it for ever, or is stopped, says nothing, and its supervisor
+waits for that only for a moment. If it is wanted, and NCCL's RAS service runs in this process, it asks that, too.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from ddpdiag.model import Collective, Place
 from ddpdiag.probes import ras
 from ddpdiag.probes.recorder import Group, groups, posted
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
-from ddpdiag.runtime.supervisor.ipc import Posted, Ras, decode_witness
+from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
 
 THREAD_FILE = os.path.basename(__file__)
 _QUESTION, _QUESTION_TO_NCCL = b"?", b"!"
@@ -29,34 +30,35 @@ _POLL_SECONDS = 0.02
 _ASKING_RANKS, _ASKING_HOSTS = 2, 4
 
 
-class Witness:
-    """The worker's side."""
+class RecorderReader:
+    """The worker's side: reads the flight recorder when its supervisor asks."""
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
         self._before: frozenset[Group] = frozenset()
         self._started = False
 
-    def begin(self) -> None:
+    def start_trial(self) -> None:
         """A trial begins, in which groups are opened anew: those of the trials before are no longer asked for."""
         self._before = groups()
         if not self._started:
             self._started = True
-            threading.Thread(target=self._serve, name="ddpdiag-witness", daemon=True).start()
+            threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
-    def posted(self) -> tuple[Collective, ...] | None:
+    def collectives(self) -> tuple[Collective, ...] | None:
         """What was posted in this trial."""
         return posted(self._before)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
-            while question := self._link.recv(len(_QUESTION)):
+            while question := self._channel.recv(len(_QUESTION)):
                 end = time.monotonic() + _ASK_SECONDS
                 # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
-                self._link.send(msgspec.json.encode(Posted(self.posted())))
+                self._channel.send(msgspec.json.encode(PostedCollectives(self.collectives())))
                 if question == _QUESTION_TO_NCCL:
                     service = _service()
-                    self._link.send(msgspec.json.encode(Ras(ras.status(service, end) if service is not None else "")))
+                    text = ras.status(service, end) if service is not None else ""
+                    self._channel.send(msgspec.json.encode(RasReport(text)))
 
 
 def _service() -> ras.Address | None:
@@ -67,10 +69,10 @@ def _service() -> ras.Address | None:
         return None
 
 
-def ask(link: socket.socket, *, nccl: bool = False) -> None:
+def ask_for_collectives(channel: socket.socket, *, nccl: bool = False) -> None:
     """The supervisor's side: put the question, to NCCL as well; a worker that is gone answers nothing."""
     with contextlib.suppress(OSError):
-        link.send(_QUESTION_TO_NCCL if nccl else _QUESTION, socket.MSG_DONTWAIT)
+        channel.send(_QUESTION_TO_NCCL if nccl else _QUESTION, socket.MSG_DONTWAIT)
 
 
 def asks_nccl(place: Place) -> bool:
@@ -78,22 +80,24 @@ def asks_nccl(place: Place) -> bool:
     return (place.local_rank or 0) < _ASKING_RANKS and (place.node_rank or 0) < _ASKING_HOSTS
 
 
-def wait_answer(link: socket.socket, end: float, alive: Callable[[], bool]) -> Posted | Ras | None:
+def wait_for_answer(
+    channel: socket.socket, end: float, alive: Callable[[], bool]
+) -> PostedCollectives | RasReport | None:
     """The next answer, until `end` of the monotonic clock or the worker's death."""
-    said = answer(link)
-    while said is None and time.monotonic() < end and alive():
+    answer = receive_answer(channel)
+    while answer is None and time.monotonic() < end and alive():
         time.sleep(_POLL_SECONDS)
-        said = answer(link)
-    return said
+        answer = receive_answer(channel)
+    return answer
 
 
-def answer(link: socket.socket) -> Posted | Ras | None:
+def receive_answer(channel: socket.socket) -> PostedCollectives | RasReport | None:
     """The next answer, if it is there."""
     try:
-        data = link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        data = channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
     except OSError:
         return None
-    return decode_witness.decode(data) if data else None
+    return decode_recorder_answer.decode(data) if data else None
 
 
 # Python stacks -------------------------------------------------------------------------------------------------------
@@ -146,3 +150,14 @@ def _frame(line: str) -> str:
     path, _, rest = line.removeprefix('  File "').partition('", line ')
     number, _, function = rest.partition(" in ")
     return f"{function} ({os.path.basename(path)}:{number})"[:_MOST_CHARACTERS]
+
+
+class HangEvidence(NamedTuple):
+    """What a process that did not end in time says of itself: its stacks and its last collectives, if it can.
+
+    `ras` is what NCCL's own service says of the job, if it was asked.
+    """
+
+    stacks: Stacks = Stacks()
+    collectives: tuple[Collective, ...] | None = None
+    ras: str = ""

@@ -1,4 +1,4 @@
-"""What a supervisor, its nursery and its workers say to each other: typed structs, never pickle."""
+"""What passes between a supervisor, its fork server and its workers: typed messages (never pickle) and steps."""
 
 import mmap
 import os
@@ -31,7 +31,7 @@ class Task(Struct, frozen=True, tag="task"):
 
 
 class BarrierReached(Struct, frozen=True, tag="atgate"):
-    """The worker waits for its group; `shares` asks for everybody's offers."""
+    """The worker waits at the barrier of its group; `shares` asks for the offers of all ranks."""
 
     offer: str
     shares: bool = False
@@ -44,44 +44,45 @@ class WorkerPartial(Struct, frozen=True, tag="sofar"):
     text: str = ""
 
 
-class Answer(Struct, frozen=True, tag="answer"):
-    """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `flight` (RAISED)."""
+class TrialEnded(Struct, frozen=True, tag="answer"):
+    """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `collectives`
+    posted last (RAISED)."""
 
     status: Status
     data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is no JSON
     error: str = ""
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)
-    flight: tuple[Collective, ...] | None = None
+    collectives: tuple[Collective, ...] | None = None
 
 
-class Posted(Struct, frozen=True, tag="posted"):
-    """The worker's witness answers: the collectives posted last in this trial; None if torch keeps no record."""
+class PostedCollectives(Struct, frozen=True, tag="posted"):
+    """The collectives that a worker posted last in this trial; None if torch keeps no record."""
 
-    flight: tuple[Collective, ...] | None
+    collectives: tuple[Collective, ...] | None
 
 
-class Ras(Struct, frozen=True, tag="ras"):
+class RasReport(Struct, frozen=True, tag="ras"):
     """What NCCL's own service said then, if the worker was asked to ask it; empty if nothing, or if there is none."""
 
     text: str
 
 
-class More(Struct, frozen=True):
-    """Not a word: what came is a part of one."""
+class Incomplete(Struct, frozen=True):
+    """Not a message: a part of one arrived."""
 
 
-WorkerWord = BarrierReached | WorkerPartial | Answer
-WorkerOrder = Task | BarrierOpen
+WorkerMessage = BarrierReached | WorkerPartial | TrialEnded
+WorkerCommand = Task | BarrierOpen
 
-# Supervisor to nursery, and back -------------------------------------------------------------------------------------
+# Supervisor to fork server, and back ----------------------------------------------------------------------------------
 
 
 class Fork(Struct, frozen=True, tag="fork"):
     """Fork a worker; its sockets, step page and stack file travel beside this message as descriptors."""
 
 
-class Enough(Struct, frozen=True, tag="enough"):
+class SkipLazyImports(Struct, frozen=True, tag="enough"):
     """Import nothing beyond torch itself."""
 
 
@@ -104,46 +105,48 @@ class Exited(Struct, frozen=True, tag="exited"):
     code: int
 
 
-NurseryWord = Imported | Forked | Exited
+ForkServerMessage = Imported | Forked | Exited
 
-decode_worker_word: msgspec.json.Decoder[WorkerWord] = msgspec.json.Decoder(WorkerWord)
-decode_witness: msgspec.json.Decoder[Posted | Ras] = msgspec.json.Decoder(Posted | Ras)
-decode_worker_order: msgspec.json.Decoder[WorkerOrder] = msgspec.json.Decoder(WorkerOrder)
-decode_nursery_word: msgspec.json.Decoder[NurseryWord] = msgspec.json.Decoder(NurseryWord)
+decode_worker_message: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
+decode_recorder_answer: msgspec.json.Decoder[PostedCollectives | RasReport] = msgspec.json.Decoder(
+    PostedCollectives | RasReport
+)
+decode_worker_command: msgspec.json.Decoder[WorkerCommand] = msgspec.json.Decoder(WorkerCommand)
+decode_fork_server_message: msgspec.json.Decoder[ForkServerMessage] = msgspec.json.Decoder(ForkServerMessage)
 
 
 # Framing: the kernel takes no more than net.core.wmem_max at once, 208 KiB as a rule ---------------------------------
 
-PIECE_BYTES = 64 << 10
+FRAME_BYTES = 64 << 10
 _MORE, _LAST = b"+", b"."
 
 
-def send(link: socket.socket, word: bytes) -> None:
-    """Send a word of any length over a socket that keeps messages apart; waits while the other end does not read."""
-    for start in range(0, max(1, len(word)), PIECE_BYTES):
-        end = start + PIECE_BYTES
-        link.send((_MORE if end < len(word) else _LAST) + word[start:end])
+def send_framed(channel: socket.socket, message: bytes) -> None:
+    """Send a message of any length over a SOCK_SEQPACKET socket; waits while the other end does not read."""
+    for start in range(0, max(1, len(message)), FRAME_BYTES):
+        end = start + FRAME_BYTES
+        channel.send((_MORE if end < len(message) else _LAST) + message[start:end])
 
 
-class Parcel:
-    """The other end: collects the pieces of one word after the other."""
+class FrameReader:
+    """The other end: joins the frames of one message after the other."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._frames: list[bytes] = []
 
-    def receive(self, link: socket.socket) -> bytes | None:
-        """The whole word, None as long as there is more to come, nothing when the link is closed. Does not wait."""
+    def receive(self, channel: socket.socket) -> bytes | None:
+        """The whole message, None until its last frame is there, empty when the channel is closed. Does not wait."""
         try:
-            piece = link.recv(1 + PIECE_BYTES, socket.MSG_DONTWAIT)
+            frame = channel.recv(1 + FRAME_BYTES, socket.MSG_DONTWAIT)
         except OSError:
             return b""
-        if not piece:
+        if not frame:
             return b""
-        self._pieces.append(piece[1:])
-        if piece[:1] == _MORE:
+        self._frames.append(frame[1:])
+        if frame[:1] == _MORE:
             return None
-        word, self._pieces = b"".join(self._pieces), []
-        return word
+        message, self._frames = b"".join(self._frames), []
+        return message
 
 
 # The step page -------------------------------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ _LABEL_BYTES = 120
 _SIZE = mmap.PAGESIZE
 
 
-def nameless_file(name: str) -> int:
+def anonymous_file(name: str) -> int:
     """A descriptor of an empty file without a name, in memory: on a full disk a mapped page would end us by SIGBUS."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
@@ -171,7 +174,7 @@ class StepPage:
     @classmethod
     def create(cls) -> "StepPage":
         """A fresh page, whose descriptor can be handed to a worker."""
-        descriptor = nameless_file("ddpdiag-steps")
+        descriptor = anonymous_file("ddpdiag-steps")
         os.truncate(descriptor, _SIZE)
         return cls(descriptor)
 

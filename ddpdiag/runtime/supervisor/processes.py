@@ -1,29 +1,37 @@
-"""A child that does not outlive its parent, and descriptors that a child does not share by accident."""
+"""Processes that this one starts: their output, state and end; and the signals that it gets itself."""
 
 import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
 from ddpdiag.foreign import without_secrets
+from ddpdiag.model import ProcessState
 from ddpdiag.probes.procfs import cpu_ticks, process_state
-from ddpdiag.runtime.supervisor.ipc import nameless_file
+from ddpdiag.runtime.supervisor.ipc import anonymous_file
 
-# Has a worker or nursery write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
+# Has a worker or fork server write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
 DUMP_SIGNAL = signal.SIGUSR1
+LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG = 1
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 # Ten clock ticks: who computes uses one of them, even beside many others.
 _BUSY_SECONDS = 0.1
+_KILL_SECONDS = 2.0
+_POLL_SECONDS = 0.005
+
+
+# In the child --------------------------------------------------------------------------------------------------------
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -45,11 +53,14 @@ def leave_terminal() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+# In the parent -------------------------------------------------------------------------------------------------------
+
+
 class Log:
     """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
 
     def __init__(self) -> None:
-        self._descriptor = nameless_file("ddpdiag-log")
+        self._descriptor = anonymous_file("ddpdiag-log")
 
     def fileno(self) -> int:
         """Descriptor for the child."""
@@ -70,6 +81,103 @@ class Log:
         return os.fstat(self._descriptor).st_size
 
 
+class Child:
+    """A process that this one started, or will start; nothing here waits without a time-out."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid = pid
+        self.exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code once it ended, negative for a signal, as in subprocess."""
+        if self.exit_code is None and self.pid is not None:
+            with contextlib.suppress(ChildProcessError):
+                done, status = os.waitpid(self.pid, os.WNOHANG)
+                self.exit_code = os.waitstatus_to_exitcode(status) if done else None
+        return self.exit_code
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, waited for at most so long."""
+        end = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        return self.exit_code
+
+    def state(self) -> ProcessState:
+        """The state of the process right now; touches nothing."""
+        state, wchan = process_state(self.pid) if self.pid else (None, None)
+        return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
+
+    def kill(self) -> bool:
+        """Send SIGKILL; True if it is gone within 2 s."""
+        if self.pid is None or self.exit_code is not None:
+            return True
+        signal_process(self.pid, signal.SIGKILL)
+        end = time.monotonic() + _KILL_SECONDS
+        while time.monotonic() < end:
+            self.poll()
+            if not is_alive(self.pid):
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False
+
+
+class ForkedChildren:
+    """Children that run functions of this process, by number; a signal that tells this process to leave reaches them.
+
+    `signals` must catch SIGCHLD, too. `exit_codes` are those of children that have ended.
+    """
+
+    def __init__(self, signals: "Signals") -> None:
+        self.signals = signals
+        self.running: dict[int, Child] = {}
+        self.exit_codes: dict[int, int] = {}
+        self._forwarded = False
+
+    def fork(self, call: Callable[[], int], number: int = 0) -> Child:
+        """Start a child, whose exit code is what `call` returns. Without exec: an interpreter's start is saved."""
+        flush_output()
+        parent = os.getpid()
+        # Held back until the child has handlers of its own: what arrives before that would be lost in ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(parent, signal.SIGTERM)
+            os._exit(call())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
+        self.running[number] = Child(pid)
+        return self.running[number]
+
+    def wait(self, seconds: float) -> None:
+        """Collect the children that have ended; where none has, sleep until something happens."""
+        if not self._reap():
+            select.select([self.signals.woken], [], [], seconds)
+            self.signals.drain()
+            self._reap()
+        if self.signals.told is not None and not self._forwarded:
+            self._forwarded = True
+            self.send(self.signals.told)
+
+    def _reap(self) -> bool:
+        ended = [number for number, child in self.running.items() if child.poll() is not None]
+        for number in ended:
+            self.exit_codes[number] = self.running.pop(number).exit_code or 0
+        return bool(ended)
+
+    def send(self, signum: int) -> None:
+        """Send a signal to all that run."""
+        for child in self.running.values():
+            signal_process(child.pid or 0, signum)
+
+
+def flush_output() -> None:
+    """A forked child must not write once more what this process holds in a buffer."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
 def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
     """Start `python -m module` with these descriptors; returns its pid at once."""
     process = subprocess.Popen(
@@ -82,9 +190,8 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
         env=with_home(env),
     )
     process.returncode = 0  # we reap it ourselves, by pid
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # rank 0 raised its own limit for the control server; checks look at the user's
+    # Rank 0 raised its own limit for the control server; checks look at the user's.
+    with contextlib.suppress(OSError, AttributeError):
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
     return process.pid
 
@@ -95,15 +202,6 @@ def with_home(env: Mapping[str, str]) -> dict[str, str]:
     if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:
         return dict(env)
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (env.get("PYTHONPATH"), home)))}
-
-
-def reap(pid: int) -> int | None:
-    """Exit code of our own child if it ended, negative for a signal; None while it lives."""
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status) if done else None
 
 
 def signal_process(pid: int, signum: int) -> None:
@@ -145,9 +243,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# Signals -------------------------------------------------------------------------------------------------------------
-
-LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Signals of this process ---------------------------------------------------------------------------------------------
 
 
 class Signals:

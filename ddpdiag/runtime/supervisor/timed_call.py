@@ -6,20 +6,18 @@ a call that nothing ends.
 """
 
 import contextlib
+import itertools
 import os
 import select
 import signal
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.model import ProcessState
-from ddpdiag.probes.procfs import process_state
 from ddpdiag.runtime.supervisor.ipc import StepPage
-from ddpdiag.runtime.supervisor.processes import LEAVE, Signals, die_with_parent, how_it_ended
+from ddpdiag.runtime.supervisor.processes import Child, ForkedChildren, Signals, how_it_ended
 
 # TERM, then KILL: the first half may still say something.
 _TERM_SECONDS = 0.25
@@ -30,13 +28,13 @@ _LOOK_SECONDS = 0.1
 _READ_SECONDS = 0.25
 _BLOCK_BYTES = 65536
 
-Stand = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 # Standard output and error -------------------------------------------------------------------------------------------
 
 
-class Passage:
+class StdioPipe:
     """What is written to `outer` (the first of them is used) in another process reaches it by way of this one."""
 
     def __init__(self, outer: tuple[int, ...]) -> None:
@@ -89,12 +87,12 @@ class Passage:
                 select.select([], [self.outer[0]], [])
 
 
-def open_passages() -> Sequence[Passage]:
+def open_stdio_pipes() -> Sequence[StdioPipe]:
     """One for each pipe or socket that standard output and error are; one for both where they are the same."""
     pipes = {descriptor: os.fstat(descriptor) for descriptor in (1, 2) if _has_a_reader(descriptor)}
     if len(pipes) == 2 and os.path.samestat(pipes[1], pipes[2]):
-        return (Passage((1, 2)),)  # what is said stays in order
-    return tuple(Passage((descriptor,)) for descriptor in pipes)
+        return (StdioPipe((1, 2)),)  # what is said stays in order
+    return tuple(StdioPipe((descriptor,)) for descriptor in pipes)
 
 
 def _has_a_reader(descriptor: int) -> bool:
@@ -105,110 +103,77 @@ def _has_a_reader(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-# The call ---------------------------------------------------------------------------------------------------------
+# The call ------------------------------------------------------------------------------------------------------------
 
 
-def watched(call: Callable[[Stand], int], seconds: float) -> int:
+def call_with_deadline(call: Callable[[Announce], int], seconds: float) -> int:
     """The exit code of `call`, which runs in a child and tells by its argument what it is about to do.
 
     RunLost where it did not end within `seconds`, or was killed; that takes half a second more at most.
     """
     page = StepPage.create()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a child must not write what we hold in a buffer once more
-            stream.flush()
     end = time.monotonic() + seconds
-    signals = Signals(children=True)
-    passages = open_passages()
-    parent = os.getpid()
-    # Held back until the child has handlers of its own: what comes in between would be lost in ours.
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        die_with_parent(parent, signal.SIGTERM)
-        for passage in passages:
-            passage.enter()
-        os._exit(call(_Steps(page).stand))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
-    for passage in passages:
-        passage.begin()
+    children = ForkedChildren(Signals(children=True))
+    pipes = open_stdio_pipes()
+
+    def call_through_pipes() -> int:
+        for pipe in pipes:
+            pipe.enter()
+        numbers = itertools.count(1)
+        return call(lambda label: page.write(next(numbers), label))
+
+    child = children.fork(call_through_pipes)
+    for pipe in pipes:
+        pipe.begin()
     try:
-        code = _Watch(pid, page, signals).wait(seconds)
+        code = _wait(children, child, page, seconds)
     except RunLost:
         with contextlib.suppress(OSError, RunLost):  # what became of the call says more
-            _hand_over(passages, end)
+            _hand_over(pipes, end)
         raise
     finally:
         page.close()
-    _hand_over(passages, end)
+    _hand_over(pipes, end)
     return code
 
 
-def _hand_over(passages: Sequence[Passage], end: float) -> None:
+def _hand_over(pipes: Sequence[StdioPipe], end: float) -> None:
     """All that was said is passed on before we say anything; RunLost where nobody takes it."""
     end = max(end, time.monotonic() + _READ_SECONDS)
-    for passage in passages:
-        if not passage.end(end - time.monotonic()):
+    for pipe in pipes:
+        if not pipe.end(end - time.monotonic()):
             raise RunLost("the reader of the report did not take it in time")
 
 
-class _Steps:
-    """The child's side: what it is about to do, and how many things came before."""
-
-    def __init__(self, page: StepPage) -> None:
-        self._page = page
-        self._number = 0
-
-    def stand(self, label: str) -> None:
-        self._number += 1
-        self._page.write(self._number, label)
-
-
-class _Watch:
-    def __init__(self, pid: int, page: StepPage, signals: Signals) -> None:
-        self._pid = pid
-        self._page = page
-        self._signals = signals
-        self._told = False
-
-    def wait(self, seconds: float) -> int:
-        """Its exit code; RunLost, once it is ended, when its time is over."""
-        code = self._until(seconds - _TERM_SECONDS)
+def _wait(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:
+    """The child's exit code; RunLost, once it is ended, when its time is over."""
+    code = _exit_code(children, seconds - _TERM_SECONDS)
+    if code is None:
+        where = f"{_where(child, page)} when its {seconds:g} s were over"  # fixed before anything disturbs it
+        children.send(signal.SIGTERM)
+        code = _exit_code(children, _TERM_SECONDS)
+        if code == ExitCode.TERMINATED and children.signals.told is None:
+            return ExitCode.UNKNOWN  # the time was over; no user or scheduler ended the run
         if code is None:
-            told = f"{self._where()} when its {seconds:g} s were over"  # fixed before anything disturbs it
-            code = self._ended(signal.SIGTERM, _TERM_SECONDS)
-            if code == ExitCode.TERMINATED and self._signals.told is None:
-                return ExitCode.UNKNOWN  # the time was over; no user or scheduler ended the run
-            if code is None:
-                survived = self._ended(signal.SIGKILL, _KILL_SECONDS) is None
-                raise RunLost(f"{told}; {'it survived SIGKILL' if survived else 'it was killed'}, nothing was judged")
-        if code < 0:
-            raise RunLost(f"{self._where()} when it was {how_it_ended(code)}; nothing was judged")
-        return code
+            children.send(signal.SIGKILL)
+            survived = _exit_code(children, _KILL_SECONDS) is None
+            raise RunLost(f"{where}; {'it survived SIGKILL' if survived else 'it was killed'}, nothing was judged")
+    if code < 0:
+        raise RunLost(f"{_where(child, page)} when it was {how_it_ended(code)}; nothing was judged")
+    return code
 
-    def _ended(self, signum: int, seconds: float) -> int | None:
-        os.kill(self._pid, signum)
-        return self._until(seconds)
 
-    def _until(self, seconds: float) -> int | None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            done, status = os.waitpid(self._pid, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            select.select([self._signals.woken], [], [], min(left, _LOOK_SECONDS))
-            self._signals.drain()
-            if self._signals.told is not None and not self._told:
-                self._told = True
-                os.kill(self._pid, self._signals.told)
-        return None
+def _exit_code(children: ForkedChildren, seconds: float) -> int | None:
+    end = time.monotonic() + seconds
+    while children.running and (left := end - time.monotonic()) > 0:
+        children.wait(min(left, _LOOK_SECONDS))
+    return children.exit_codes.get(0)
 
-    def _where(self) -> str:
-        """Such as "pid 77 (state D, waiting in nfs_wait_bit_killable) stood at 'write the report' for 4.1 s"."""
-        letter, wchan = process_state(self._pid)
-        state = ProcessState(pid=self._pid, state=letter, wchan=wchan)
-        how = ", waiting in ".join(filter(None, (f"state {state.state}" if state.state else "", state.wchan)))
-        _, label = self._page.read()
-        at = f"'{label}' for {self._page.seconds():.1f} s" if label else "its start"
-        return f"pid {state.pid}{f' ({how})' if how else ''} stood at {at}"
+
+def _where(child: Child, page: StepPage) -> str:
+    """Such as "pid 77 (state D, waiting in nfs_wait_bit_killable) stood at 'write the report' for 4.1 s"."""
+    state = child.state()
+    how = ", waiting in ".join(filter(None, (f"state {state.state}" if state.state else "", state.wchan)))
+    _, label = page.read()
+    at = f"'{label}' for {page.seconds():.1f} s" if label else "its start"
+    return f"pid {state.pid}{f' ({how})' if how else ''} stood at {at}"

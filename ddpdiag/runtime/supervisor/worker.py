@@ -19,15 +19,15 @@ from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.context import Opening
 from ddpdiag.model.trial import GATE_STEP, is_first_use
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
-from ddpdiag.runtime.supervisor.hang_evidence import Witness
+from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
-    Answer,
     BarrierReached,
     StepPage,
     Task,
+    TrialEnded,
     WorkerPartial,
-    decode_worker_order,
-    send,
+    decode_worker_command,
+    send_framed,
 )
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, leave_terminal
 
@@ -37,7 +37,7 @@ _MAX_DETAIL = 8_000
 class WorkerContext:
     """What a measurement sees of the world; see `ddpdiag.model.context.Context`."""
 
-    def __init__(self, task: Task, link: socket.socket, page: StepPage) -> None:
+    def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
         self.trial: Trial = task.trial
         self.options: Options = task.options
@@ -45,7 +45,7 @@ class WorkerContext:
         self.scratch = task.scratch
         self.end = task.end
         self.timings: dict[str, float] = {}
-        self._link = link
+        self._channel = channel
         self._page = page
         self._steps = 0
         self._at, self._since = "", time.monotonic()
@@ -70,7 +70,7 @@ class WorkerContext:
 
     def report(self, data: msgspec.Struct, text: str) -> None:
         """Hand over what is known so far."""
-        send(self._link, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
+        send_framed(self._channel, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
 
     def timed(self, name: str, seconds: float) -> None:
         """Add to one of the trial's timings."""
@@ -78,28 +78,30 @@ class WorkerContext:
 
     def gate(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group."""
-        opening = self._pass(BarrierReached(offer))
-        return Opening(opening.host, opening.offer)
+        barrier = self._wait_at_barrier(BarrierReached(offer))
+        return Opening(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
         """The same gate, but everybody learns everybody's offer."""
-        return tuple(Opening(host, own) for host, own in self._pass(BarrierReached(offer, shares=True)).peers)
+        return tuple(
+            Opening(host, own) for host, own in self._wait_at_barrier(BarrierReached(offer, shares=True)).peers
+        )
 
-    def _pass(self, word: BarrierReached) -> BarrierOpen:
+    def _wait_at_barrier(self, message: BarrierReached) -> BarrierOpen:
         self.step(GATE_STEP)
         begin = time.monotonic()
-        send(self._link, msgspec.json.encode(word))
-        opening = _receive(self._link)
-        if not isinstance(opening, BarrierOpen):
+        send_framed(self._channel, msgspec.json.encode(message))
+        barrier = _receive(self._channel)
+        if not isinstance(barrier, BarrierOpen):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
         self.timed("gate", time.monotonic() - begin)
         self.step("gate is open")
-        return opening
+        return barrier
 
 
-def _receive(link: socket.socket) -> Task | BarrierOpen | None:
-    data = link.recv(MAX_MESSAGE_BYTES)
-    return decode_worker_order.decode(data) if data else None
+def _receive(channel: socket.socket) -> Task | BarrierOpen | None:
+    data = channel.recv(MAX_MESSAGE_BYTES)
+    return decode_worker_command.decode(data) if data else None
 
 
 def _apply(env: dict[str, str | None]) -> None:
@@ -110,51 +112,55 @@ def _apply(env: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _measure(task: Task, context: WorkerContext) -> Answer:
+def _measure(task: Task, context: WorkerContext) -> TrialEnded:
     from ddpdiag.checks.registry import by_code
 
     check = by_code(task.trial.code)
     if check.measure is None:
         raise LookupError(f"{task.trial.code} has nothing to measure")
     data = check.measure(context)
-    return Answer(Status.DONE, data=msgspec.Raw(codec.encode(data)), timings=context.timings)
+    return TrialEnded(Status.DONE, data=msgspec.Raw(codec.encode(data)), timings=context.timings)
 
 
-def _answer(task: Task, context: WorkerContext, witness: Witness) -> Answer:
+def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> TrialEnded:
     begin = time.monotonic()
     try:
         answer = _measure(task, context)
     except Exception as error:  # noqa: BLE001 - one of the two edges: whatever a measurement raises is an outcome
         text = traceback.format_exc(limit=-8)
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        answer = Answer(
+        answer = TrialEnded(
             Status.RAISED,
             error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL]),
             detail=codec.readable(without_secrets(text)[-_MAX_DETAIL:]),
             timings=context.timings,
-            flight=witness.posted() if task.trial.kind is Kind.TORCH else None,
+            collectives=recorder.collectives() if task.trial.kind is Kind.TORCH else None,
         )
     context.timed("total", time.monotonic() - begin)
     return answer
 
 
-def serve(link: int, page: int, stack_file: int, questions: int) -> None:
-    """Do what the supervisor sends until it closes the link; never returns. All four are descriptors."""
+def serve(channel: int, page: int, stack_file: int, questions: int) -> None:
+    """Do what the supervisor sends until it closes the channel; never returns. All four are descriptors."""
     faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
-    orders, steps, witness = socket.socket(fileno=link), StepPage(page), Witness(socket.socket(fileno=questions))
+    orders, steps, recorder = (
+        socket.socket(fileno=channel),
+        StepPage(page),
+        RecorderReader(socket.socket(fileno=questions)),
+    )
     while isinstance(task := _receive(orders), Task):
         _apply(task.env)
         if task.trial.kind is Kind.TORCH:
-            witness.begin()
-        answer = _answer(task, WorkerContext(task, orders, steps), witness)
+            recorder.start_trial()
+        answer = _answer(task, WorkerContext(task, orders, steps), recorder)
         sys.stdout.flush()
         sys.stderr.flush()
-        send(orders, msgspec.json.encode(answer))
+        send_framed(orders, msgspec.json.encode(answer))
     os._exit(0)
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of a worker of its own: PARENT_PID LINK PAGE STACK QUESTIONS, the last four descriptors."""
+    """Entry of a worker of its own: PARENT_PID CHANNEL PAGE STACK QUESTIONS, the last four descriptors."""
     parent, *descriptors = (int(argument) for argument in arguments)
     die_with_parent(parent)
     leave_terminal()

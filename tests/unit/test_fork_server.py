@@ -1,4 +1,4 @@
-"""What the nursery imports beside the first trials."""
+"""What the fork server imports beside the first trials."""
 
 import socket
 import subprocess
@@ -23,12 +23,12 @@ def test_what_ddp_loads_is_imported_unless_nothing_will_be_trained(tmp_path, eno
         ours.send(b'{"type":"enough"}')
     environ = {"PYTHONPATH": f"{tmp_path}:{':'.join(path for path in sys.path if path)}"}
     command = [sys.executable, "-c", SERVE, str(theirs.fileno())]
-    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ) as nursery:
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ) as server:
         theirs.close()
         end = time.monotonic() + 20
         while not enough and not (tmp_path / "imported").exists() and time.monotonic() < end:
             time.sleep(0.01)
         ours.shutdown(socket.SHUT_WR)  # what was sent is read first, then the end
-        assert nursery.wait(20) == 0
+        assert server.wait(20) == 0
     ours.close()
     assert (tmp_path / "imported").exists() != enough
