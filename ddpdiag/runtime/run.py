@@ -154,9 +154,9 @@ def run_rank(run: Run, place: Place) -> int:
     record = Record(run_folder(run.launch.run_id), place.rank, header, _copy(run, place.rank))
     try:
         try:
-            farewell = _take_part(run, place, wire, record, signals)
+            shutdown = _take_part(run, place, wire, record, signals)
         except Rank0Lost as lost:
-            farewell = _verdict_without_rank_0(run, header, record, begin, lost)
+            shutdown = _verdict_without_rank_0(run, header, record, begin, lost)
     except RunLost as lost:
         raise _left_alone(lost, record) from lost
     except BaseException:
@@ -164,11 +164,11 @@ def run_rank(run: Run, place: Place) -> int:
         raise
     finally:
         run.secrets.close()
-    if farewell.exit_code != ExitCode.FIT:
+    if shutdown.exit_code != ExitCode.FIT:
         # torchrun's own summary then shows the sentence instead of "error_file: <N/A>".
-        write_error_file(os.environ, farewell.sentence)
-    record.remove(farewell.lost)
-    return farewell.exit_code
+        write_error_file(os.environ, shutdown.sentence)
+    record.remove(shutdown.lost)
+    return shutdown.exit_code
 
 
 def _copy(run: Run, rank: int) -> RecordCopy | None:
@@ -184,12 +184,12 @@ def _verdict_without_rank_0(run: Run, header: Header, record: Record, begin: flo
     if shared is None:
         raise lost
     record.mark("ready")
-    told = Successor(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).obtain()
-    if told is None:
+    obtained = Successor(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).obtain()
+    if obtained is None:
         raise lost
-    farewell, sentence = told
+    shutdown, sentence = obtained
     sys.stderr.write(printable(f"ddpdiag: {lost}; {sentence}\n"))
-    return farewell
+    return shutdown
 
 
 def _take_part(run: Run, place: Place, wire: Wire | None, record: Record, signals: Signals) -> Shutdown:
@@ -228,14 +228,14 @@ def _join(run: Run, arrival: Arrival, signals: Signals) -> ControlClient:
     """Find rank 0; as long as that does not succeed, a note in the shared folder says what was met."""
     listener = run.listener(arrival.place)
     try:
-        link = _sought(run, arrival, signals, listener)
+        client = _search_rank_0(run, arrival, signals, listener)
         listener.tell(Joined(rank=arrival.place.rank, host=run.endpoint.host))
-        return link
+        return client
     finally:
         listener.close()
 
 
-def _sought(run: Run, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
+def _search_rank_0(run: Run, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
     rank, host = arrival.place.rank, run.endpoint.host
 
     def seeking(left_seconds: float) -> None:
@@ -245,9 +245,9 @@ def _sought(run: Run, arrival: Arrival, signals: Signals, listener: Listener) ->
         return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking)
     note = NoteWriter(run.options.shared_dir, run.name, arrival)
     try:
-        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, note.leave)
+        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, note.write)
     finally:
-        note.withdraw()
+        note.remove()
 
 
 def _lead(
@@ -266,22 +266,22 @@ def _lead(
     )
     handover = _handover(run, arrival.nonce, coordinator.lines)
     try:
-        coordinator.conduct(run.endpoint.wait_seconds)
+        coordinator.run(run.endpoint.wait_seconds)
         report = _published(run, coordinator, threads, handover)
     except RunLost as lost:
-        handover.close(coordinator.farewell(lost.exit_code, str(lost)))
+        handover.close(coordinator.shut_down(lost.exit_code, str(lost)))
         raise
     except BaseException:
-        handover.close(coordinator.farewell(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more"))
+        handover.close(coordinator.shut_down(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more"))
         raise
-    farewell = coordinator.farewell(report.exit_code, report.sentence)
-    handover.close(farewell)
+    shutdown = coordinator.shut_down(report.exit_code, report.sentence)
+    handover.close(shutdown)
     # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
     wait([served], timeout=_STRAGGLER_SECONDS)
     if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
         raise error
     threads.shutdown(wait=False)
-    return farewell
+    return shutdown
 
 
 def _handover(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Handover:

@@ -61,7 +61,7 @@ def run_alone(
     rank = OwnRank(arrival, with_torch=with_torch)
     coordinator = Coordinator(rank, header, checks, listener, lambda: signals.told)
     try:
-        coordinator.conduct(_ARRIVE_SECONDS)
+        coordinator.run(_ARRIVE_SECONDS)
         return coordinator.lines()
     finally:
         rank.close()

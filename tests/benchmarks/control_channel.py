@@ -230,9 +230,9 @@ def lead(size: int, secret: bytes, say: Connection) -> None:
     say.recv()
     before = time.process_time()
     coordinator = Coordinator(server, header, (ONE_BY_ONE, TOGETHER), clock, lambda: None)
-    recording = coordinator.conduct(WAIT_SECONDS)
+    recording = coordinator.run(WAIT_SECONDS)
     conducted = time.process_time()
-    coordinator.farewell(0, "over")
+    coordinator.shut_down(0, "over")
     first, second = (*clock.cpu, conducted, conducted)[:2]
     say.send(
         {

@@ -165,7 +165,7 @@ def conduct(
         created="",
         version="0",
     )
-    return Coordinator(board, header, checks, listener or Quiet(), lambda: signal, HURRY).conduct(0.05)  # type: ignore[arg-type]
+    return Coordinator(board, header, checks, listener or Quiet(), lambda: signal, HURRY).run(0.05)  # type: ignore[arg-type]
 
 
 def statuses(recording: Recording) -> list[Status]:
@@ -336,7 +336,7 @@ def coordinator_of(board: StandIn, told: Callable[[], int | None]) -> Coordinato
 def test_a_signal_after_the_last_trial_is_told_apart() -> None:
     board = StandIn(2)
     coordinator = coordinator_of(board, lambda: None)
-    assert coordinator.conduct(0.05).events == ()
+    assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
     board.waiting.append((b"1", Leaving(15)))
     coordinator.idle()
@@ -345,7 +345,7 @@ def test_a_signal_after_the_last_trial_is_told_apart() -> None:
 
 def test_a_signal_in_the_middle_of_a_run_is_in_its_recording_and_no_late_one() -> None:
     coordinator = coordinator_of(StandIn(2), lambda: 2)
-    assert [event.kind for event in coordinator.conduct(0.05).events] == [EventKind.SIGNAL]
+    assert [event.kind for event in coordinator.run(0.05).events] == [EventKind.SIGNAL]
     assert coordinator.late_signal() is None
 
 
@@ -353,7 +353,7 @@ def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_
     board = StandIn(2, missing=frozenset({1}))
     codes = []
     coordinator = coordinator_of(board, lambda: 15)
-    coordinator.conduct(0.05)
+    coordinator.run(0.05)
     board.send = lambda _identity, message: codes.append(message.exit_code)  # type: ignore[method-assign]
     board.waiting.append((b"1", Hello(arrival_of(1, 2))))
     coordinator.idle()
@@ -518,8 +518,8 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_
     for seconds in (2.0, 2.5):
         now[0] = seconds
         telling.pending(dispatched, arrivals)
-    dispatched.arrived(0, "", shares=False)
-    dispatched.arrived(1, "", shares=False)
+    dispatched.reached_barrier(0, "", shares=False)
+    dispatched.reached_barrier(1, "", shares=False)
     now[0] = 3.0
     telling.pending(dispatched, arrivals)
     dispatched.pending -= {0, 2}

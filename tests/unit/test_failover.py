@@ -30,7 +30,7 @@ class Candidates:
     def run(self, ranks: Sequence[int], *, dead: Sequence[int] = ()) -> list[Shutdown | None]:
         """What each of `ranks` is told; the `dead` left a sign and died."""
         for rank in (*ranks, *dead):
-            self.shared.mark("heir", rank)
+            self.shared.mark("candidate", rank)
             self.shared.mark("ready", rank)
         with ThreadPoolExecutor(len(ranks)) as pool:
             return list(pool.map(self._run, ranks))
@@ -99,14 +99,14 @@ class RemovedFolder(SharedFolder):
 
     listings = 0
 
-    def mark(self, word: str, rank: int) -> None:
-        if word == "read":
+    def mark(self, mark: str, rank: int) -> None:
+        if mark == "read":
             raise FileNotFoundError
-        super().mark(word, rank)
+        super().mark(mark, rank)
 
-    def ranks(self, word: str, me: int) -> tuple[int, ...]:
+    def ranks(self, mark: str, me: int) -> tuple[int, ...]:
         self.listings += 1
-        return () if word == "chief" else super().ranks(word, me)
+        return () if mark == "leader" else super().ranks(mark, me)
 
 
 def test_the_verdict_counts_even_if_nobody_can_be_told_that_it_was_read(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_verdict_counts_even_if_nobody_can_be_told_that_it_was_read(tmp_path
 def test_a_successor_that_stood_still_until_all_was_removed_makes_no_report(tmp_path: Path) -> None:
     made: list[tuple[int, ...]] = []
     shared = RemovedFolder(tmp_path)
-    shared.mark("heir", 1)
+    shared.mark("candidate", 1)
     shared.mark("ready", 1)
 
     def take_over(candidates: tuple[int, ...]) -> Shutdown:
@@ -189,20 +189,20 @@ def test_a_copy_is_written_once_rank_0_has_named_the_folder_and_removed_at_the_e
     copy.write(encode_line(HEADER))
     copy.open("abcd")
     copy.write(encode_line(arrival_of(2, 4)))
-    mark = copy.mark("heir")
+    mark = copy.mark("candidate")
     assert mark is not None
     mark.result(5)
     folder = shared_folder(str(tmp_path), "ddpdiag-r", "abcd")
-    assert read_lines([folder / "rank-2.jsonl", folder / "heir-2"]) == [HEADER, arrival_of(2, 4)]
+    assert read_lines([folder / "rank-2.jsonl", folder / "candidate-2"]) == [HEADER, arrival_of(2, 4)]
     assert folder.stat().st_mode & 0o777 == 0o700
     copy.remove()
-    assert [path.name for path in folder.iterdir()] == ["heir-2"]
+    assert [path.name for path in folder.iterdir()] == ["candidate-2"]
 
 
 def test_a_rank_that_was_never_welcomed_writes_nothing(tmp_path: Path) -> None:
     copy = RecordCopy(str(tmp_path), "ddpdiag-r", 2)
     copy.write(encode_line(HEADER))
-    assert copy.mark("heir") is None
+    assert copy.mark("candidate") is None
     copy.remove()
     assert list(tmp_path.iterdir()) == []
 

@@ -15,10 +15,10 @@ ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)
 def test_rank_0_reads_what_an_absent_rank_wrote_and_the_note_goes_with_its_writer(tmp_path: Path) -> None:
     reader = NoteReader(str(tmp_path), NAME, world_size=4, wait_seconds=5.0)
     note = NoteWriter(str(tmp_path), NAME, arrival_of(2, 4))
-    note.leave("no answer")
+    note.write("no answer")
     while not (notes := reader.found):
         pass
-    note.withdraw()
+    note.remove()
     reader.stop()
     assert notes[2] == Note(2, 4, "n1", "no answer")
     (event,) = with_notes([ABSENT], notes)
@@ -43,13 +43,13 @@ def test_a_note_is_not_written_through_a_link_of_somebody_else(tmp_path: Path) -
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"{NAME}-notes").symlink_to(tmp_path / "elsewhere")
     note = NoteWriter(str(tmp_path), NAME, arrival_of(2, 4))
-    note.leave("no answer")
-    note.withdraw()
+    note.write("no answer")
+    note.remove()
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_note_can_be_read_by_its_user_only(tmp_path: Path) -> None:
-    NoteWriter(str(tmp_path), NAME, arrival_of(2, 4)).leave("no answer")
+    NoteWriter(str(tmp_path), NAME, arrival_of(2, 4)).write("no answer")
     while not (found := [path for path in tmp_path.glob("*/rank-2-*") if path.stat().st_size]):
         pass
     assert [path.stat().st_mode & 0o777 for path in (*found, found[0].parent)] == [0o600, 0o700]

@@ -70,7 +70,7 @@ class Coordinator:
 
     # The run ---------------------------------------------------------------------------------------------------------
 
-    def conduct(self, wait_seconds: float) -> Recording:
+    def run(self, wait_seconds: float) -> Recording:
         """Gather, run all checks, and return what was seen; never raises for what ranks do."""
         try:
             self._gather(wait_seconds)
@@ -105,14 +105,14 @@ class Coordinator:
         return tuple(self._lines)
 
     def idle(self) -> None:
-        """Keep in touch for a moment, while somebody else judges and writes."""
+        """Keep in touch for a moment, while another thread judges and writes."""
         self._membership.idle(0.05)
 
     def late_signal(self) -> int | None:
         """The signal by which a rank was told to leave when all trials were over, or None."""
         return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
 
-    def farewell(self, exit_code: int, sentence: str) -> Shutdown:
+    def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
         return self._membership.farewell(exit_code, sentence)
 
@@ -238,22 +238,22 @@ class Coordinator:
         try:
             while dispatched.pending:
                 for rank, message in self._membership.attend(0.05):
-                    self._take(dispatched, rank, message)
+                    self._handle(dispatched, rank, message)
                 self._close_overdue(dispatched)
                 self._repeat(dispatched)
                 self._progress.pending(dispatched, self._membership.arrivals)
         except RunEnded as ended:
             for rank, message in ended.messages:
-                self._take(dispatched, rank, message)
+                self._handle(dispatched, rank, message)
             self._close(dispatched)
             raise
 
-    def _take(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
+    def _handle(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
         match message:
             case Ready(number, offer, shares) if number == dispatched.trial.number:
-                self._open_barrier(dispatched, dispatched.arrived(rank, offer, shares=shares))
+                self._open_barrier(dispatched, dispatched.reached_barrier(rank, offer, shares=shares))
             case Partial(number, data, text) if number == dispatched.trial.number:
-                dispatched.so_far[rank] = data
+                dispatched.partial[rank] = data
                 if rank == dispatched.first:
                     self._progress.progressed(text)
             case Result(outcome) if outcome.rank == rank:
@@ -303,12 +303,12 @@ class Coordinator:
 
     def _repeat(self, dispatched: DispatchedTrial) -> None:
         """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
-        if not dispatched.time_to_repeat():
+        if not dispatched.repeat_is_due():
             return
         for rank in dispatched.pending - self._membership.gone:
             if not dispatched.is_at_barrier(rank):
                 self._membership.send(rank, dispatched.order(rank))
-            elif dispatched.is_open(rank):
+            elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))
 
     def _unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
@@ -323,7 +323,7 @@ class Coordinator:
                 rank=rank,
                 status=Status.UNHEARD,
                 error=why,
-                so_far=dispatched.so_far.get(rank, NOTHING),
+                so_far=dispatched.partial.get(rank, NOTHING),
                 seconds=dispatched.age(),
             )
         )
@@ -341,7 +341,7 @@ class Coordinator:
                     rank=rank,
                     status=status,
                     told=not lost,
-                    so_far=dispatched.so_far.get(rank, NOTHING),
+                    so_far=dispatched.partial.get(rank, NOTHING),
                     seconds=dispatched.age(),
                 )
             )

@@ -1,4 +1,4 @@
-"""A trial that was handed out, until its last outcome."""
+"""Trials as they are handed out, within what is left of the budget, until their last outcome."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,15 +10,15 @@ from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 # What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
 SLACK_SECONDS = 4.5
 _REPEAT_SECONDS = 2.0
-# Nobody is late sooner than this, however quick others are, nor where there are fewer groups.
+# No group is late sooner than this, however quick others are, nor where there are fewer groups.
 _LEAST_LATE_SECONDS = 5.0
 _LEAST_TO_COMPARE = 2
 
 
 class DispatchedTrial:
-    """Who has still to answer, who stands at the gate, and which groups have failed since when.
+    """A trial that was handed out: ranks without an outcome, ranks at the barrier, and when which groups failed.
 
-    A group goes by its index in the trial: thousands of ranks may be in one, and in a tuple nobody finds one quickly.
+    A group goes by its index in the trial: thousands of ranks may be in one, and a tuple is slow to search.
     """
 
     def __init__(self, trial: Trial, patience_seconds: float, clock: Callable[[], float]) -> None:
@@ -27,12 +27,12 @@ class DispatchedTrial:
         self._index = {rank: index for index, group in enumerate(trial.groups) for rank in group}
         self.first = min(self._index, default=0)
         self.pending = set(self._index)
-        self.so_far: dict[int, Raw] = {}
+        self.partial: dict[int, Raw] = {}
         self.failed: dict[int, float] = {}
         self.stopped: set[int] = set()
         self._offers: dict[int, str] = {}
-        self._shares = False  # must everybody learn everybody's offer?
-        self._missing = [len(group) for group in trial.groups]  # at the gate
+        self._shares = False  # must all ranks learn all offers?
+        self._missing = [len(group) for group in trial.groups]  # at the barrier
         self._orders: dict[int, RunTrial] = {}
         self._barriers: dict[int, BarrierOpen] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
@@ -49,8 +49,8 @@ class DispatchedTrial:
             self._orders[index] = RunTrial.to(self.trial.groups[index], self.trial)
         return self._orders[index]
 
-    def arrived(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
-        """A rank stands at the gate: who can be told that it opens. Who says so again was not told, or not in time."""
+    def reached_barrier(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
+        """A rank is at the barrier: ranks to tell that it opens. One that says so again was not told in time."""
         again = rank in self._offers
         self._offers[rank] = offer
         self._shares |= shares
@@ -61,15 +61,15 @@ class DispatchedTrial:
         return (rank,) if again else self.trial.groups[index]
 
     def is_at_barrier(self, rank: int) -> bool:
-        """Has this rank come to the gate?"""
+        """Has this rank reached the barrier?"""
         return rank in self._offers
 
-    def is_open(self, rank: int) -> bool:
-        """Has the whole group of this rank come to the gate?"""
+    def barrier_is_open(self, rank: int) -> bool:
+        """Has the whole group of this rank reached the barrier?"""
         return not self._missing[self._index[rank]]
 
     def barrier_open(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
-        """What a rank is told when the gate opens; the same object for the whole group."""
+        """What a rank is told when the barrier opens; the same object for the whole group."""
         index = self._index[rank]
         if index not in self._barriers:
             group = self.trial.groups[index]
@@ -79,7 +79,7 @@ class DispatchedTrial:
             self._barriers[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
         return self._barriers[index]
 
-    def time_to_repeat(self) -> bool:
+    def repeat_is_due(self) -> bool:
         """Is it time to say again what may have been lost?"""
         due = self._clock() - self._repeated > _REPEAT_SECONDS
         if due:
@@ -104,12 +104,12 @@ class DispatchedTrial:
         return len(self._index)
 
     def awaited(self) -> set[int]:
-        """Ranks that keep others waiting at the gate; if nobody stands at one, all that have not answered."""
+        """Ranks that keep others waiting at the barrier; if no rank is at one, all without an outcome."""
         late = {rank for rank in self.pending if rank not in self._offers and self._group_reached_barrier(rank)}
         return late or set(self.pending)
 
     def _group_reached_barrier(self, rank: int) -> bool:
-        """Does anybody of this rank's group stand at the gate?"""
+        """Has any rank of this rank's group reached the barrier?"""
         index = self._index[rank]
         return self._missing[index] < len(self.trial.groups[index])
 
@@ -125,7 +125,7 @@ class DispatchedTrial:
         return self.age() > max(_LEAST_LATE_SECONDS, times * self._ended[half - 1])
 
     def fail(self, rank: int) -> None:
-        """Note that somebody in this rank's group failed."""
+        """Note that a rank in this rank's group failed."""
         self.failed.setdefault(self._index[rank], self._clock())
 
 

@@ -1,4 +1,4 @@
-"""What Slurm tells a process: a task of a step, or the body of a batch script.
+"""What Slurm tells a process: a task of a step or the body of a batch script, and how long the job lasts.
 
 Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and the job's lists, but no SLURM_STEP_ID;
 the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.
@@ -219,7 +219,11 @@ LEAST_BUDGET_SECONDS = 5.0
 
 
 def job_left_seconds(env: Environ) -> float | None:
-    """Seconds until the time limit of the job; None outside of Slurm, or where nobody says."""
+    """Seconds until the time limit of the job; None outside of Slurm, or where Slurm does not say.
+
+    Slurm 23.02 and later tell the end in SLURM_JOB_END_TIME. Older ones know it only in slurmctld, so rank 0 asks
+    `scontrol` once: thousands of tasks that ask at once would slow the cluster down, and a prolog would as well.
+    """
     job = env.get("SLURM_JOB_ID", "")
     if not re.fullmatch(r"[0-9]{1,10}", job):
         return None

@@ -1,4 +1,4 @@
-"""What rank 0 leaves to the others in the shared folder, and how one of them takes it over."""
+"""Failover: what rank 0 leaves to the others in the shared folder, and how one of them takes its place."""
 
 import contextlib
 import time
@@ -22,9 +22,9 @@ from ddpdiag.runtime.record.shared_folder import RUN, SharedFolder, SharedRunLog
 _READERS_SECONDS = 6.0
 _REPLACED_SECONDS = 2.0
 _TIDY_SECONDS = 2.0
-# Some signs of each rank: a file server removes a thousand files in a second or two.
+# Some marks of each rank: a file server removes a thousand files in a second or two.
 _REMOVE_SECONDS = 10.0
-# What rank 0 may spend on the shared folder after its farewell.
+# What rank 0 may spend on the shared folder after its shutdown.
 SHARED_END_SECONDS = _READERS_SECONDS + _TIDY_SECONDS
 
 
@@ -61,14 +61,14 @@ class Handover:
         if self._run_log is not None and self._run_log.was_replaced(_REPLACED_SECONDS):
             raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
-        told = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
-        self._readers = tuple(cut_off(told))
-        return told
+        explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
+        self._readers = tuple(cut_off(explained))
+        return explained
 
-    def close(self, farewell: Shutdown) -> None:
+    def close(self, shutdown: Shutdown) -> None:
         """Tell the verdict to those who can hear us no more, and remove what was shared."""
         if self._run_log is not None:
-            self._run_log.close(farewell, self._readers, _READERS_SECONDS if self._readers else 0.0)
+            self._run_log.close(shutdown, self._readers, _READERS_SECONDS if self._readers else 0.0)
 
 
 def cut_off(lines: Sequence[Line]) -> list[int]:
@@ -79,7 +79,7 @@ def cut_off(lines: Sequence[Line]) -> list[int]:
 
 
 class Successor:
-    """Another rank's side, when rank 0 is lost. `begin` is when this process came, on the monotonic clock."""
+    """Another rank's side, when rank 0 is lost. `begin` is when this process started, on the monotonic clock."""
 
     def __init__(
         self,
@@ -98,23 +98,23 @@ class Successor:
 
     def obtain(self) -> tuple[Shutdown, str] | None:
         """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself."""
-        farewell = Election(self._shared, self._header.writer, self._take_over).run()
-        if farewell is None:
+        shutdown = Election(self._shared, self._header.writer, self._take_over).run()
+        if shutdown is None:
             return None
         if self._made is None:
-            return farewell, f"the verdict came through {self._shared.folder.parent}: {farewell.sentence}"
+            return shutdown, f"the verdict came through {self._shared.folder.parent}: {shutdown.sentence}"
         if not self._made.complete:
-            return farewell, f"the records of the run stay in {self._shared.folder}"
+            return shutdown, f"the records of the run stay in {self._shared.folder}"
         with contextlib.suppress(TimeoutError):
             ThreadPoolExecutor(1).submit(self._shared.remove).result(_REMOVE_SECONDS)
-        return farewell, "the report is made here"
+        return shutdown, "the report is made here"
 
     def _take_over(self, candidates: tuple[int, ...]) -> Shutdown:
         # Rank 0's own lines first, which count: it settled places and times.
         lines = read_lines([self._shared.folder / RUN, *sorted(self._shared.folder.glob("rank-*.jsonl"))])
-        told = list(without_rank_0(lines, self._header, candidates, time.monotonic() - self._begin))
-        self._made = self._publish(with_host_answers(told, self._header.writer, self._at.host, self._at.port))
-        nonces = {line.place.rank: line.nonce for line in told if isinstance(line, Arrival)}
+        known = list(without_rank_0(lines, self._header, candidates, time.monotonic() - self._begin))
+        self._made = self._publish(with_host_answers(known, self._header.writer, self._at.host, self._at.port))
+        nonces = {line.place.rank: line.nonce for line in known if isinstance(line, Arrival)}
         gone = {rank: nonce for rank, nonce in nonces.items() if rank not in candidates}
         return Shutdown(self._made.report.exit_code, self._made.report.sentence, gone)
 
@@ -148,7 +148,14 @@ ELECTION_TIMES = ElectionTimes()
 
 
 class Election:
-    """One rank's part. `take_over` gets the living ranks, makes the report and returns the verdict."""
+    """One rank's part when rank 0 is lost; `take_over` gets the living ranks, makes the report and returns the verdict.
+
+    Each rank that has lost rank 0 leaves a mark. After a grace, in which the others notice, too, the lowest of them
+    claims rank 0's place, reads what all have written, judges, publishes, and leaves the verdict in the folder; the
+    others wait for that, and all leave with the same exit code. If it dies, the next one takes over. Where rank 0's
+    heartbeat goes on in the folder, only the way to it is cut: its own verdict is waited for, so that there are never
+    two reports.
+    """
 
     def __init__(
         self,
@@ -172,17 +179,17 @@ class Election:
 
     def _run(self) -> Shutdown | None:
         heartbeat = self._shared.heartbeat()
-        word = self._wait_for_verdict(self._turns.grace)
-        if word is not None:
-            return word
+        verdict = self._wait_for_verdict(self._turns.grace)
+        if verdict is not None:
+            return verdict
         if self._shared.heartbeat() != heartbeat:
             return self._wait_for_verdict(self._turns.alive)
         for turn in range(self._turns.count):
-            candidates = self._shared.ranks("heir", self._rank)
+            candidates = self._shared.ranks("candidate", self._rank)
             if candidates[turn : turn + 1] == (self._rank,) and self._shared.claim(turn, self._rank):
                 return self._lead(turn, candidates)
-            if (word := self._wait_for_verdict(self._turns.turn)) is not None:
-                return word
+            if (verdict := self._wait_for_verdict(self._turns.turn)) is not None:
+                return verdict
         return None
 
     def _wait_for_verdict(self, seconds: float) -> Shutdown | None:
@@ -190,32 +197,34 @@ class Election:
         pause = self._pause()
         while True:
             self._shared.refresh(self._rank)  # or NFS would go on saying that there is no such file
-            if (word := self._shared.word()) is not None:
+            if (verdict := self._shared.verdict()) is not None:
                 with contextlib.suppress(OSError):  # nobody may wait for that any more
                     self._shared.mark("read", self._rank)
-                return word
+                return verdict
             if time.monotonic() > end:
                 return None
             time.sleep(pause)
 
     def _pause(self) -> float:
-        candidates = len(self._shared.ranks("heir", self._rank))
+        candidates = len(self._shared.ranks("candidate", self._rank))
         return max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
 
     def _lead(self, turn: int, candidates: tuple[int, ...]) -> Shutdown | None:
         end = time.monotonic() + self._turns.ready
         while not set(candidates) <= set(self._shared.ranks("ready", self._rank)) and time.monotonic() < end:
             time.sleep(self._turns.look)
-        if max(self._shared.ranks("chief", self._rank), default=-1) != turn:  # we stood still, and the next one went on
+        if (
+            max(self._shared.ranks("leader", self._rank), default=-1) != turn
+        ):  # we stood still, and the next one went on
             return self._wait_for_verdict(self._turns.turn)
-        farewell = self._take_over(candidates)
-        self._shared.write_verdict(farewell)
+        shutdown = self._take_over(candidates)
+        self._shared.write_verdict(shutdown)
         self._shared.wait_for_readers(candidates, self._rank, self._turns.readers)
-        return farewell
+        return shutdown
 
 
 def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...], seconds: float) -> Iterator[Line]:
-    """The run as its successor tells it: who left no sign is lost. `header` is the successor's own."""
+    """The run as its successor tells it: a rank that left no mark is lost. `header` is the successor's own."""
     known = assemble([*lines, header])
     recording = structs.replace(
         known,

@@ -1,4 +1,4 @@
-"""Notes in the shared folder, by ranks that cannot reach rank 0: what they met, for the report.
+"""What is known of missing ranks: notes in the shared folder by those that cannot reach rank 0, and answering hosts.
 
 A note lies there only while its writer lives and searches; rank 0 looks for notes while it waits. One of a dead run is
 older than this one, and one of another user is not read.
@@ -48,8 +48,8 @@ class NoteWriter:
         self._executor = ThreadPoolExecutor(1)
         self._left = False
 
-    def leave(self, sentence: str) -> None:
-        """Write it; nobody waits for that."""
+    def write(self, sentence: str) -> None:
+        """Write it, in a thread."""
         self._left = True
         place = self._arrival.place
         note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
@@ -66,7 +66,7 @@ class NoteWriter:
             finally:
                 os.close(descriptor)
 
-    def withdraw(self) -> None:
+    def remove(self) -> None:
         """Remove it."""
         if self._left:
             with contextlib.suppress(TimeoutError):
@@ -79,7 +79,7 @@ class NoteWriter:
 
 
 class NoteReader:
-    """Rank 0's look-out for notes, in a thread, until it is told to stop."""
+    """Reads notes for rank 0, in a thread, until it is told to stop."""
 
     def __init__(self, shared_dir: str, name: str, *, world_size: int, wait_seconds: float) -> None:
         self._folder = _notes_folder(shared_dir, name)

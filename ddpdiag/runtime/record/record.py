@@ -102,10 +102,10 @@ class Record:
         if self.copy is not None:
             self.copy.write(data)
 
-    def mark(self, word: str) -> None:
-        """Leave a sign for the other hosts, where there is a shared folder."""
+    def mark(self, mark: str) -> None:
+        """Leave a mark for the other hosts, where there is a shared folder."""
         if self.copy is not None:
-            self.copy.mark(word)
+            self.copy.mark(mark)
 
     def keep(self) -> None:
         """Leave the record on disk, and nothing else: no scratch of ours, and none of rank 0's, which is lost."""

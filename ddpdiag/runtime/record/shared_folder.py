@@ -2,16 +2,16 @@
 
     ddpdiag-<run id>-<nonce>/    mode 0700, one for each run, removed at its end
         run.jsonl                rank 0's lines, as they happen
-        beat                     a number that grows as long as rank 0 lives
+        heartbeat                a number that grows as long as rank 0 lives
         rank-<n>.jsonl           a copy of each other rank's own record
-        heir-<n>                 rank n lives, and has lost rank 0
+        candidate-<n>            rank n lives, and has lost rank 0
         ready-<n>                its record is complete
-        chief-<turn>             who makes the report in rank 0's place
-        word                     exit code and sentence
+        leader-<turn>            the rank that makes the report in rank 0's place
+        verdict                  exit code and sentence
         read-<n>                 rank n has read them
-        look-<n>                 comes and goes: rank n looks at the folder
+        look-<n>                 made and removed at once: rank n looks at the folder
 
-Everything is done in a thread of its own, in order: a file server that does not answer must hold nobody. Files are
+Everything is done in a thread of its own, in order: a file server that does not answer must hold up no rank. Files are
 closed after each write, because NFS shows to others what was written before a close, and to a reader what was there
 when it opened (nfs(5), close-to-open consistency).
 """
@@ -33,7 +33,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 
 RUN = "run.jsonl"
-_HEARTBEAT, _VERDICT = "beat", "word"
+_HEARTBEAT, _VERDICT = "heartbeat", "verdict"
 _HEARTBEAT_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.2
 _TIDY_SECONDS = 2.0
@@ -46,14 +46,14 @@ def shared_folder(shared_dir: str, name: str, nonce: str) -> Path:
 
 
 class SharedFolder:
-    """What stands in the run's folder. Every method may wait for a file server, and raise OSError."""
+    """The run's folder. Every method may wait for a file server, and raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def mark(self, word: str, rank: int) -> None:
-        """Leave a sign."""
-        (self.folder / f"{word}-{rank}").touch(mode=0o600)
+    def mark(self, mark: str, rank: int) -> None:
+        """Leave a mark of this rank."""
+        (self.folder / f"{mark}-{rank}").touch(mode=0o600)
 
     def refresh(self, me: int) -> None:
         """See what the others did: a client of NFS may show a folder as it was 60 s ago (nfs(5), acdirmax).
@@ -64,16 +64,16 @@ class SharedFolder:
         look.touch(mode=0o600)
         look.unlink(missing_ok=True)
 
-    def ranks(self, word: str, me: int) -> tuple[int, ...]:
-        """Ranks that left this sign, in rising order."""
+    def ranks(self, mark: str, me: int) -> tuple[int, ...]:
+        """Ranks that left this mark, in rising order."""
         self.refresh(me)
-        found = (re.fullmatch(rf"{word}-([0-9]+)", name) for name in os.listdir(self.folder))
+        found = (re.fullmatch(rf"{mark}-([0-9]+)", name) for name in os.listdir(self.folder))
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def claim(self, turn: int, rank: int) -> bool:
         """Take rank 0's place; only one rank can in each turn."""
         try:
-            descriptor = os.open(self.folder / f"chief-{turn}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(self.folder / f"leader-{turn}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return False
         os.write(descriptor, b"%d" % rank)
@@ -91,17 +91,17 @@ class SharedFolder:
         """Rank 0 lives."""
         (self.folder / _HEARTBEAT).write_text(str(time.monotonic()))
 
-    def word(self) -> Shutdown | None:
+    def verdict(self) -> Shutdown | None:
         """The verdict, once there is one."""
         try:
             return msgspec.json.decode((self.folder / _VERDICT).read_bytes(), type=Shutdown)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def write_verdict(self, farewell: Shutdown) -> None:
+    def write_verdict(self, shutdown: Shutdown) -> None:
         """Tell the verdict, whole or not at all."""
         new = self.folder / f"{_VERDICT}-{os.getpid()}"
-        new.write_bytes(msgspec.json.encode(farewell))
+        new.write_bytes(msgspec.json.encode(shutdown))
         new.replace(self.folder / _VERDICT)
 
     def wait_for_readers(self, ranks: Collection[int], me: int, seconds: float) -> None:
@@ -111,7 +111,7 @@ class SharedFolder:
             time.sleep(_FOLLOW_SECONDS)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it, and with what others still add meanwhile."""
+        """Remove the folder with all that is in it, and with what other ranks still add meanwhile."""
         for _ in range(_REMOVALS):
             shutil.rmtree(self.folder, ignore_errors=True)
             if not self.folder.exists():
@@ -143,9 +143,9 @@ class RecordCopy:
         else:
             self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
 
-    def mark(self, word: str) -> Future[None] | None:
-        """Leave a sign behind what was written so far."""
-        return self._do(lambda folder: SharedFolder(folder).mark(word, self._rank))
+    def mark(self, mark: str) -> Future[None] | None:
+        """Leave a mark, after what was written so far."""
+        return self._do(lambda folder: SharedFolder(folder).mark(mark, self._rank))
 
     def remove(self) -> None:
         """Remove the copy; rank 0, or who took its place, removes the folder."""
@@ -164,7 +164,7 @@ class RecordCopy:
 
 
 class SharedRunLog:
-    """Rank 0's lines in the shared folder, as they happen, with a beat, and at the end the verdict.
+    """Rank 0's lines in the shared folder, as they happen, with a heartbeat, and at the end the verdict.
 
     `lines` gives all lines so far.
     """
@@ -175,8 +175,8 @@ class SharedRunLog:
         self._written = 0
         self._heartbeat_due = 0.0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
-        self._farewell: Shutdown | None = None
+        self._thread = threading.Thread(target=self._follow, name="shared-run-log", daemon=True)
+        self._shutdown: Shutdown | None = None
         self._readers: tuple[int, ...] = ()
         self._patience = 0.0
         self._thread.start()
@@ -186,11 +186,11 @@ class SharedRunLog:
         return not self._over.is_set() and bool(_within(seconds, self._is_replaced))
 
     def _is_replaced(self) -> bool:
-        return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("chief", 0)))
+        return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("leader", 0)))
 
-    def close(self, farewell: Shutdown, readers: Sequence[int], seconds: float) -> None:
+    def close(self, shutdown: Shutdown, readers: Sequence[int], seconds: float) -> None:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
-        self._farewell, self._readers, self._patience = farewell, tuple(readers), seconds
+        self._shutdown, self._readers, self._patience = shutdown, tuple(readers), seconds
         self._over.set()
         self._thread.join(seconds + _TIDY_SECONDS)
 
@@ -214,8 +214,8 @@ class SharedRunLog:
             self._written = len(lines)
 
     def _tell(self, _folder: Path) -> None:
-        if self._farewell is not None:
-            self._shared.write_verdict(self._farewell)
+        if self._shutdown is not None:
+            self._shared.write_verdict(self._shutdown)
             self._shared.wait_for_readers(self._readers, 0, self._patience)
 
 

@@ -165,7 +165,10 @@ def anonymous_file(name: str) -> int:
 
 
 class StepPage:
-    """A step's number, time and name. One writer; a torn label is possible and harmless."""
+    """A step's number, time and name: how far a worker is, for its supervisor. A torn label is possible and harmless.
+
+    Shared memory, because a process that holds the GIL, is stopped or is stuck in a driver answers no message.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

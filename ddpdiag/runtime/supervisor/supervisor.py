@@ -234,7 +234,7 @@ class Supervisor(TrialRunner):
 
     def _lose_rank_0(self, silent_seconds: float) -> None:
         """Into our own record: that rank 0 is gone, and how far our trial had come."""
-        self._record.mark("heir")  # at once: ending a hung trial takes seconds
+        self._record.mark("candidate")  # at once: ending a hung trial takes seconds
         if self.running is not None:
             self.expire(self.running, told=True)
         detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"

@@ -1,8 +1,8 @@
 """A call in a process of its own, which is ended when its time is over.
 
 Whatever holds the call up (a file server that does not answer, a driver), the process that watches over it waits on
-local descriptors only, says where the call stood, and leaves in time. Who reads what we write is not held up either by
-a call that nothing ends.
+local descriptors only, says where the call stood, and leaves in time. The reader of its output is not held up either by
+a call that cannot be ended.
 """
 
 import contextlib
@@ -35,7 +35,11 @@ Announce = Callable[[str], None]
 
 
 class StdioPipe:
-    """What is written to `outer` (the first of them is used) in another process reaches it by way of this one."""
+    """What is written to `outer` (the first of them is used) in another process reaches it by way of this one.
+
+    bash's $( ) and subprocess.run read until the last process that has the pipe open has ended. One that survives
+    SIGKILL, stuck in the kernel, would hold them up for ever; with a pipe of our own no reader waits for it.
+    """
 
     def __init__(self, outer: tuple[int, ...]) -> None:
         self.outer = outer
