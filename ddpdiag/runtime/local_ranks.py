@@ -10,17 +10,11 @@ from functools import partial
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Place
 from ddpdiag.runtime.control.liveness import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
+from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES
 from ddpdiag.runtime.launchers.environment import places
-from ddpdiag.runtime.record.failover import ELECTION_TIMES, SHARED_END_SECONDS
 from ddpdiag.runtime.record.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.run import Run
 from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, how_it_ended
-
-# Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
-_STRAGGLER_SECONDS = 3.0
-_KILL_SECONDS = 2.0
-# Beyond budget and board wait: time to judge, to report and to leave.
-_BEYOND_BUDGET_SECONDS = 30.0
 
 
 def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
@@ -42,7 +36,7 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
 
 def _wait(run: Run, children: ForkedChildren) -> dict[int, int]:
     """Exit code by rank, negative for a signal; ranks that stay too long are ended."""
-    end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + _BEYOND_BUDGET_SECONDS
+    end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + DEADLINES.beyond_budget
     while children.running:
         before, ended = time.monotonic(), len(children.exit_codes)
         children.wait(0.5)
@@ -51,7 +45,7 @@ def _wait(run: Run, children: ForkedChildren) -> dict[int, int]:
             end = min(end, time.monotonic() + _patience(run, children))
         if time.monotonic() > end:
             children.send(signal.SIGKILL)
-        if time.monotonic() > end + _KILL_SECONDS:
+        if time.monotonic() > end + DEADLINES.kill:
             break  # stuck in the kernel: nobody can end it, and nobody shall wait for it
     return children.exit_codes | dict.fromkeys(children.running, -signal.SIGKILL)
 
@@ -60,7 +54,7 @@ def _patience(run: Run, children: ForkedChildren) -> float:
     """How long the others may stay, now that one has left."""
     shares = run.options.shared_dir is not None
     slower = crowded_silence_seconds(len(run.launch.ranks))
-    stragglers = _STRAGGLER_SECONDS + slower + (SHARED_END_SECONDS if shares else 0.0)
+    stragglers = DEADLINES.straggler + slower + (DEADLINES.shared_end if shares else 0.0)
     if 0 in children.exit_codes:
         # If rank 0 was killed, they must notice its silence first, and say so.
         without_rank_0 = LOST_AFTER_SECONDS + slower + (ELECTION_TIMES.total if shares else 0.0)

@@ -33,6 +33,7 @@ from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_p
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.progress import Listener
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.environment import worker_variables
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_of
@@ -44,10 +45,6 @@ from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor
 
 LOOPBACK = "127.0.0.1"
-# Our own supervisor kills its children within this time, or they cannot be killed.
-_STRAGGLER_SECONDS = 3.0
-# A large world is judged and written within a few seconds.
-_PUBLISH_SECONDS = 30.0
 
 Signalled = Callable[[], int | None]
 
@@ -277,7 +274,7 @@ def _lead(
     shutdown = coordinator.shut_down(report.exit_code, report.sentence)
     handover.close(shutdown)
     # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
-    wait([served], timeout=_STRAGGLER_SECONDS)
+    wait([served], timeout=DEADLINES.own_supervisor)
     if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
         raise error
     threads.shutdown(wait=False)
@@ -296,11 +293,11 @@ def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, 
     """The report, judged and written while rank 0 keeps in touch: a large world must not look like a lost rank 0."""
     lines = coordinator.lines()
     published = threads.submit(lambda: run.publish(handover.explain(lines, run.rank_0), coordinator.late_signal))
-    end = time.monotonic() + _PUBLISH_SECONDS
+    end = time.monotonic() + DEADLINES.publish
     while not published.done():
         coordinator.idle()
         if time.monotonic() > end:
-            raise RunLost(f"the report could not be written within {_PUBLISH_SECONDS:g} s: a disk does not answer")
+            raise RunLost(f"the report could not be written within {DEADLINES.publish:g} s: a disk does not answer")
     return published.result().report
 
 

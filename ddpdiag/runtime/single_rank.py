@@ -34,6 +34,7 @@ from ddpdiag.runtime.control.messages import (
 )
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.progress import Listener
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.fork_server import import_torch
 from ddpdiag.runtime.supervisor.processes import (
@@ -48,7 +49,6 @@ from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 from ddpdiag.runtime.supervisor.worker import serve
 
 _IDENTITY = b"0"
-_ARRIVE_SECONDS = 1.0  # it is here already
 # What can be asked of a host alone writes no files, and a Prolog may meet a disk that is full, or read-only.
 _NO_SCRATCH = os.devnull
 
@@ -61,7 +61,7 @@ def run_alone(
     rank = OwnRank(arrival, with_torch=with_torch)
     coordinator = Coordinator(rank, header, checks, listener, lambda: signals.told)
     try:
-        coordinator.run(_ARRIVE_SECONDS)
+        coordinator.run(DEADLINES.own_hello)
         return coordinator.lines()
     finally:
         rank.close()

@@ -15,10 +15,6 @@ from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
 from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
 from ddpdiag.runtime.coordinator.dispatch import (
-    CUT_SECONDS,
-    LEAST_SECONDS,
-    RESERVE_SECONDS,
-    SLACK_SECONDS,
     BudgetSpent,
     DispatchedTrial,
     kept_seconds,
@@ -26,11 +22,9 @@ from ddpdiag.runtime.coordinator.dispatch import (
     with_number,
 )
 from ddpdiag.runtime.coordinator.progress import Listener, ProgressReporter
+from ddpdiag.runtime.deadlines import DEADLINES
 
 AnyCheck = Check[Any]
-
-# The first trial with torch waits for its import: 1-2 s from a local disk, more than 10 s from a busy file server.
-IMPORT_SECONDS = 30.0
 
 
 def _parts(checks: Sequence[AnyCheck], kind: Kind | None = None) -> list[tuple[Stage, list[AnyCheck]]]:
@@ -84,7 +78,7 @@ class Coordinator:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
         self._progress.started(budget_seconds)
         self._membership.gather(
-            min(wait_seconds, budget_seconds - RESERVE_SECONDS),
+            min(wait_seconds, budget_seconds - DEADLINES.reserve),
             lambda left: self._progress.waiting(self._membership.arrivals, size, left),
         )
         self._progress.gathered(self._membership.arrivals, size)
@@ -174,7 +168,7 @@ class Coordinator:
 
     def _left(self, kept: float) -> float:
         """Of the budget, what trials may still take."""
-        return self._header.options.budget_seconds - self._membership.now() - RESERVE_SECONDS - kept
+        return self._header.options.budget_seconds - self._membership.now() - DEADLINES.reserve - kept
 
     def _kept(self) -> float:
         """Of the budget, what is kept for the checks that run last and have something to do."""
@@ -221,16 +215,16 @@ class Coordinator:
 
     def _run_trial(self, planned: Trial, kept: float) -> None:
         left = self._left(kept)
-        if left < LEAST_SECONDS:
+        if left < DEADLINES.least_trial:
             spent = f"before {planned.code} could run"
             self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
             raise BudgetSpent
         number = len(self.recording().trials) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
-        wanted = planned.deadline_seconds + (IMPORT_SECONDS if importing else 0.0)
+        wanted = planned.deadline_seconds + (DEADLINES.import_torch if importing else 0.0)
         trial = with_number(planned, number, wanted, left, self._membership.now())
         self._lines.append(trial)
-        slack = min(SLACK_SECONDS, left - trial.limit_seconds + CUT_SECONDS)
+        slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
         dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
             self._membership.send(rank, dispatched.order(rank))

@@ -6,13 +6,10 @@ from msgspec import Raw, structs
 
 from ddpdiag.model import Arrival, Trial
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
+from ddpdiag.runtime.deadlines import DEADLINES
 
-# What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
-SLACK_SECONDS = 4.5
 _REPEAT_SECONDS = 2.0
-# No group is late sooner than this, however quick others are, nor where there are fewer groups.
-_LEAST_LATE_SECONDS = 5.0
-_LEAST_TO_COMPARE = 2
+_LEAST_TO_COMPARE = 2  # groups; of fewer none is late
 
 
 class DispatchedTrial:
@@ -122,7 +119,7 @@ class DispatchedTrial:
         times, half = self.trial.late_after, -(-len(self.trial.groups) // 2)
         if times is None or len(self._ended) < half or len(self.trial.groups) < _LEAST_TO_COMPARE:
             return False
-        return self.age() > max(_LEAST_LATE_SECONDS, times * self._ended[half - 1])
+        return self.age() > max(DEADLINES.late_group, times * self._ended[half - 1])
 
     def fail(self, rank: int) -> None:
         """Note that a rank in this rank's group failed."""
@@ -149,12 +146,6 @@ def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callab
 
 # Budget --------------------------------------------------------------------------------------------------------------
 
-# Kept back for judgement, report and farewell.
-RESERVE_SECONDS = 3.0
-# With less than this, no trial is begun.
-LEAST_SECONDS = 1.0
-# What a trial that the budget cuts short may take beyond its deadline.
-CUT_SECONDS = 1.5
 # For each check that runs last this many times what it says that it takes is kept; for all no more than this share.
 _KEPT_TIMES = 1.5
 _KEPT_SHARE = 1 / 3
@@ -168,13 +159,13 @@ class BudgetSpent(Exception):
 
 def kept_seconds(budget_seconds: float, takes: Sequence[float]) -> float:
     """What is kept for checks that run last and say that they take so long: what runs before each may be cut short."""
-    wanted = sum(_KEPT_TIMES * max(LEAST_SECONDS, seconds) + CUT_SECONDS for seconds in takes)
+    wanted = sum(_KEPT_TIMES * max(DEADLINES.least_trial, seconds) + DEADLINES.cut_short for seconds in takes)
     return min(_KEPT_SHARE * budget_seconds, wanted)
 
 
 def too_late(left_seconds: float, takes_seconds: float) -> str | None:
     """Why a check that takes so long is not begun, or None: cut short, it would look as if it had hung."""
-    least = max(LEAST_SECONDS, takes_seconds)
+    least = max(DEADLINES.least_trial, takes_seconds)
     if left_seconds >= least:
         return None
     return f"the budget had left {max(0.0, left_seconds):.1f} s, and it takes {least:.1f} s"

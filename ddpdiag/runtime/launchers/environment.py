@@ -12,8 +12,7 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
-from ddpdiag.runtime.launchers import by_hand, slurm
-from ddpdiag.runtime.launchers import values as said
+from ddpdiag.runtime.launchers import by_hand, slurm, values
 from ddpdiag.runtime.launchers.launch import (
     LAUNCHERS,
     OPEN_MPI,
@@ -67,7 +66,7 @@ def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int,
     env = {name: value for name, value in env.items() if value.strip()}
     foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
     here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
-    if asked.run_id is not None and said.plain_name(asked.run_id) != asked.run_id:
+    if asked.run_id is not None and values.plain_name(asked.run_id) != asked.run_id:
         raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
     for names in LAUNCHERS:
         rank = number(env, names.rank)
@@ -99,7 +98,7 @@ def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str
     local_size, nodes = place.local_world_size, launch.nodes
     if nodes is None and local_size and place.world_size % local_size == 0:
         nodes = place.world_size // local_size
-    values: dict[str, int | str | None] = {
+    known: dict[str, int | str | None] = {
         "RANK": place.rank,
         "WORLD_SIZE": place.world_size,
         "LOCAL_RANK": place.local_rank,
@@ -115,7 +114,7 @@ def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
-    return {name: str(value) for name, value in values.items() if value is not None} | launch.given
+    return {name: str(value) for name, value in known.items() if value is not None} | launch.given
 
 
 # What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
@@ -133,9 +132,9 @@ def refused_override(overrides: Mapping[str, str | None]) -> str | None:
     for name, value in overrides.items():
         if value is None and name.startswith("NCCL_"):
             continue
-        said = f"{name}={'' if value is None else value}"
-        if value is None or _OVERRIDES.fullmatch(said) is None:
-            return said
+        setting = f"{name}={'' if value is None else value}"
+        if value is None or _OVERRIDES.fullmatch(setting) is None:
+            return setting
     return None
 
 
@@ -185,7 +184,7 @@ def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
 
 def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT, without which torch's env:// fails as well."""
-    address, port = said.address(env, asked.master_addr), said.port(env, asked.master_port)
+    address, port = values.address(env, asked.master_addr), values.port(env, asked.master_port)
     if needed and address is None:
         raise UsageError(f"{who}, but MASTER_ADDR is not set: export MASTER_ADDR=<host of rank 0> in every process.")
     if needed and port is None:
@@ -197,7 +196,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
     """An MPI launcher started one process per rank. It names no host for rank 0: on several hosts, the user must."""
     world, ours = _one_rank(env, asked, here, names, rank)
     _check_same_world(env, world)
-    address = said.address(env, asked.master_addr)
+    address = values.address(env, asked.master_addr)
     if address is None and ours.local_world_size != world.value > 1:
         line = f"mpirun -np {world.value} -x MASTER_ADDR=$(hostname) ddpdiag check"
         if names is not OPEN_MPI:
@@ -207,8 +206,8 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
             f"{world}, {local} of them on this host, but MASTER_ADDR is not set; from the host of rank 0: {line}"
         )
     coordinator, own = address or "127.0.0.1", env.get("PMIX_NAMESPACE")
-    usual = said.derived_port(int(said.digest(own), 16)) if own else TORCH_PORT
-    port = said.port(env, asked.master_port) or usual
+    usual = values.derived_port(int(values.digest(own), 16)) if own else TORCH_PORT
+    port = values.port(env, asked.master_port) or usual
     return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
 
 
@@ -240,14 +239,14 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     check_world(world)
     node = step.node_rank.value if step.node_rank else None
-    address = said.address(env, asked.master_addr)
+    address = values.address(env, asked.master_addr)
     if address is not None:
         slurm.check_master(env, address, step)
     return Launch(
         place=ours or block_place(here, "slurm", ranks, world, node),
         coordinator=address or step.first_node,
         # jobs and steps that share a host have different ids
-        port=said.port(env, asked.master_port) or said.derived_port(step.job_id * 101 + step.step_id),
+        port=values.port(env, asked.master_port) or values.derived_port(step.job_id * 101 + step.step_id),
         run_id=run_id(asked, f"{step.job_id}.{step.step_id}"),
         ranks=ranks,
         note=slurm.terminal_note(env, step),

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.values import Environ, Given, check_below, needed, number, one_host
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
@@ -209,13 +210,8 @@ def _all_of_it(env: Environ, hosts: int) -> str:
 
 # The job's time limit ------------------------------------------------------------------------------------------------
 
-# slurmctld answers within milliseconds; one that is busy is not worth waiting for.
-_ASK_SECONDS = 2.0
 # Slurm kills a job some KillWait (30 s) after its end; clocks that differ by more are wrong.
 _SKEW_SECONDS = 60.0
-# What is left for the launcher to end, and for the files to reach the disk.
-LEAVE_SECONDS = 5.0
-LEAST_BUDGET_SECONDS = 5.0
 
 
 def job_left_seconds(env: Environ) -> float | None:
@@ -236,7 +232,7 @@ def within(budget_seconds: float, left_seconds: float | None) -> float:
     """The budget, or what of it ends before the job does; at least the smallest one."""
     if left_seconds is None:
         return budget_seconds
-    return min(budget_seconds, max(LEAST_BUDGET_SECONDS, left_seconds - LEAVE_SECONDS))
+    return min(budget_seconds, max(DEADLINES.least_budget, left_seconds - DEADLINES.leave_job))
 
 
 def _epoch(text: str) -> int | None:
@@ -284,7 +280,7 @@ def _asked(job: str) -> str:
     except OSError:
         return ""
     try:
-        told, _ = process.communicate(timeout=_ASK_SECONDS)
+        told, _ = process.communicate(timeout=DEADLINES.scontrol)
     except subprocess.TimeoutExpired:
         process.kill()
         if process.stdout is not None:

@@ -1,4 +1,4 @@
-"""Values of variables and options, each with where it was said, so that a message can name what to change."""
+"""Values of variables and options, each with its source, so that a message can name what to change."""
 
 import hashlib
 import re
@@ -17,13 +17,13 @@ Environ = Mapping[str, str]
 
 
 class Given(Struct, frozen=True):
-    """A number and where it was said; prints as the user would write it."""
+    """A number and its source; prints as the user would write it."""
 
-    where: str
+    source: str
     value: int
 
     def __str__(self) -> str:
-        return f"{self.where} {self.value}" if self.where.startswith("-") else f"{self.where}={self.value}"
+        return f"{self.source} {self.value}" if self.source.startswith("-") else f"{self.source}={self.value}"
 
 
 def number(env: Environ, *names: str) -> Given | None:

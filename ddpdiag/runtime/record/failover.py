@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +14,9 @@ from ddpdiag.errors import RunLost
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Outcome, Recording, Report, Status
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
+from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
 from ddpdiag.runtime.record.missing_ranks import NoteReader, with_host_answers, with_notes
 from ddpdiag.runtime.record.shared_folder import RUN, SharedFolder, SharedRunLog
-
-# A rank whose way to us was cut notices that 2 s after we do, and ends a trial before it looks for our verdict.
-_READERS_SECONDS = 6.0
-_REPLACED_SECONDS = 2.0
-_TIDY_SECONDS = 2.0
-# Some marks of each rank: a file server removes a thousand files in a second or two.
-_REMOVE_SECONDS = 10.0
-# What rank 0 may spend on the shared folder after its shutdown.
-SHARED_END_SECONDS = _READERS_SECONDS + _TIDY_SECONDS
 
 
 class Published(NamedTuple):
@@ -58,7 +49,7 @@ class Handover:
 
         RunLost when another rank has made the report by now.
         """
-        if self._run_log is not None and self._run_log.was_replaced(_REPLACED_SECONDS):
+        if self._run_log is not None and self._run_log.was_replaced(DEADLINES.replaced):
             raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
         explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
@@ -68,7 +59,7 @@ class Handover:
     def close(self, shutdown: Shutdown) -> None:
         """Tell the verdict to those who can hear us no more, and remove what was shared."""
         if self._run_log is not None:
-            self._run_log.close(shutdown, self._readers, _READERS_SECONDS if self._readers else 0.0)
+            self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
 
 
 def cut_off(lines: Sequence[Line]) -> list[int]:
@@ -106,7 +97,7 @@ class Successor:
         if not self._made.complete:
             return shutdown, f"the records of the run stay in {self._shared.folder}"
         with contextlib.suppress(TimeoutError):
-            ThreadPoolExecutor(1).submit(self._shared.remove).result(_REMOVE_SECONDS)
+            ThreadPoolExecutor(1).submit(self._shared.remove).result(DEADLINES.remove_shared)
         return shutdown, "the report is made here"
 
     def _take_over(self, candidates: tuple[int, ...]) -> Shutdown:
@@ -124,27 +115,6 @@ class Successor:
 # So that a thousand waiting ranks ask a file server a thousand times a second, not five thousand.
 _LOOK_SECONDS_PER_CANDIDATE = 0.001
 _MOST_LOOK_SECONDS = 1.0  # well below what the successor waits for its readers
-
-
-@dataclass(frozen=True)
-class ElectionTimes:
-    """How long is waited for what, in seconds."""
-
-    look: float = 0.2
-    grace: float = 2.5  # rank 0 beats every second, and a supervisor looks every half: so much later others may notice
-    ready: float = 4.0  # a hung worker is dumped for 0.5 s and killed within 2 s; and the way through a file server
-    turn: float = 10.0  # so long a successor may take, until the next one does
-    count: int = 3
-    readers: float = 3.0
-    alive: float = 20.0  # rank 0 loses us after 6 s, and ends the trial that was running
-
-    @property
-    def total(self) -> float:
-        """What all of it takes at most."""
-        return self.grace + max(self.alive, self.turn * self.count) + self.ready + self.readers
-
-
-ELECTION_TIMES = ElectionTimes()
 
 
 class Election:

@@ -21,10 +21,10 @@ from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.knock import answers
 from ddpdiag.probes.sockets import is_loopback, resolve
+from ddpdiag.runtime.deadlines import DEADLINES
 
 _MOST_BYTES = 4096
 _LOOK_SECONDS = 0.5
-_TIDY_SECONDS = 2.0
 # Clocks of hosts and file servers differ.
 _SKEW_SECONDS = 30.0
 
@@ -70,7 +70,7 @@ class NoteWriter:
         """Remove it."""
         if self._left:
             with contextlib.suppress(TimeoutError):
-                self._executor.submit(self._remove).result(_TIDY_SECONDS)
+                self._executor.submit(self._remove).result(DEADLINES.tidy)
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -144,7 +144,6 @@ def _notes_folder(shared_dir: str, name: str) -> Path:
 
 # A kernel answers for closed ports, too; behind a firewall that lets only some ports through, ssh's is the likeliest.
 _SSH_PORT = 22
-_ASK_SECONDS = 1.0
 _MOST_HOSTS = 64  # where more are lost at once, these say enough
 
 
@@ -172,9 +171,9 @@ def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port:
     own = arrivals[rank]
     addresses: tuple[str, ...] = (own.address,)
     if 0 in arrivals and own.host == arrivals[0].host:  # rank 0 reached itself over loopback
-        addresses = resolve(coordinator, port, _ASK_SECONDS) or ()
+        addresses = resolve(coordinator, port, DEADLINES.host_answer) or ()
     asked = [address for address in addresses[:2] if address and not is_loopback(address)]
-    return any(answers(address, (port, _SSH_PORT), _ASK_SECONDS) for address in asked) if asked else None
+    return any(answers(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in asked) if asked else None
 
 
 def _with_host_answer(

@@ -20,11 +20,10 @@ from ddpdiag.codec import encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Header, Outcome
 from ddpdiag.model.recording import Line
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.record.shared_folder import RecordCopy
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
-# Whoever opens a record has the folder for a moment; one that was stopped in it must hold nobody.
-_OPENING_SECONDS = 1.0
 
 
 def folder_name(run_id: str) -> str:
@@ -177,7 +176,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it as empty just now
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        end = time.monotonic() + _OPENING_SECONDS
+        end = time.monotonic() + DEADLINES.open_record
         while not _locked(descriptor) and time.monotonic() < end:
             time.sleep(0.005)
         yield

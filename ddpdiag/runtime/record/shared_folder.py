@@ -31,12 +31,12 @@ import msgspec
 from ddpdiag.codec import encode_line
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
+from ddpdiag.runtime.deadlines import DEADLINES
 
 RUN = "run.jsonl"
 _HEARTBEAT, _VERDICT = "heartbeat", "verdict"
 _HEARTBEAT_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.2
-_TIDY_SECONDS = 2.0
 _REMOVALS = 3
 
 
@@ -152,7 +152,7 @@ class RecordCopy:
         done = self._do(self._remove)
         if done is not None:
             with contextlib.suppress(TimeoutError):
-                done.result(_TIDY_SECONDS)
+                done.result(DEADLINES.tidy)
 
     def _remove(self, folder: Path) -> None:
         (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
@@ -192,13 +192,13 @@ class SharedRunLog:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
         self._shutdown, self._readers, self._patience = shutdown, tuple(readers), seconds
         self._over.set()
-        self._thread.join(seconds + _TIDY_SECONDS)
+        self._thread.join(seconds + DEADLINES.tidy)
 
     def _follow(self) -> None:
         _attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
         while not self._over.wait(_FOLLOW_SECONDS):
             _attempt(self._catch_up, self._shared.folder)
-        if _within(_TIDY_SECONDS, self._is_replaced):
+        if _within(DEADLINES.tidy, self._is_replaced):
             return  # who took our place still reads all this, and removes it
         if self._readers:
             _attempt(self._tell, self._shared.folder)

@@ -13,8 +13,8 @@ import msgspec
 
 from ddpdiag.model import IMPORT_STEP, Kind
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.hang_evidence import (
-    RAS_SECONDS,
     HangEvidence,
     ask_for_collectives,
     read_stacks,
@@ -40,7 +40,6 @@ from ddpdiag.runtime.supervisor.ipc import (
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, signal_process, start_python
 
 _SOCKET_BUFFER = 1 << 20
-_DUMP_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 
 
@@ -115,7 +114,7 @@ class WorkerProcess(Child):
         if self.pid is None:
             return HangEvidence()
         begin = time.monotonic()
-        end = begin + _DUMP_SECONDS
+        end = begin + DEADLINES.dump
         asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
         if asked:
             ask_for_collectives(self._recorder, nccl=nccl)
@@ -125,7 +124,7 @@ class WorkerProcess(Child):
         answer = wait_for_answer(self._recorder, end, alive) if asked else None
         if not isinstance(answer, PostedCollectives):
             return HangEvidence(stacks)
-        of_nccl = wait_for_answer(self._recorder, begin + RAS_SECONDS, alive) if nccl else None
+        of_nccl = wait_for_answer(self._recorder, begin + DEADLINES.ras, alive) if nccl else None
         return HangEvidence(stacks, answer.collectives, of_nccl.text if isinstance(of_nccl, RasReport) else "")
 
     def kill(self) -> bool:
@@ -201,7 +200,7 @@ class ForkServer(Child):
         """Its stacks: where an import hangs. It posts nothing, and has no NCCL."""
         start = self.log.size()
         _dump(self.pid or 0)
-        return HangEvidence(read_stacks(_read_settled(self.log.fileno(), start, time.monotonic() + _DUMP_SECONDS)))
+        return HangEvidence(read_stacks(_read_settled(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))
 
     def kill(self) -> bool:
         """Kill it; its workers go with it. True if it is gone within 2 s."""

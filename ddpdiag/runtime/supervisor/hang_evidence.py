@@ -19,13 +19,11 @@ from ddpdiag.model import Collective, Place
 from ddpdiag.probes import ras
 from ddpdiag.probes.recorder import Group, groups, posted
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
 
 THREAD_FILE = os.path.basename(__file__)
 _QUESTION, _QUESTION_TO_NCCL = b"?", b"!"
-# The supervisor waits a second for what NCCL says.
-RAS_SECONDS = 1.0
-_ASK_SECONDS = 0.9
 _POLL_SECONDS = 0.02
 _ASKING_RANKS, _ASKING_HOSTS = 2, 4
 
@@ -52,7 +50,7 @@ class RecorderReader:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while question := self._channel.recv(len(_QUESTION)):
-                end = time.monotonic() + _ASK_SECONDS
+                end = time.monotonic() + DEADLINES.ask_ras
                 # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
                 self._channel.send(msgspec.json.encode(PostedCollectives(self.collectives())))
                 if question == _QUESTION_TO_NCCL:

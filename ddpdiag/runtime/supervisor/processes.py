@@ -17,6 +17,7 @@ from types import FrameType
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.procfs import cpu_ticks, process_state
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
 
 # Has a worker or fork server write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
@@ -25,9 +26,6 @@ LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG = 1
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
-# Ten clock ticks: who computes uses one of them, even beside many others.
-_BUSY_SECONDS = 0.1
-_KILL_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 
 
@@ -113,7 +111,7 @@ class Child:
         if self.pid is None or self.exit_code is not None:
             return True
         signal_process(self.pid, signal.SIGKILL)
-        end = time.monotonic() + _KILL_SECONDS
+        end = time.monotonic() + DEADLINES.kill
         while time.monotonic() < end:
             self.poll()
             if not is_alive(self.pid):
@@ -219,7 +217,7 @@ def is_alive(pid: int) -> bool:
 def is_busy(pid: int) -> bool:
     """Does a process use a core right now? Looks for 0.1 s."""
     before = cpu_ticks(pid)
-    time.sleep(_BUSY_SECONDS)
+    time.sleep(DEADLINES.busy)
     after = cpu_ticks(pid)
     return before is not None and after is not None and after > before
 

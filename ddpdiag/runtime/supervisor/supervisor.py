@@ -32,13 +32,13 @@ from ddpdiag.runtime.control.messages import (
     Start,
     Stop,
 )
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.environment import refused_override
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
-_LEAVE_SECONDS = 2.0
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
 EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
 
@@ -215,10 +215,10 @@ class Supervisor(TrialRunner):
         silent = now - self._client.heard
         if self._told_to_leave is not None:
             signum, since = self._told_to_leave
-            if now - since > _LEAVE_SECONDS + 1.0:
+            if now - since > DEADLINES.leave + 1.0:
                 code = ExitCode.of_signal(signum)
                 sentence = f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}"
-                if silent > _LEAVE_SECONDS + 0.5:
+                if silent > DEADLINES.leave + 0.5:
                     # Launchers that end a job because of rank 0 kill the others next.
                     self._lose_rank_0(silent)
                     raise Rank0Lost(sentence, code)

@@ -16,16 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import StepPage
 from ddpdiag.runtime.supervisor.processes import Child, ForkedChildren, Signals, how_it_ended
 
-# TERM, then KILL: the first half may still say something.
-_TERM_SECONDS = 0.25
-# A process that survives SIGKILL is stuck in the kernel; nobody waits for it any longer.
-_KILL_SECONDS = 0.25
 _LOOK_SECONDS = 0.1
-# A reader that is only slow is given so much, also at the end of the time.
-_READ_SECONDS = 0.25
 _BLOCK_BYTES = 65536
 
 Announce = Callable[[str], None]
@@ -143,7 +138,7 @@ def call_with_deadline(call: Callable[[Announce], int], seconds: float) -> int:
 
 def _hand_over(pipes: Sequence[StdioPipe], end: float) -> None:
     """All that was said is passed on before we say anything; RunLost where nobody takes it."""
-    end = max(end, time.monotonic() + _READ_SECONDS)
+    end = max(end, time.monotonic() + DEADLINES.call_read)
     for pipe in pipes:
         if not pipe.end(end - time.monotonic()):
             raise RunLost("the reader of the report did not take it in time")
@@ -151,16 +146,16 @@ def _hand_over(pipes: Sequence[StdioPipe], end: float) -> None:
 
 def _wait(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:
     """The child's exit code; RunLost, once it is ended, when its time is over."""
-    code = _exit_code(children, seconds - _TERM_SECONDS)
+    code = _exit_code(children, seconds - DEADLINES.call_term)
     if code is None:
         where = f"{_where(child, page)} when its {seconds:g} s were over"  # fixed before anything disturbs it
         children.send(signal.SIGTERM)
-        code = _exit_code(children, _TERM_SECONDS)
+        code = _exit_code(children, DEADLINES.call_term)
         if code == ExitCode.TERMINATED and children.signals.told is None:
             return ExitCode.UNKNOWN  # the time was over; no user or scheduler ended the run
         if code is None:
             children.send(signal.SIGKILL)
-            survived = _exit_code(children, _KILL_SECONDS) is None
+            survived = _exit_code(children, DEADLINES.call_kill) is None
             raise RunLost(f"{where}; {'it survived SIGKILL' if survived else 'it was killed'}, nothing was judged")
     if code < 0:
         raise RunLost(f"{_where(child, page)} when it was {how_it_ended(code)}; nothing was judged")

@@ -9,12 +9,11 @@ from msgspec import structs
 from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
 from ddpdiag.runtime.control.messages import BarrierOpen, Partial, Ready, Result, RunTrial, Stop
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
 from ddpdiag.runtime.supervisor.ipc import BarrierReached, Incomplete, Task, TrialEnded, WorkerPartial
 from ddpdiag.runtime.supervisor.processes import how_it_ended, is_busy
-
-_REAP_SECONDS = 1.0
 
 
 class RunningTrial:
@@ -219,7 +218,7 @@ class TrialRunner(ABC):
 def _death(running: RunningTrial) -> Outcome:
     """The outcome of a trial whose worker closed its channel without an answer, or cannot start."""
     worker = running.worker
-    code, now = worker.waits_for.wait(_REAP_SECONDS), time.monotonic()
+    code, now = worker.waits_for.wait(DEADLINES.reap), time.monotonic()
     if worker.start_step is not None:
         return running.without_torch(code, worker.log.tail(), now)
     return running.died(code, worker.log.tail(since=running.log_start), now)
