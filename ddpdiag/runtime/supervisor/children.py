@@ -37,7 +37,7 @@ from ddpdiag.runtime.supervisor.ipc import (
     decode_fork_server_message,
     decode_worker_message,
 )
-from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, signal_process, start_python
+from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, start_python
 
 _SOCKET_BUFFER = 1 << 20
 _POLL_SECONDS = 0.02
@@ -118,7 +118,7 @@ class WorkerProcess(Child):
         asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
         if asked:
             ask_for_collectives(self._recorder, nccl=nccl)
-        _dump(self.pid)
+        _dump(self)
         stacks = read_stacks(_read_settled(self._stack, 0, end))
         alive = partial(is_alive, self.pid)
         answer = wait_for_answer(self._recorder, end, alive) if asked else None
@@ -199,7 +199,7 @@ class ForkServer(Child):
     def gather_evidence(self, _state: str | None, *, nccl: bool = False) -> HangEvidence:
         """Its stacks: where an import hangs. It posts nothing, and has no NCCL."""
         start = self.log.size()
-        _dump(self.pid or 0)
+        _dump(self)
         return HangEvidence(read_stacks(_read_settled(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))
 
     def kill(self) -> bool:
@@ -246,10 +246,10 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-def _dump(pid: int) -> None:
+def _dump(child: Child) -> None:
     """Have a process write its stacks, even if it is stopped."""
-    signal_process(pid, DUMP_SIGNAL)
-    signal_process(pid, signal.SIGCONT)
+    child.signal(DUMP_SIGNAL)
+    child.signal(signal.SIGCONT)
 
 
 def _read_settled(descriptor: int, start: int, end: float) -> str:

@@ -106,11 +106,16 @@ class Child:
         state, wchan = process_state(self.pid) if self.pid else (None, None)
         return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
 
+    def signal(self, signum: int) -> None:
+        """Send a signal to it."""
+        if self.pid is not None:
+            signal_process(self.pid, signum)
+
     def kill(self) -> bool:
         """Send SIGKILL; True if it is gone within 2 s."""
         if self.pid is None or self.exit_code is not None:
             return True
-        signal_process(self.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         end = time.monotonic() + DEADLINES.kill
         while time.monotonic() < end:
             self.poll()
@@ -166,7 +171,7 @@ class ForkedChildren:
     def send(self, signum: int) -> None:
         """Send a signal to all that run."""
         for child in self.running.values():
-            signal_process(child.pid or 0, signum)
+            child.signal(signum)
 
 
 def flush_output() -> None:
