@@ -17,21 +17,7 @@ from typing import Any, NoReturn
 from ddpdiag.checks.api import Check
 from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.control.messages import (
-    BarrierOpen,
-    Downward,
-    Hello,
-    Partial,
-    Ping,
-    Pong,
-    Ready,
-    Result,
-    RunTrial,
-    Shutdown,
-    Start,
-    Stop,
-    Upward,
-)
+from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.progress import Listener
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -72,31 +58,31 @@ class OwnRank(TrialRunner):
 
     def __init__(self, arrival: Arrival, *, with_torch: bool) -> None:
         super().__init__(arrival.place, _NO_SCRATCH)
-        self._messages: list[Upward] = [Hello(arrival)]
+        self._messages: list[messages.Upward] = [messages.Hello(arrival)]
         self._log = Log()
         if with_torch:  # the import takes more than a second, and plain trials are first
             self.workers[Kind.TORCH] = self.start_worker(Kind.TORCH, {})
 
     # The channel -----------------------------------------------------------------------------------------------------
 
-    def send(self, _identity: bytes, message: Downward) -> None:
+    def send(self, _identity: bytes, message: messages.Downward) -> None:
         """Obey at once."""
         match message:
-            case Start(place, options):
+            case messages.Start(place, options):
                 self.place, self.options = place, options
-            case RunTrial() | BarrierOpen() | Stop():
+            case messages.RunTrial() | messages.BarrierOpen() | messages.Stop():
                 self.obey(message)
-            case Ping() | Shutdown():
-                self._messages.append(Pong())
+            case messages.Ping() | messages.Shutdown():
+                self._messages.append(messages.Pong())
             case _:
                 pass
 
-    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, messages.Upward]]:
         """What the worker sends within so many seconds; a deadline that passes ends its trial."""
         if not self._messages:
             self._wait(seconds)
-        messages, self._messages = self._messages, []
-        yield from ((_IDENTITY, message) for message in messages)
+        taken, self._messages = self._messages, []
+        yield from ((_IDENTITY, message) for message in taken)
 
     def close_door(self) -> None:
         """No other rank can join."""
@@ -118,7 +104,7 @@ class OwnRank(TrialRunner):
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
-    def report(self, message: Ready | Partial | Result) -> None:
+    def report(self, message: messages.Ready | messages.Partial | messages.Result) -> None:
         """To the coordinator, in this process."""
         self._messages.append(message)
 

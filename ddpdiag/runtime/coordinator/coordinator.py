@@ -11,7 +11,6 @@ from ddpdiag.codec import extend
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
-from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
 from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
 from ddpdiag.runtime.coordinator.dispatch import (
@@ -306,36 +305,14 @@ class Coordinator:
                 self._open_barrier(dispatched, (rank,))
 
     def _unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
-        trial = dispatched.trial
         why = "it was lost" if rank in self._membership.lost else "its supervisor sent no outcome"
         dispatched.pending.discard(rank)
         dispatched.fail(rank)
-        self._lines.append(
-            Outcome(
-                trial=trial.number,
-                code=trial.code,
-                rank=rank,
-                status=Status.UNHEARD,
-                error=why,
-                so_far=dispatched.partial.get(rank, NOTHING),
-                seconds=dispatched.age(),
-            )
-        )
+        self._lines.append(dispatched.missing_outcome(rank, Status.UNHEARD, error=why))
 
     def _close(self, dispatched: DispatchedTrial) -> None:
         """The run ends in the middle of a trial: who was lost is unheard, everybody else was told to stop."""
-        trial = dispatched.trial
         for rank in sorted(dispatched.pending):
             lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED
-            self._lines.append(
-                Outcome(
-                    trial=trial.number,
-                    code=trial.code,
-                    rank=rank,
-                    status=status,
-                    told=not lost,
-                    so_far=dispatched.partial.get(rank, NOTHING),
-                    seconds=dispatched.age(),
-                )
-            )
+            self._lines.append(dispatched.missing_outcome(rank, status, told=not lost))

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Raw, structs
 
-from ddpdiag.model import Arrival, Trial
+from ddpdiag.model import Arrival, Outcome, Status, Trial
+from ddpdiag.model.trial import NOTHING
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 from ddpdiag.runtime.deadlines import DEADLINES
 
@@ -86,6 +87,19 @@ class DispatchedTrial:
     def age(self) -> float:
         """Seconds since it was handed out."""
         return self._clock() - self._begin
+
+    def missing_outcome(self, rank: int, status: Status, *, error: str = "", told: bool = False) -> Outcome:
+        """The outcome of a rank that sent none."""
+        return Outcome(
+            trial=self.trial.number,
+            code=self.trial.code,
+            rank=rank,
+            status=status,
+            error=error,
+            told=told,
+            so_far=self.partial.get(rank, NOTHING),
+            seconds=self.age(),
+        )
 
     def done(self, rank: int) -> None:
         """Note that a rank has done its part."""

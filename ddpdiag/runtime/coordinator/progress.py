@@ -7,21 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ddpdiag.checks.api import Stage
-from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial
-from ddpdiag.model.news import (
-    CheckBegan,
-    Gathered,
-    Happened,
-    News,
-    Pending,
-    Progressed,
-    StageBegan,
-    StageEnded,
-    StageStatus,
-    Started,
-    TrialBegan,
-    Waiting,
-)
+from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial, news
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
 
@@ -32,7 +18,7 @@ _SECONDS_BETWEEN = 1.0
 class Listener(Protocol):
     """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: news.News) -> None:
         """Something new."""
 
     def close(self) -> None:
@@ -71,23 +57,23 @@ class ProgressReporter:
 
     def started(self, budget_seconds: float) -> None:
         """The run begins."""
-        self._tell(Started(budget_seconds=budget_seconds))
+        self._tell(news.Started(budget_seconds=budget_seconds))
 
     def waiting(self, came: Collection[int], world_size: int, left_seconds: float) -> None:
         """Ranks are missing."""
         if self._rate_limit.due():
-            self._tell(Waiting(came=len(came), missing=_missing(came, world_size), left_seconds=left_seconds))
+            self._tell(news.Waiting(came=len(came), missing=_missing(came, world_size), left_seconds=left_seconds))
 
     def gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
         """The wait for ranks is over."""
         hosts = {arrival.host for arrival in arrivals.values()}
-        self._tell(Gathered(ranks=len(arrivals), hosts=len(hosts), missing=_missing(arrivals, world_size)))
+        self._tell(news.Gathered(ranks=len(arrivals), hosts=len(hosts), missing=_missing(arrivals, world_size)))
 
     def noted(self, line: Line) -> None:
         """The first of each kind of what changes the run's course: a job's end takes all ranks with it."""
         if isinstance(line, Event) and line.kind not in self._happened and (text := _happened(line)):
             self._happened.add(line.kind)
-            self._tell(Happened(text=text))
+            self._tell(news.Happened(text=text))
 
     # Stages and checks -----------------------------------------------------------------------------------------------
 
@@ -98,7 +84,7 @@ class ProgressReporter:
     def stage_began(self, stage: Stage) -> None:
         """A part of a stage begins."""
         self._parts[stage] -= 1
-        self._tell(StageBegan(name=stage.value))
+        self._tell(news.StageBegan(name=stage.value))
 
     def stage_ended(self, stage: Stage, lines: Sequence[Line], seconds: float, *, cut: bool) -> None:
         """A part of a stage is over, in which these lines were written; `cut` says that the budget was spent."""
@@ -106,20 +92,20 @@ class ProgressReporter:
         outcomes = [line for line in lines if isinstance(line, Outcome) and line.trial not in experiments]
         failed = tuple(dict.fromkeys(outcome.code for outcome in outcomes if outcome.status is not Status.DONE))
         ran = any(isinstance(line, Trial) for line in lines)
-        status: StageStatus = "failed" if failed else "cut short" if cut else "done" if ran else "skipped"
+        status: news.StageStatus = "failed" if failed else "cut short" if cut else "done" if ran else "skipped"
         more = self._parts[stage] > 0
-        self._tell(StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, more=more))
+        self._tell(news.StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, more=more))
 
     def check_began(self, code: str, name: str) -> None:
         """A check begins."""
-        self._tell(CheckBegan(code=code, name=name))
+        self._tell(news.CheckBegan(code=code, name=name))
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
         self._rate_limit.restart()  # who answers within a second is not worth a word
-        self._tell(TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
+        self._tell(news.TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
     def pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:
         """Ranks have not answered yet."""
@@ -127,11 +113,11 @@ class ProgressReporter:
             return
         awaited = tuple(sorted(dispatched.awaited()))
         nodes = tuple(dict.fromkeys(arrivals[rank].place.node for rank in awaited if rank in arrivals))
-        self._tell(Pending(ranks=dispatched.size, done=dispatched.ranks_done, awaited=awaited, nodes=nodes))
+        self._tell(news.Pending(ranks=dispatched.size, done=dispatched.ranks_done, awaited=awaited, nodes=nodes))
 
     def progressed(self, text: str) -> None:
         """The check is so far."""
-        self._tell(Progressed(text=text))
+        self._tell(news.Progressed(text=text))
 
 
 def _missing(came: Collection[int], world_size: int) -> tuple[int, ...]:

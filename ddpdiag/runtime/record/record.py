@@ -139,14 +139,9 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
+        return not _locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 def remove_scratch(folder: Path, rank: int) -> None:

@@ -14,28 +14,12 @@ import msgspec
 from ddpdiag.model import IMPORT_STEP, Kind
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.supervisor import ipc
 from ddpdiag.runtime.supervisor.hang_evidence import (
     HangEvidence,
     ask_for_collectives,
     read_stacks,
     wait_for_answer,
-)
-from ddpdiag.runtime.supervisor.ipc import (
-    Exited,
-    Fork,
-    Forked,
-    FrameReader,
-    Imported,
-    Incomplete,
-    PostedCollectives,
-    RasReport,
-    SkipLazyImports,
-    StepPage,
-    WorkerCommand,
-    WorkerMessage,
-    anonymous_file,
-    decode_fork_server_message,
-    decode_worker_message,
 )
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, start_python
 
@@ -52,9 +36,9 @@ class WorkerProcess(Child):
         self.overrides = dict(overrides)
         self.log = log
         self.channel, self._child_end = _socket_pair()
-        self._frames = FrameReader()
-        self.page = StepPage.create()
-        self._stack = anonymous_file("ddpdiag-stack")
+        self._frames = ipc.FrameReader()
+        self.page = ipc.StepPage.create()
+        self._stack = ipc.anonymous_file("ddpdiag-stack")
         self._recorder, self._recorder_child_end = _socket_pair()
 
     @property
@@ -88,7 +72,7 @@ class WorkerProcess(Child):
         arguments = [str(os.getpid()), *map(str, passed)]
         self.started(start_python("ddpdiag.runtime.supervisor.worker", arguments, passed, env, self.log))
 
-    def send(self, command: WorkerCommand) -> bool:
+    def send(self, command: ipc.WorkerCommand) -> bool:
         """Send without waiting; False if the worker is gone or reads nothing."""
         try:
             self.channel.send(msgspec.json.encode(command), socket.MSG_DONTWAIT)
@@ -96,12 +80,12 @@ class WorkerProcess(Child):
             return False
         return True
 
-    def receive(self) -> WorkerMessage | Incomplete | None:
+    def receive(self) -> ipc.WorkerMessage | ipc.Incomplete | None:
         """Its next message, or None when it closed the channel. Call only when the channel is readable."""
         data = self._frames.receive(self.channel)
         if data is None:
-            return Incomplete()
-        return decode_worker_message.decode(data) if data else None
+            return ipc.Incomplete()
+        return ipc.decode_worker_message.decode(data) if data else None
 
     def gather_evidence(self, state: str | None, *, nccl: bool = False) -> HangEvidence:
         """Its stacks and its last collectives; waits at most 0.5 s for both together.
@@ -122,10 +106,10 @@ class WorkerProcess(Child):
         stacks = read_stacks(_read_settled(self._stack, 0, end))
         alive = partial(is_alive, self.pid)
         answer = wait_for_answer(self._recorder, end, alive) if asked else None
-        if not isinstance(answer, PostedCollectives):
+        if not isinstance(answer, ipc.PostedCollectives):
             return HangEvidence(stacks)
         of_nccl = wait_for_answer(self._recorder, begin + DEADLINES.ras, alive) if nccl else None
-        return HangEvidence(stacks, answer.collectives, of_nccl.text if isinstance(of_nccl, RasReport) else "")
+        return HangEvidence(stacks, answer.collectives, of_nccl.text if isinstance(of_nccl, ipc.RasReport) else "")
 
     def kill(self) -> bool:
         """Kill it; True if it is gone within 2 s."""
@@ -161,7 +145,7 @@ class ForkServer(Child):
         worker = ForkedWorker(self, overrides)
         try:
             descriptors = list(worker.descriptors())
-            socket.send_fds(self.channel, [msgspec.json.encode(Fork())], descriptors, socket.MSG_DONTWAIT)
+            socket.send_fds(self.channel, [msgspec.json.encode(ipc.Fork())], descriptors, socket.MSG_DONTWAIT)
         except OSError:
             self.closed = True  # seen as a dead server by whoever waits for the worker
         self._requested.append(worker)
@@ -171,7 +155,7 @@ class ForkServer(Child):
     def skip_lazy_imports(self) -> None:
         """Nothing will be trained: what DDP loads lazily (1.7 s of a core with torch 2.13) need not be there."""
         with contextlib.suppress(OSError):
-            self.channel.send(msgspec.json.encode(SkipLazyImports()), socket.MSG_DONTWAIT)
+            self.channel.send(msgspec.json.encode(ipc.SkipLazyImports()), socket.MSG_DONTWAIT)
 
     def receive(self) -> None:
         """Take in what the server has sent, if anything; does not wait."""
@@ -184,14 +168,14 @@ class ForkServer(Child):
         if not data:
             self.closed = True
             return
-        match decode_fork_server_message.decode(data):
-            case Imported(seconds):
+        match ipc.decode_fork_server_message.decode(data):
+            case ipc.Imported(seconds):
                 self.import_seconds = seconds
-            case Forked(pid):
+            case ipc.Forked(pid):
                 worker = self._requested.pop(0)
                 worker.pid = pid
                 self._workers.append(worker)
-            case Exited(pid, code):
+            case ipc.Exited(pid, code):
                 for worker in self._workers:
                     if worker.pid == pid:
                         worker.exit_code = code

@@ -13,25 +13,9 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
 from ddpdiag.model import Event, EventKind, Kind, Options, Place, ProcessState, Trial
+from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.control.liveness import crowded_silence_seconds, frozen_seconds, silence_seconds
-from ddpdiag.runtime.control.messages import (
-    Ack,
-    BarrierOpen,
-    Downward,
-    HelloAck,
-    Leaving,
-    Partial,
-    Ping,
-    Pong,
-    Ready,
-    Refused,
-    Result,
-    RunTrial,
-    Shutdown,
-    Start,
-    Stop,
-)
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.environment import refused_override
 from ddpdiag.runtime.record.record import Record
@@ -74,12 +58,12 @@ class Supervisor(TrialRunner):
         self._fork_server = ForkServer({**self._environment, **variables(place)})
         for kind in Kind:
             self.workers[kind] = self.start_worker(kind, {})
-        self._unacknowledged: Result | None = None
+        self._unacknowledged: messages.Result | None = None
         self._survivors: list[str] = []
-        self._shutdown: Shutdown | None = None
+        self._shutdown: messages.Shutdown | None = None
         self._told_to_leave: tuple[int, float] | None = None
 
-    def run(self, client: ControlClient) -> Shutdown:
+    def run(self, client: ControlClient) -> messages.Shutdown:
         """Serve until rank 0 ends the run; RunLost when it falls silent."""
         self._client = client
         self._begin = client.heard = time.monotonic()
@@ -98,7 +82,7 @@ class Supervisor(TrialRunner):
                 self.watch(self.running)
             self._watch_rank_0()
         self._survivors = self.end_children()  # told once more by whoever called us
-        client.send(Pong())
+        client.send(messages.Pong())
         client.close()
         return self._shutdown
 
@@ -107,7 +91,7 @@ class Supervisor(TrialRunner):
         if self._told_to_leave is None:
             now = time.monotonic()
             self._told_to_leave = (signum, now)
-            self._client.send(Leaving(signum))
+            self._client.send(messages.Leaving(signum))
             own = Event(kind=EventKind.LEAVING, rank=self.place.rank, seconds=now - self._begin, detail=str(signum))
             self._record.write(own)
 
@@ -152,32 +136,32 @@ class Supervisor(TrialRunner):
             return 500
         return round(1000 * min(0.5, max(0.0, self.running.deadline - time.monotonic()) + 0.001))
 
-    def _handle(self, message: Downward) -> None:
+    def _handle(self, message: messages.Downward) -> None:
         match message:
-            case Start(place, options, nonce):
+            case messages.Start(place, options, nonce):
                 self.place, self.options = place, options
                 self._record.set_nonce(nonce)
                 if not self._trains(options):
                     self._fork_server.skip_lazy_imports()
-            case Ack(number):
+            case messages.Ack(number):
                 if self._unacknowledged is not None and self._unacknowledged.outcome.trial == number:
                     self._unacknowledged = None
-            case Ping():
+            case messages.Ping():
                 self._client.send(self._pong())
-            case Shutdown():
+            case messages.Shutdown():
                 self._shutdown = message
-            case Refused():
+            case messages.Refused():
                 raise refusal(message)
-            case HelloAck():
+            case messages.HelloAck():
                 pass
-            case RunTrial() | BarrierOpen() | Stop():
+            case messages.RunTrial() | messages.BarrierOpen() | messages.Stop():
                 self.obey(message)
 
-    def _pong(self) -> Pong | Ready | Result:
+    def _pong(self) -> messages.Pong | messages.Ready | messages.Result:
         """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
         if self.running is not None and self.running.ready is not None and not self.running.opened:
             return self.running.ready
-        return self._unacknowledged or Pong()
+        return self._unacknowledged or messages.Pong()
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
@@ -201,9 +185,9 @@ class Supervisor(TrialRunner):
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
         return worker
 
-    def report(self, message: Ready | Partial | Result) -> None:
+    def report(self, message: messages.Ready | messages.Partial | messages.Result) -> None:
         """An outcome goes to our own file first, then to the control server, until that acknowledges it."""
-        if isinstance(message, Result):
+        if isinstance(message, messages.Result):
             self._record.write(message.outcome)
             self._unacknowledged = message
         self._client.send(message)
