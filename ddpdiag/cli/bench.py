@@ -16,7 +16,7 @@ from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
-from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.launchers.launch import Launch
 
 E = TypeVar("E", bound=Enum)
 

@@ -33,12 +33,12 @@ from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.render.progress import Listener, Silent, listener
 from ddpdiag.render.streams import Display, display_of
-from ddpdiag.runtime.environment import read_launch
-from ddpdiag.runtime.estate import Published
-from ddpdiag.runtime.launch import Signalled, prepare, run_rank
-from ddpdiag.runtime.launchers import Asked, Launch
-from ddpdiag.runtime.local import start_ranks
-from ddpdiag.runtime.slurm_clock import job_left_seconds, within
+from ddpdiag.runtime.launchers.environment import read_launch
+from ddpdiag.runtime.launchers.launch import Asked, Launch
+from ddpdiag.runtime.launchers.slurm import job_left_seconds, within
+from ddpdiag.runtime.local_ranks import start_ranks
+from ddpdiag.runtime.record.failover import Published
+from ddpdiag.runtime.run import Signalled, prepare, run_rank
 
 
 def run(

@@ -21,11 +21,11 @@ from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import Silent
-from ddpdiag.runtime.alone import run_alone
 from ddpdiag.runtime.control.hello import own_arrival
-from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.slurm import node_name
-from ddpdiag.runtime.watched import Stand, watched
+from ddpdiag.runtime.launchers.slurm import node_name
+from ddpdiag.runtime.single_rank import run_alone
+from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.supervisor.timed_call import Announce, call_with_deadline
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
 WITHOUT_TORCH = (
@@ -43,7 +43,7 @@ def run(asked: HostOptions, outputs: Outputs) -> int:
     if not math.isfinite(asked.budget):
         raise UsageError(f"--budget {asked.budget}: expected a number of seconds; every run has an end")
     options = _options(asked, outputs)
-    return watched(
+    return call_with_deadline(
         lambda stand: guarded(lambda: _look(asked, options, outputs, stand), nagios=outputs.nagios), asked.budget
     )
 
@@ -70,7 +70,7 @@ def _options(asked: HostOptions, outputs: Outputs) -> Options:
     return options
 
 
-def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Stand) -> int:
+def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announce) -> int:
     stand("look at the files to write")
     outputs.check()
     place = _place()

@@ -23,7 +23,7 @@ def is_first_use(step: str) -> bool:
 
 
 class Kind(Enum):
-    """Which worker runs a trial: one without torch, started at once, or one forked by the nursery."""
+    """Which worker runs a trial: one without torch, started at once, or one of the fork server."""
 
     PLAIN = "plain"
     TORCH = "torch"

@@ -45,7 +45,7 @@ from ddpdiag.runtime.control.messages import (
 )
 from ddpdiag.runtime.control.server import ControlServer, raise_open_files
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.coordinator import Coordinator
+from ddpdiag.runtime.coordinator.coordinator import Coordinator
 
 PEERS = (100, 1_000, 3_000, 10_000)
 RANKS_PER_HOST = 8
@@ -230,9 +230,9 @@ def lead(size: int, secret: bytes, say: Connection) -> None:
     say.recv()
     before = time.process_time()
     coordinator = Coordinator(server, header, (ONE_BY_ONE, TOGETHER), clock, lambda: None)
-    recording = coordinator.conduct(WAIT_SECONDS)
+    recording = coordinator.run(WAIT_SECONDS)
     conducted = time.process_time()
-    coordinator.farewell(0, "over")
+    coordinator.shut_down(0, "over")
     first, second = (*clock.cpu, conducted, conducted)[:2]
     say.send(
         {

@@ -26,7 +26,7 @@ def work(rank, store, steps, batch, told):  # noqa: C901 - a script of two loops
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
-    from ddpdiag.runtime.page import StepPage
+    from ddpdiag.runtime.supervisor.ipc import StepPage
     from ddpdiag.workloads import mnist, training
 
     torch.set_num_threads(1)

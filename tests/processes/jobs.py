@@ -250,14 +250,14 @@ class Job:
 
     def nursery(self, rank: int) -> Process:
         """The process in which a rank's torch lives, and whose children are the rank's torch workers."""
-        own = self._of_rank(rank, "ddpdiag.runtime.nursery")
+        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.fork_server")
         pids = {process.pid for process in own}
         return next(process for process in own if process.parent not in pids)
 
     def worker(self, rank: int) -> Process:
         """The rank's newest worker with torch."""
         nursery = self.nursery(rank)
-        own = self._of_rank(rank, "ddpdiag.runtime.nursery")
+        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.fork_server")
         return max((process for process in own if process.parent == nursery.pid), key=lambda process: process.pid)
 
     def supervisor(self, rank: int) -> Process:

@@ -193,7 +193,7 @@ def test_the_next_one_reports_when_the_successor_is_killed_too(start, tmp_path):
     run = _started(start, shared)
     lost, first, second = run.jobs
     lost.process.kill()
-    first.wait_until(lambda: list(run.shared.glob("*/heir-1")), SECONDS)
+    first.wait_until(lambda: list(run.shared.glob("*/candidate-1")), SECONDS)
     first.process.kill()
     assert second.wait(SECONDS) == 1, second.told()
     check_reported_without_rank_0(run.shared, second)

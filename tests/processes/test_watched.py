@@ -12,13 +12,13 @@ from jobs import Job, Start
 SCRIPT = """\
 import os, signal, sys, time
 from ddpdiag.errors import RunLost
-from ddpdiag.runtime.watched import watched
+from ddpdiag.runtime.supervisor.timed_call import call_with_deadline
 
 def call(stand):
 {body}
 
 try:
-    sys.exit(watched(call, {seconds}))
+    sys.exit(call_with_deadline(call, {seconds}))
 except RunLost as lost:
     print(lost, flush=True)
     os._exit(lost.exit_code)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec._core
 import pytest
 
-from ddpdiag.runtime.supervisor import EXEC_TIME
+from ddpdiag.runtime.supervisor.supervisor import EXEC_TIME
 
 # Imports torch, and for each case forks a child that runs what shows an effect; what it says is in a file. With "fork"
 # the variable is set in the child, else it was there from the start.

@@ -16,7 +16,8 @@ from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Reco
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import Header
 from ddpdiag.model.trial import spent_seconds
-from ddpdiag.runtime.spending import RESERVE_SECONDS, with_number
+from ddpdiag.runtime.coordinator.dispatch import with_number
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.stats import samples
 
 # How a group of ranks does with these variables: the status of its ranks (DONE for right values) and seconds.
@@ -87,7 +88,7 @@ class Run:
     def climb(self, most: int = 80) -> "Run":
         """Every trial that the plan asks for, within the budget, as the coordinator runs them."""
         for _ in range(most):
-            left = self.world.options.budget_seconds - RESERVE_SECONDS - spent_seconds(self.recording.outcomes)
+            left = self.world.options.budget_seconds - DEADLINES.reserve - spent_seconds(self.recording.outcomes)
             trials = fallback.plan(replace(self.seen, left_seconds=left))
             if not trials:
                 self.recording = structs.replace(self.recording, end=End(seconds=60.0))

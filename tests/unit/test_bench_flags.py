@@ -10,7 +10,7 @@ from ddpdiag.cli.bench_options import BenchOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.model.bench import Average, Bench, Blocking
-from ddpdiag.runtime.launchers import Launch
+from ddpdiag.runtime.launchers.launch import Launch
 
 USUAL = BenchOptions()
 FIRST = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=0, world_size=4, node="n0", launcher="hand"))

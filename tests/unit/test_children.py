@@ -1,7 +1,7 @@
 """The parts of worker handling that need no process."""
 
-from ddpdiag.runtime.page import StepPage
-from ddpdiag.runtime.running import how_it_ended
+from ddpdiag.runtime.supervisor.ipc import StepPage
+from ddpdiag.runtime.supervisor.processes import how_it_ended
 
 
 def test_a_step_page_is_read_as_it_was_written() -> None:

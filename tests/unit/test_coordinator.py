@@ -40,9 +40,9 @@ from ddpdiag.runtime.control.messages import (
     Stop,
     Upward,
 )
-from ddpdiag.runtime.coordinator import Coordinator
-from ddpdiag.runtime.flight import Flight
-from ddpdiag.runtime.telling import Telling
+from ddpdiag.runtime.coordinator.coordinator import Coordinator
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
+from ddpdiag.runtime.coordinator.progress import ProgressReporter
 
 Answer = Callable[[int, Downward], list[Upward]]
 N = TypeVar("N", bound=News)
@@ -165,7 +165,7 @@ def conduct(
         created="",
         version="0",
     )
-    return Coordinator(board, header, checks, listener or Quiet(), lambda: signal, HURRY).conduct(0.05)  # type: ignore[arg-type]
+    return Coordinator(board, header, checks, listener or Quiet(), lambda: signal, HURRY).run(0.05)  # type: ignore[arg-type]
 
 
 def statuses(recording: Recording) -> list[Status]:
@@ -200,7 +200,7 @@ def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None
     board = StandIn(2, gated)
     conduct(board, check())
     openings = [message for _, message in board.sent if isinstance(message, BarrierOpen)]
-    assert [(opening.offer, opening.host) for opening in openings] == [("port of 0", "127.0.0.1")] * 2
+    assert [(barrier_open.offer, barrier_open.host) for barrier_open in openings] == [("port of 0", "127.0.0.1")] * 2
 
 
 def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) -> None:
@@ -336,7 +336,7 @@ def coordinator_of(board: StandIn, told: Callable[[], int | None]) -> Coordinato
 def test_a_signal_after_the_last_trial_is_told_apart() -> None:
     board = StandIn(2)
     coordinator = coordinator_of(board, lambda: None)
-    assert coordinator.conduct(0.05).events == ()
+    assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
     board.waiting.append((b"1", Leaving(15)))
     coordinator.idle()
@@ -345,7 +345,7 @@ def test_a_signal_after_the_last_trial_is_told_apart() -> None:
 
 def test_a_signal_in_the_middle_of_a_run_is_in_its_recording_and_no_late_one() -> None:
     coordinator = coordinator_of(StandIn(2), lambda: 2)
-    assert [event.kind for event in coordinator.conduct(0.05).events] == [EventKind.SIGNAL]
+    assert [event.kind for event in coordinator.run(0.05).events] == [EventKind.SIGNAL]
     assert coordinator.late_signal() is None
 
 
@@ -353,7 +353,7 @@ def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_
     board = StandIn(2, missing=frozenset({1}))
     codes = []
     coordinator = coordinator_of(board, lambda: 15)
-    coordinator.conduct(0.05)
+    coordinator.run(0.05)
     board.send = lambda _identity, message: codes.append(message.exit_code)  # type: ignore[method-assign]
     board.waiting.append((b"1", Hello(arrival_of(1, 2))))
     coordinator.idle()
@@ -505,28 +505,28 @@ def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:
 def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_are_awaited() -> None:
     now = [0.0]
     trial = Trial(code="COL001", groups=((0, 1, 2),), kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
-    flight = Flight(trial, 9.0, lambda: now[0])
+    dispatched = DispatchedTrial(trial, 9.0, lambda: now[0])
     listener = Quiet()
-    telling = Telling(listener, lambda: now[0])
+    telling = ProgressReporter(listener, lambda: now[0])
     arrivals = {rank: arrival_of(rank, 3, ranks_per_node=1) for rank in range(3)}
     telling.trial_began(trial)
     now[0] = 0.9
     telling.trial_began(trial)  # a second begins anew
     now[0] = 1.0
-    telling.pending(flight, arrivals)
+    telling.pending(dispatched, arrivals)
     assert listener.of(Pending) == []
     for seconds in (2.0, 2.5):
         now[0] = seconds
-        telling.pending(flight, arrivals)
-    flight.arrived(0, "", shares=False)
-    flight.arrived(1, "", shares=False)
+        telling.pending(dispatched, arrivals)
+    dispatched.reached_barrier(0, "", shares=False)
+    dispatched.reached_barrier(1, "", shares=False)
     now[0] = 3.0
-    telling.pending(flight, arrivals)
-    flight.pending -= {0, 2}
-    flight.done(0)
-    flight.fail(2)  # it has ended, and not done its part
+    telling.pending(dispatched, arrivals)
+    dispatched.pending -= {0, 2}
+    dispatched.done(0)
+    dispatched.fail(2)  # it has ended, and not done its part
     now[0] = 4.0
-    telling.pending(flight, arrivals)
+    telling.pending(dispatched, arrivals)
     assert [(p.done, p.ranks, p.awaited, p.nodes) for p in listener.of(Pending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
         (0, 3, (2,), ("n2",)),

@@ -14,10 +14,10 @@ from ddpdiag.checks.run.trials import check as trials
 from ddpdiag.checks.training.ddp_step import check as ddp_step
 from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
-from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.page import StepPage
-from ddpdiag.runtime.running import Running
-from ddpdiag.runtime.spending import with_number
+from ddpdiag.runtime.coordinator.dispatch import with_number
+from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.supervisor.ipc import StepPage
+from ddpdiag.runtime.supervisor.trial_runner import RunningTrial
 
 TRIAL = Trial(code="COL001", groups=((0, 1),), kind=Kind.TORCH, deadline_seconds=15, first_use_seconds=60)
 
@@ -39,10 +39,10 @@ def test_the_budget_keeps_time_for_what_comes_after_a_first_use(left: float, fir
     assert trial.limit_seconds <= left
 
 
-def running(trial: Trial) -> Running:
+def running(trial: Trial) -> RunningTrial:
     page = StepPage.create()
     worker = SimpleNamespace(page=page, log=SimpleNamespace(size=lambda: 0))
-    return Running(trial, 0, worker, now=100.0)  # type: ignore[arg-type]
+    return RunningTrial(trial, 0, worker, now=100.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", ["context", "context of GPU 3", "communicator", "wait at the gate"])

@@ -11,15 +11,15 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Arrival, Kind, Trial
 from ddpdiag.runtime.control.messages import Ping, RunTrial
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.flight import Flight, addresses
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, addresses
 
 
 def trial(*groups: tuple[int, ...]) -> Trial:
     return Trial(code="COL001", groups=groups, kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
 
 
-def flight(*groups: tuple[int, ...]) -> Flight:
-    return Flight(trial(*groups), 10.0, lambda: 0.0)
+def dispatched(*groups: tuple[int, ...]) -> DispatchedTrial:
+    return DispatchedTrial(trial(*groups), 10.0, lambda: 0.0)
 
 
 def arrivals(size: int, ranks_per_node: int) -> dict[int, Arrival]:
@@ -37,21 +37,21 @@ def test_the_order_of_ten_thousand_ranks_is_short() -> None:
 
 
 def test_a_group_shares_one_order_and_one_opening() -> None:
-    own = flight((0, 1), (2,))
+    own = dispatched((0, 1), (2,))
     assert own.order(0) is own.order(1) is not own.order(2)
-    own.arrived(0, "a", shares=False)
-    own.arrived(1, "b", shares=False)
-    assert own.opening(0, arrivals(3, 8)) is own.opening(1, arrivals(3, 8))
+    own.reached_barrier(0, "a", shares=False)
+    own.reached_barrier(1, "b", shares=False)
+    assert own.barrier_open(0, arrivals(3, 8)) is own.barrier_open(1, arrivals(3, 8))
 
 
 def test_the_gate_opens_for_all_when_the_last_one_comes_and_again_for_who_asks_again() -> None:
-    own = flight((0, 1, 2), (3, 4))
-    assert own.arrived(0, "", shares=False) == own.arrived(2, "", shares=False) == ()
-    assert own.arrived(0, "", shares=False) == ()
-    assert own.arrived(1, "", shares=False) == (0, 1, 2)
-    assert own.arrived(2, "", shares=False) == (2,)
-    assert own.is_open(0)
-    assert not own.is_open(3)
+    own = dispatched((0, 1, 2), (3, 4))
+    assert own.reached_barrier(0, "", shares=False) == own.reached_barrier(2, "", shares=False) == ()
+    assert own.reached_barrier(0, "", shares=False) == ()
+    assert own.reached_barrier(1, "", shares=False) == (0, 1, 2)
+    assert own.reached_barrier(2, "", shares=False) == (2,)
+    assert own.barrier_is_open(0)
+    assert not own.barrier_is_open(3)
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.randoms())

@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdiag.model import Kind, Trial
-from ddpdiag.runtime.flight import Flight
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
 
 
 class Clock:
@@ -14,13 +14,13 @@ class Clock:
         return self.now
 
 
-def flight(groups: int, clock: Clock, late_after: float | None = 4.0) -> Flight:
+def dispatched(groups: int, clock: Clock, late_after: float | None = 4.0) -> DispatchedTrial:
     pairs = tuple((2 * number, 2 * number + 1) for number in range(groups))
     trial = Trial(code="FAB001", groups=pairs, kind=Kind.TORCH, deadline_seconds=60, late_after=late_after)
-    return Flight(trial, 60, clock)
+    return DispatchedTrial(trial, 60, clock)
 
 
-def end(own: Flight, *groups: int) -> None:
+def end(own: DispatchedTrial, *groups: int) -> None:
     for group in groups:
         own.done(2 * group)
         own.done(2 * group + 1)
@@ -28,7 +28,7 @@ def end(own: Flight, *groups: int) -> None:
 
 def test_nobody_is_late_before_half_of_the_groups_are_through():
     clock = Clock()
-    own = flight(5, clock)
+    own = dispatched(5, clock)
     clock.now += 3
     end(own, 0, 1)
     clock.now += 50
@@ -37,7 +37,7 @@ def test_nobody_is_late_before_half_of_the_groups_are_through():
 
 def test_later_than_so_many_times_what_half_of_the_groups_took_is_late():
     clock = Clock()
-    own = flight(5, clock)
+    own = dispatched(5, clock)
     clock.now += 1
     end(own, 0, 1)
     clock.now += 1
@@ -50,7 +50,7 @@ def test_later_than_so_many_times_what_half_of_the_groups_took_is_late():
 
 def test_half_a_group_is_none():
     clock = Clock()
-    own = flight(2, clock)
+    own = dispatched(2, clock)
     own.done(0)
     clock.now += 50
     assert not own.late()
@@ -58,7 +58,7 @@ def test_half_a_group_is_none():
 
 def test_quick_as_others_may_be_there_are_a_few_seconds():
     clock = Clock()
-    own = flight(4, clock)
+    own = dispatched(4, clock)
     clock.now += 0.1
     end(own, 0, 1, 2)
     clock.now += 4.8
@@ -70,7 +70,7 @@ def test_quick_as_others_may_be_there_are_a_few_seconds():
 @pytest.mark.parametrize(("groups", "late_after"), [(1, 4.0), (4, None)])
 def test_one_group_has_nobody_to_be_later_than_and_most_trials_do_not_ask(groups, late_after):
     clock = Clock()
-    own = flight(groups, clock, late_after)
+    own = dispatched(groups, clock, late_after)
     end(own, 0)
     clock.now += 59
     assert not own.late()

@@ -7,7 +7,8 @@ import pytest
 from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
-from ddpdiag.runtime.environment import Asked, read_launch
+from ddpdiag.runtime.launchers.environment import read_launch
+from ddpdiag.runtime.launchers.launch import Asked
 from ddpdiag.strategies.launchers.command import checked, refuse_launched, refuse_others
 from ddpdiag.strategies.launchers.judge import Seen, judged
 from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, RankTimes, Start, Way

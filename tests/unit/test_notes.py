@@ -6,29 +6,29 @@ from pathlib import Path
 from seen import arrival_of
 
 from ddpdiag.model import Event, EventKind
-from ddpdiag.runtime.notes import Complaint, Note, Reader, explained, read_notes
+from ddpdiag.runtime.record.missing_ranks import Note, NoteReader, NoteWriter, read_notes, with_notes
 
 NAME = "ddpdiag-r"
 ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)
 
 
 def test_rank_0_reads_what_an_absent_rank_wrote_and_the_note_goes_with_its_writer(tmp_path: Path) -> None:
-    reader = Reader(str(tmp_path), NAME, world_size=4, wait_seconds=5.0)
-    complaint = Complaint(str(tmp_path), NAME, arrival_of(2, 4))
-    complaint.leave("no answer")
+    reader = NoteReader(str(tmp_path), NAME, world_size=4, wait_seconds=5.0)
+    note = NoteWriter(str(tmp_path), NAME, arrival_of(2, 4))
+    note.write("no answer")
     while not (notes := reader.found):
         pass
-    complaint.withdraw()
+    note.remove()
     reader.stop()
     assert notes[2] == Note(2, 4, "n1", "no answer")
-    (event,) = explained([ABSENT], notes)
+    (event,) = with_notes([ABSENT], notes)
     assert isinstance(event, Event)
     assert (event.node, event.detail) == ("n1", "no answer")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_said_of_who_wrote_nothing() -> None:
-    assert explained([ABSENT], {3: Note(3, 4, "n1", "no answer")}) == [ABSENT]
+    assert with_notes([ABSENT], {3: Note(3, 4, "n1", "no answer")}) == [ABSENT]
 
 
 def test_old_and_huge_files_and_noise_are_no_notes(tmp_path: Path) -> None:
@@ -42,14 +42,14 @@ def test_old_and_huge_files_and_noise_are_no_notes(tmp_path: Path) -> None:
 def test_a_note_is_not_written_through_a_link_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"{NAME}-notes").symlink_to(tmp_path / "elsewhere")
-    complaint = Complaint(str(tmp_path), NAME, arrival_of(2, 4))
-    complaint.leave("no answer")
-    complaint.withdraw()
+    note = NoteWriter(str(tmp_path), NAME, arrival_of(2, 4))
+    note.write("no answer")
+    note.remove()
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_note_can_be_read_by_its_user_only(tmp_path: Path) -> None:
-    Complaint(str(tmp_path), NAME, arrival_of(2, 4)).leave("no answer")
+    NoteWriter(str(tmp_path), NAME, arrival_of(2, 4)).write("no answer")
     while not (found := [path for path in tmp_path.glob("*/rank-2-*") if path.stat().st_size]):
         pass
     assert [path.stat().st_mode & 0o777 for path in (*found, found[0].parent)] == [0o600, 0o700]

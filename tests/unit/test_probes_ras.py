@@ -12,8 +12,8 @@ import pytest
 from ras_server import REPORT, RasServer
 
 from ddpdiag.probes.ras import CUT, MAX_BYTES, Address, own_service, status
-from ddpdiag.runtime.messages import Posted, Ras
-from ddpdiag.runtime.witness import Witness, ask, asks_nccl, wait_answer
+from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, asks_nccl, wait_for_answer
+from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport
 
 Serve = Callable[..., RasServer]
 SECONDS = 0.6
@@ -108,53 +108,53 @@ def test_an_address_without_a_port_is_none(address: str) -> None:
 
 @pytest.fixture
 def link() -> Iterator[socket.socket]:
-    """The supervisor's end of a witness's link."""
+    """The supervisor's end of a recorder reader's channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    Witness(theirs).begin()
+    RecorderReader(theirs).start_trial()
     yield ours
     ours.close()
     theirs.close()
 
 
-def heard(link: socket.socket, seconds: float = 5.0) -> Posted | Ras | None:
-    return wait_answer(link, time.monotonic() + seconds, lambda: True)
+def heard(link: socket.socket, seconds: float = 5.0) -> PostedCollectives | RasReport | None:
+    return wait_for_answer(link, time.monotonic() + seconds, lambda: True)
 
 
-def test_a_witness_answers_for_itself_first_and_then_for_nccl(
+def test_a_recorder_reader_answers_for_itself_first_and_then_for_nccl(
     serve: Serve, link: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "NCCL_RAS_ADDR", f"localhost:{serve('answer').port}")
-    ask(link, nccl=True)
-    assert isinstance(heard(link), Posted)
-    assert heard(link) == Ras(REPORT.strip())
-    ask(link)
-    assert isinstance(heard(link), Posted)
+    ask_for_collectives(link, nccl=True)
+    assert isinstance(heard(link), PostedCollectives)
+    assert heard(link) == RasReport(REPORT.strip())
+    ask_for_collectives(link)
+    assert isinstance(heard(link), PostedCollectives)
     assert heard(link, 0.1) is None, "NCCL was not asked for"
 
 
-def test_a_silent_service_does_not_keep_the_witness_from_answering(
+def test_a_silent_service_does_not_keep_the_reader_from_answering(
     serve: Serve, link: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "NCCL_RAS_ADDR", f"localhost:{serve('silent').port}")
-    ask(link, nccl=True)
-    assert isinstance(heard(link), Posted)
-    assert heard(link) == Ras("")
+    ask_for_collectives(link, nccl=True)
+    assert isinstance(heard(link), PostedCollectives)
+    assert heard(link) == RasReport("")
 
 
 def test_without_a_service_that_is_said_at_once(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "NCCL_RAS_ADDR", "localhost:1")
-    ask(link, nccl=True)
-    assert isinstance(heard(link), Posted)
-    assert heard(link, 0.5) == Ras("")
+    ask_for_collectives(link, nccl=True)
+    assert isinstance(heard(link), PostedCollectives)
+    assert heard(link, 0.5) == RasReport("")
 
 
 def test_looking_for_the_service_keeps_nobody_waiting(link: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     looking = threading.Event()
-    monkeypatch.setattr("ddpdiag.runtime.witness._service", lambda: looking.wait(10) and None)
-    ask(link, nccl=True)
-    assert isinstance(heard(link), Posted)
+    monkeypatch.setattr("ddpdiag.runtime.supervisor.hang_evidence._service", lambda: looking.wait(10) and None)
+    ask_for_collectives(link, nccl=True)
+    assert isinstance(heard(link), PostedCollectives)
     looking.set()
-    assert heard(link) == Ras("")
+    assert heard(link) == RasReport("")
 
 
 def test_two_ranks_of_some_hosts_ask() -> None:

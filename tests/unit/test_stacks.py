@@ -3,10 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.runtime.stacks import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, read_stacks, shortened
+from ddpdiag.runtime.supervisor.hang_evidence import (
+    MOST_FRAMES,
+    MOST_THREAD_FRAMES,
+    MOST_THREADS,
+    read_stacks,
+    shortened,
+)
 
 DUMP = """Thread 0x00007f0 (most recent call first):
-  File "/site/ddpdiag/runtime/witness.py", line 48 in _serve
+  File "/site/ddpdiag/runtime/supervisor/hang_evidence.py", line 48 in _serve
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f1 (most recent call first):
@@ -27,7 +33,7 @@ def test_the_main_thread_is_the_last_one_of_a_dump() -> None:
     assert read_stacks(DUMP).main == ("all_reduce (train.py:12)", "<module> (train.py:40)")
 
 
-def test_other_threads_are_kept_but_for_the_witness() -> None:
+def test_other_threads_are_kept_but_for_the_recorder_reader() -> None:
     assert read_stacks(DUMP).others == (("wait (threading.py:327)",),)
 
 

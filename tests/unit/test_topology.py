@@ -10,8 +10,8 @@ from ddpdiag.cli.topology import read_topology
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
-from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.slurm import leaf_of
+from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.launchers.slurm import leaf_of
 
 
 def read(tmp_path, text: str) -> dict[str, str]:

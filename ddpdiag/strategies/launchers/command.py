@@ -17,8 +17,8 @@ from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.render import files
-from ddpdiag.runtime.launchers import Launch
-from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.launchers import render
 from ddpdiag.strategies.launchers.judge import Seen, judged
 from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way

@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.sockets import free_port
-from ddpdiag.runtime.children import with_home
-from ddpdiag.runtime.signals import Signals
+from ddpdiag.runtime.supervisor.processes import Signals, with_home
 from ddpdiag.strategies.launchers.model import Compare, Start, Way
 from ddpdiag.strategies.launchers.turn import END_SECONDS, Command, Turn, start
 

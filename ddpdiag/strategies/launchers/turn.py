@@ -22,10 +22,7 @@ from msgspec import Struct
 
 from ddpdiag.codec import decode
 from ddpdiag.model.train import Ended
-from ddpdiag.runtime.children import Log, signal_process
-from ddpdiag.runtime.running import how_it_ended
-from ddpdiag.runtime.signals import Signals
-from ddpdiag.runtime.tether import die_with_parent
+from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
 from ddpdiag.strategies.launchers.model import RankError, RankTimes, Start, Way
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.

@@ -1,0 +1,318 @@
+"""The coordinator: rank 0 asks each check for its next trials, hands them out, and waits for all, or the deadline."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.world import World
+from ddpdiag.codec import extend
+from ddpdiag.judgement.selection import asked_for, selected
+from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
+from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
+from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
+from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
+from ddpdiag.runtime.coordinator.dispatch import (
+    BudgetSpent,
+    DispatchedTrial,
+    kept_seconds,
+    too_late,
+    with_number,
+)
+from ddpdiag.runtime.coordinator.progress import Listener, ProgressReporter
+from ddpdiag.runtime.deadlines import DEADLINES
+
+AnyCheck = Check[Any]
+
+
+def _parts(checks: Sequence[AnyCheck], kind: Kind | None = None) -> list[tuple[Stage, list[AnyCheck]]]:
+    """The checks by stage, of one kind or of all."""
+    wanted = [check for check in checks if kind is None or check.kind is kind]
+    by_stage = ((stage, [check for check in wanted if check.stage is stage]) for stage in Stage)
+    return [(stage, own) for stage, own in by_stage if own]
+
+
+class Coordinator:
+    """One run, from the first hello to the farewell.
+
+    `told_to_leave` gives the signal that this process got, or None.
+    """
+
+    def __init__(
+        self,
+        server: Channel,
+        header: Header,
+        checks: Sequence[AnyCheck],
+        listener: Listener,
+        told_to_leave: Callable[[], int | None],
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self._header = header
+        self._checks = checks
+        self._progress = ProgressReporter(listener)
+        self._patience = patience
+        self._lines: list[Line] = [header]
+        self._assembled = 1  # of the lines, in the recording so far
+        self._recording = Recording(header=header)
+        self._known_world: World | None = None
+        self._membership = Membership(server, header, told_to_leave, patience, self._note)
+        self._without_torch: set[int] = set()
+        self._torch_is_there = False
+        self._to_come: list[AnyCheck] = []  # of those that run last
+
+    # The run ---------------------------------------------------------------------------------------------------------
+
+    def run(self, wait_seconds: float) -> Recording:
+        """Gather, run all checks, and return what was seen; never raises for what ranks do."""
+        try:
+            self._gather(wait_seconds)
+            self._run_checks()
+        except (RunEnded, BudgetSpent):
+            pass
+        self._lines.append(End(seconds=self._membership.now()))
+        return self.recording()
+
+    def _gather(self, wait_seconds: float) -> None:
+        size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
+        self._progress.started(budget_seconds)
+        self._membership.gather(
+            min(wait_seconds, budget_seconds - DEADLINES.reserve),
+            lambda left: self._progress.waiting(self._membership.arrivals, size, left),
+        )
+        self._progress.gathered(self._membership.arrivals, size)
+
+    def _note(self, line: Line) -> None:
+        self._lines.append(line)
+        self._progress.noted(line)
+
+    def recording(self) -> Recording:
+        """The run so far."""
+        if new := self._lines[self._assembled :]:
+            self._recording = extend(self._recording, new)
+            self._assembled += len(new)
+        return self._recording
+
+    def lines(self) -> tuple[Line, ...]:
+        """The run so far, line by line."""
+        return tuple(self._lines)
+
+    def idle(self) -> None:
+        """Keep in touch for a moment, while another thread judges and writes."""
+        self._membership.idle(0.05)
+
+    def late_signal(self) -> int | None:
+        """The signal by which a rank was told to leave when all trials were over, or None."""
+        return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
+
+    def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
+        """Tell every rank the exit code, and leave last; what they were told."""
+        return self._membership.farewell(exit_code, sentence)
+
+    @property
+    def _unable(self) -> set[int]:
+        """Ranks that came and can take no further part."""
+        return self._membership.gone | self._without_torch
+
+    # Checks ----------------------------------------------------------------------------------------------------------
+
+    def _run_checks(self) -> None:
+        chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
+        self._to_come = [check for check in chosen if check.last is not None]
+        # Plain ones first: they run while the nurseries import torch.
+        before = [check for c in chosen if (check := c.beforehand) is not None]
+        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts(before, kind)]
+        last = _parts(self._to_come)
+        self._progress.planned(stage for stage, _checks in (*usual, *last))
+        # Once the budget is spent, checks that run last, for which some was kept, may still run.
+        for parts in (usual, last):
+            for stage, checks in parts:
+                if self._run_stage(stage, checks):
+                    break
+
+    def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> bool:
+        """Run a part of a stage; was the budget spent in it?"""
+        begin, before, spent = self._membership.now(), len(self._lines), False
+        self._progress.stage_began(stage)
+        try:
+            for check in checks:
+                self._run_check(check)
+        except BudgetSpent:
+            spent = True  # noted where it was raised
+        self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
+        return spent
+
+    def _run_check(self, check: AnyCheck) -> None:
+        self._to_come = [other for other in self._to_come if other is not check]
+        skip = self._reason_to_skip(check)
+        if skip is not None:
+            self._lines.append(skip)
+            return
+        seen = self._seen(check)
+        if check.moot is not None and not check.plan(seen) and (reason := check.moot(seen)):
+            self._lines.append(Skip(code=check.code, reason=reason, grounds=True))
+            return
+        kept = self._kept()
+        if check.last is not None and check.plan(seen) and (reason := too_late(self._left(kept), check.last(seen))):
+            self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
+            return
+        self._progress.check_began(check.code, check.name)
+        while trials := check.plan(replace(self._seen(check), left_seconds=self._left(kept))):
+            for trial in trials:
+                if gone := self._unable.intersection(trial.ranks):
+                    reason = f"{ranks_text(sorted(gone))} can take no further part"
+                    self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
+                    return
+                self._run_trial(trial, kept)
+
+    def _left(self, kept: float) -> float:
+        """Of the budget, what trials may still take."""
+        return self._header.options.budget_seconds - self._membership.now() - DEADLINES.reserve - kept
+
+    def _kept(self) -> float:
+        """Of the budget, what is kept for the checks that run last and have something to do."""
+        takes = [
+            check.last(seen)
+            for check in self._to_come
+            if check.last is not None and self._reason_to_skip(check) is None and check.plan(seen := self._seen(check))
+        ]
+        return kept_seconds(self._header.options.budget_seconds, takes)
+
+    def _reason_to_skip(self, check: AnyCheck) -> Skip | None:
+        world = self._world()
+        if reason := check.ground(world):
+            return Skip(code=check.code, reason=reason, grounds=not asked_for(check, self._header.options))
+        if not world.living:
+            return Skip(code=check.code, reason="no rank can take part", grounds=False)
+        missing = sorted(set(range(world.size)).difference(world.living))
+        if check.scope is Scope.WORLD and missing:
+            reason = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
+            return Skip(code=check.code, reason=reason, grounds=False)
+        for other in self._checks:
+            if other.code in check.needs and (reason := self._seen(other).hindrance):
+                return Skip(code=check.code, reason=reason, grounds=False)
+        return None
+
+    def _world(self) -> World:
+        header, known = self._header, self._known_world
+        arrivals, out = self._membership.arrivals, frozenset(self._unable)
+        if known is None or known.arrivals is not arrivals or known.out != out:
+            known = World(
+                size=header.world_size,
+                launcher=header.launcher,
+                options=header.options,
+                arrivals=arrivals,
+                out=out,
+            )
+            self._known_world = known
+        return known
+
+    def _seen(self, check: AnyCheck) -> Seen[Any]:
+        return Seen(self._world(), check, self.recording())
+
+    # Trials ----------------------------------------------------------------------------------------------------------
+
+    def _run_trial(self, planned: Trial, kept: float) -> None:
+        left = self._left(kept)
+        if left < DEADLINES.least_trial:
+            spent = f"before {planned.code} could run"
+            self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
+            raise BudgetSpent
+        number = len(self.recording().trials) + 1
+        importing = planned.kind is Kind.TORCH and not self._torch_is_there
+        wanted = planned.deadline_seconds + (DEADLINES.import_torch if importing else 0.0)
+        trial = with_number(planned, number, wanted, left, self._membership.now())
+        self._lines.append(trial)
+        slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
+        dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
+        for rank in trial.ranks:
+            self._membership.send(rank, dispatched.order(rank))
+        self._progress.trial_began(trial, importing=importing)
+        try:
+            while dispatched.pending:
+                for rank, message in self._membership.attend(0.05):
+                    self._handle(dispatched, rank, message)
+                self._close_overdue(dispatched)
+                self._repeat(dispatched)
+                self._progress.pending(dispatched, self._membership.arrivals)
+        except RunEnded as ended:
+            for rank, message in ended.messages:
+                self._handle(dispatched, rank, message)
+            self._close(dispatched)
+            raise
+
+    def _handle(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
+        match message:
+            case Ready(number, offer, shares) if number == dispatched.trial.number:
+                self._open_barrier(dispatched, dispatched.reached_barrier(rank, offer, shares=shares))
+            case Partial(number, data, text) if number == dispatched.trial.number:
+                dispatched.partial[rank] = data
+                if rank == dispatched.first:
+                    self._progress.progressed(text)
+            case Result(outcome) if outcome.rank == rank:
+                self._membership.send(rank, Ack(outcome.trial))
+                if outcome.trial == dispatched.trial.number and rank in dispatched.pending:
+                    self._record_outcome(dispatched, outcome)
+            case _:
+                pass
+
+    def _record_outcome(self, dispatched: DispatchedTrial, outcome: Outcome) -> None:
+        self._lines.append(outcome)
+        dispatched.pending.discard(outcome.rank)
+        if outcome.status is Status.DONE:
+            dispatched.done(outcome.rank)
+        else:
+            dispatched.fail(outcome.rank)
+        self._torch_is_there |= dispatched.trial.kind is Kind.TORCH and not dispatched.pending
+        if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
+            self._without_torch.add(outcome.rank)
+
+    def _open_barrier(self, dispatched: DispatchedTrial, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._membership.send(rank, dispatched.barrier_open(rank, self._membership.arrivals))
+
+    def _close_overdue(self, dispatched: DispatchedTrial) -> None:
+        """Close what cannot end by itself: lost ranks, peers of failed ones, late groups, what is past its deadline."""
+        for rank in dispatched.pending & self._membership.lost:
+            self._unheard(dispatched, rank)
+        now = self._membership.clock()
+        for index, since in dispatched.failed.items():
+            if now - since > self._patience.grace:
+                self._stop(dispatched, index)
+        if dispatched.late() and self._torch_is_there:
+            for index in {dispatched.index_of(rank) for rank in dispatched.pending}:
+                self._stop(dispatched, index)
+        if now > dispatched.latest:
+            for rank in list(dispatched.pending):
+                self._unheard(dispatched, rank)
+
+    def _stop(self, dispatched: DispatchedTrial, index: int) -> None:
+        """Whoever of a group has not ended is told to."""
+        if index not in dispatched.stopped:
+            dispatched.stopped.add(index)
+            stop = Stop(dispatched.trial.number)
+            for rank in dispatched.pending.intersection(dispatched.trial.groups[index]):
+                self._membership.send(rank, stop)
+
+    def _repeat(self, dispatched: DispatchedTrial) -> None:
+        """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
+        if not dispatched.repeat_is_due():
+            return
+        for rank in dispatched.pending - self._membership.gone:
+            if not dispatched.is_at_barrier(rank):
+                self._membership.send(rank, dispatched.order(rank))
+            elif dispatched.barrier_is_open(rank):
+                self._open_barrier(dispatched, (rank,))
+
+    def _unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
+        why = "it was lost" if rank in self._membership.lost else "its supervisor sent no outcome"
+        dispatched.pending.discard(rank)
+        dispatched.fail(rank)
+        self._lines.append(dispatched.missing_outcome(rank, Status.UNHEARD, error=why))
+
+    def _close(self, dispatched: DispatchedTrial) -> None:
+        """The run ends in the middle of a trial: who was lost is unheard, everybody else was told to stop."""
+        for rank in sorted(dispatched.pending):
+            lost = rank in self._membership.lost
+            status = Status.UNHEARD if lost else Status.SKIPPED
+            self._lines.append(dispatched.missing_outcome(rank, status, told=not lost))

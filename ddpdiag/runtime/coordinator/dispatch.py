@@ -1,0 +1,201 @@
+"""Trials as they are handed out, within what is left of the budget, until their last outcome."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Raw, structs
+
+from ddpdiag.model import Arrival, Outcome, Status, Trial
+from ddpdiag.model.trial import NOTHING
+from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
+from ddpdiag.runtime.deadlines import DEADLINES
+
+_REPEAT_SECONDS = 2.0
+_LEAST_TO_COMPARE = 2  # groups; of fewer none is late
+
+
+class DispatchedTrial:
+    """A trial that was handed out: ranks without an outcome, ranks at the barrier, and when which groups failed.
+
+    A group goes by its index in the trial: thousands of ranks may be in one, and a tuple is slow to search.
+    """
+
+    def __init__(self, trial: Trial, patience_seconds: float, clock: Callable[[], float]) -> None:
+        self.trial = trial
+        self._clock = clock
+        self._index = {rank: index for index, group in enumerate(trial.groups) for rank in group}
+        self.first = min(self._index, default=0)
+        self.pending = set(self._index)
+        self.partial: dict[int, Raw] = {}
+        self.failed: dict[int, float] = {}
+        self.stopped: set[int] = set()
+        self._offers: dict[int, str] = {}
+        self._shares = False  # must all ranks learn all offers?
+        self._missing = [len(group) for group in trial.groups]  # at the barrier
+        self._orders: dict[int, RunTrial] = {}
+        self._barriers: dict[int, BarrierOpen] = {}
+        self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
+        self.ranks_done = 0
+        self._ended: list[float] = []  # ages at which groups were done
+        self._begin = self._clock()
+        self._repeated = self._begin
+        self.latest = self._begin + patience_seconds
+
+    def order(self, rank: int) -> RunTrial:
+        """The trial as one rank gets it, with its own group only; the same object for the whole group."""
+        index = self._index[rank]
+        if index not in self._orders:
+            self._orders[index] = RunTrial.to(self.trial.groups[index], self.trial)
+        return self._orders[index]
+
+    def reached_barrier(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
+        """A rank is at the barrier: ranks to tell that it opens. One that says so again was not told in time."""
+        again = rank in self._offers
+        self._offers[rank] = offer
+        self._shares |= shares
+        index = self._index[rank]
+        self._missing[index] -= not again
+        if self._missing[index]:
+            return ()
+        return (rank,) if again else self.trial.groups[index]
+
+    def is_at_barrier(self, rank: int) -> bool:
+        """Has this rank reached the barrier?"""
+        return rank in self._offers
+
+    def barrier_is_open(self, rank: int) -> bool:
+        """Has the whole group of this rank reached the barrier?"""
+        return not self._missing[self._index[rank]]
+
+    def barrier_open(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
+        """What a rank is told when the barrier opens; the same object for the whole group."""
+        index = self._index[rank]
+        if index not in self._barriers:
+            group = self.trial.groups[index]
+            reached_at = addresses(group, arrivals)
+            first = group[0]
+            peers = tuple((reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
+            self._barriers[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
+        return self._barriers[index]
+
+    def repeat_is_due(self) -> bool:
+        """Is it time to say again what may have been lost?"""
+        due = self._clock() - self._repeated > _REPEAT_SECONDS
+        if due:
+            self._repeated = self._clock()
+        return due
+
+    def age(self) -> float:
+        """Seconds since it was handed out."""
+        return self._clock() - self._begin
+
+    def missing_outcome(self, rank: int, status: Status, *, error: str = "", told: bool = False) -> Outcome:
+        """The outcome of a rank that sent none."""
+        return Outcome(
+            trial=self.trial.number,
+            code=self.trial.code,
+            rank=rank,
+            status=status,
+            error=error,
+            told=told,
+            so_far=self.partial.get(rank, NOTHING),
+            seconds=self.age(),
+        )
+
+    def done(self, rank: int) -> None:
+        """Note that a rank has done its part."""
+        index = self._index[rank]
+        self.ranks_done += 1
+        self._open[index] -= 1
+        if not self._open[index]:
+            self._ended.append(self.age())
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return len(self._index)
+
+    def awaited(self) -> set[int]:
+        """Ranks that keep others waiting at the barrier; if no rank is at one, all without an outcome."""
+        late = {rank for rank in self.pending if rank not in self._offers and self._group_reached_barrier(rank)}
+        return late or set(self.pending)
+
+    def _group_reached_barrier(self, rank: int) -> bool:
+        """Has any rank of this rank's group reached the barrier?"""
+        index = self._index[rank]
+        return self._missing[index] < len(self.trial.groups[index])
+
+    def index_of(self, rank: int) -> int:
+        """Which of the trial's groups it is in."""
+        return self._index[rank]
+
+    def late(self) -> bool:
+        """Are half of the groups through so long ago that the others are late?"""
+        times, half = self.trial.late_after, -(-len(self.trial.groups) // 2)
+        if times is None or len(self._ended) < half or len(self.trial.groups) < _LEAST_TO_COMPARE:
+            return False
+        return self.age() > max(DEADLINES.late_group, times * self._ended[half - 1])
+
+    def fail(self, rank: int) -> None:
+        """Note that a rank in this rank's group failed."""
+        self.failed.setdefault(self._index[rank], self._clock())
+
+
+def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
+    """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at the name of that.
+
+    As others spell it, since on the host itself people write localhost.
+    """
+    first = arrivals[group[0]]
+    other = next((arrivals[rank] for rank in group if arrivals[rank].host != first.host), None)
+
+    def reached_at(rank: int) -> str:
+        own = arrivals[rank]
+        stranger = other if own.host == first.host else first  # the first one of another host
+        if stranger is None:
+            return "127.0.0.1"
+        return stranger.coordinator if own.host == arrivals[0].host else own.address
+
+    return reached_at
+
+
+# Budget --------------------------------------------------------------------------------------------------------------
+
+# For each check that runs last this many times what it says that it takes is kept; for all no more than this share.
+_KEPT_TIMES = 1.5
+_KEPT_SHARE = 1 / 3
+# A first use that never ends must leave time to look for variables that help.
+_FIRST_USE_SHARE = 1 / 3
+
+
+class BudgetSpent(Exception):
+    """Too little is left for the next trial; checks that run last, for which some was kept, may still run."""
+
+
+def kept_seconds(budget_seconds: float, takes: Sequence[float]) -> float:
+    """What is kept for checks that run last and say that they take so long: what runs before each may be cut short."""
+    wanted = sum(_KEPT_TIMES * max(DEADLINES.least_trial, seconds) + DEADLINES.cut_short for seconds in takes)
+    return min(_KEPT_SHARE * budget_seconds, wanted)
+
+
+def too_late(left_seconds: float, takes_seconds: float) -> str | None:
+    """Why a check that takes so long is not begun, or None: cut short, it would look as if it had hung."""
+    least = max(DEADLINES.least_trial, takes_seconds)
+    if left_seconds >= least:
+        return None
+    return f"the budget had left {max(0.0, left_seconds):.1f} s, and it takes {least:.1f} s"
+
+
+def with_number(
+    trial: Trial, number: int, wanted_seconds: float, left_seconds: float, begin_seconds: float | None = None
+) -> Trial:
+    """The trial as it is handed out: numbered, and within what is left of the budget."""
+    hurried = left_seconds < wanted_seconds
+    deadline = min(wanted_seconds, left_seconds)
+    return structs.replace(
+        trial,
+        number=number,
+        deadline_seconds=deadline,
+        hurried=hurried,
+        begin_seconds=begin_seconds,
+        first_use_seconds=min(trial.first_use_seconds, left_seconds - deadline, _FIRST_USE_SHARE * left_seconds),
+    )

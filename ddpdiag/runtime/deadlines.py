@@ -1,0 +1,112 @@
+"""Every time-out of a run, with its reason; those of the control channel are with it.
+
+The budget of the run and the deadline of each trial bound all of them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """How long is waited for what, in seconds."""
+
+    # A trial ---------------------------------------------------------------------------------------------------------
+
+    # The first trial with torch waits for its import: 1-2 s from a local disk, more than 10 s from a busy file server.
+    import_torch: float = 30.0
+    # With less than this, no trial is begun.
+    least_trial: float = 1.0
+    # What a trial that the budget cuts short may take beyond its deadline.
+    cut_short: float = 1.5
+    # What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
+    outcome: float = 4.5
+    # No group is late sooner than this, however quick others are.
+    late_group: float = 5.0
+
+    # A process that did not end in time ------------------------------------------------------------------------------
+
+    dump: float = 0.5
+    # The supervisor waits a second for what NCCL says, and the worker asks NCCL for a little less.
+    ras: float = 1.0
+    ask_ras: float = 0.9
+    # Ten clock ticks: who computes uses one of them, even beside many others.
+    busy: float = 0.1
+    kill: float = 2.0
+    reap: float = 1.0
+
+    # Starts, and the end of a run ------------------------------------------------------------------------------------
+
+    # A rank alone has joined already.
+    own_hello: float = 1.0
+    # Kept back from trials for judgement, report and farewell.
+    reserve: float = 3.0
+    # A large world is judged and written within a few seconds.
+    publish: float = 30.0
+    # Rank 0's supervisor kills its children within this time, or they cannot be killed.
+    own_supervisor: float = 3.0
+    # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
+    straggler: float = 3.0
+    # Beyond budget and board wait: time to judge, to report and to leave.
+    beyond_budget: float = 30.0
+    # A rank that was told to leave by a signal waits for rank 0's end of the run.
+    leave: float = 2.0
+
+    # A call in a process of its own ----------------------------------------------------------------------------------
+
+    # TERM, then KILL: the first half may still say something.
+    call_term: float = 0.25
+    # A process that survives SIGKILL is stuck in the kernel, and is not waited for any longer.
+    call_kill: float = 0.25
+    # A reader that is only slow is given so much, also at the end of the time.
+    call_read: float = 0.25
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    # Whoever opens a record has the folder for a moment; one that was stopped in it must hold up no other.
+    open_record: float = 1.0
+    # The end of what a thread still writes to a file server, or removes there.
+    tidy: float = 2.0
+    # Did another rank take rank 0's place meanwhile?
+    replaced: float = 2.0
+    # A rank whose way to rank 0 was cut notices that 2 s later than rank 0, and ends a trial before it looks for the
+    # verdict.
+    readers: float = 6.0
+    # Some marks of each rank: a file server removes a thousand files in a second or two.
+    remove_shared: float = 10.0
+
+    # Others ----------------------------------------------------------------------------------------------------------
+
+    # A kernel answers within milliseconds, for closed ports, too.
+    host_answer: float = 1.0
+    # slurmctld answers within milliseconds; one that is busy is not worth waiting for.
+    scontrol: float = 2.0
+    # Left before the end of a Slurm job for the launcher to end, and for the files to reach the disk.
+    leave_job: float = 5.0
+    least_budget: float = 5.0
+
+    @property
+    def shared_end(self) -> float:
+        """What rank 0 may spend on the shared folder at the end of the run."""
+        return self.readers + self.tidy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectionTimes:
+    """How long is waited for what when rank 0 is lost, in seconds."""
+
+    look: float = 0.2
+    grace: float = 2.5  # rank 0 beats every second, and a supervisor looks every half: so much later others may notice
+    ready: float = 4.0  # a hung worker is dumped for 0.5 s and killed within 2 s; and the way through a file server
+    turn: float = 10.0  # so long a successor may take, until the next one does
+    count: int = 3
+    readers: float = 3.0
+    alive: float = 20.0  # rank 0 loses us after 6 s, and ends the trial that was running
+
+    @property
+    def total(self) -> float:
+        """What all of it takes at most."""
+        return self.grace + max(self.alive, self.turn * self.count) + self.ready + self.readers
+
+
+DEADLINES = Deadlines()
+ELECTION_TIMES = ElectionTimes()

@@ -1,0 +1,1 @@
+"""Who this process is, from what launchers and the command line say."""

@@ -1,0 +1,291 @@
+"""Who this process is: environment variables and command line in, a `Launch` out.
+
+Pure: the host's name, its GPUs and cores and a fresh id come as parameters. In order of trust: RANK (torchrun and
+whatever else speaks env://), MPI, a step of Slurm, the command line alone, and at last this host alone.
+A missing rank is an error, never 0; an empty variable counts as missing, as it does for torch.
+"""
+
+import re
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from ddpdiag.errors import UsageError
+from ddpdiag.model import Place
+from ddpdiag.runtime.launchers import by_hand, slurm, values
+from ddpdiag.runtime.launchers.launch import (
+    LAUNCHERS,
+    OPEN_MPI,
+    PMI,
+    PMIX,
+    TORCHRUN,
+    Asked,
+    Here,
+    Launch,
+    Names,
+    block_place,
+    check_world,
+    place,
+    ranks_here,
+    refuse_block,
+    refuse_single,
+    run_id,
+)
+from ddpdiag.runtime.launchers.values import (
+    TORCH_PORT,
+    Environ,
+    Given,
+    agreed,
+    check_below,
+    confirmed,
+    needed,
+    number,
+    option,
+)
+
+__all__ = ["Asked", "Launch", "places", "read_launch", "worker_variables"]
+
+# What torchrun says beyond `Place`; workers see it unchanged.
+TORCHRUN_EXTRAS = (
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+)
+
+
+def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int, fresh: str) -> Launch:
+    """Who this process is, or a `UsageError` that names the variable or option to change.
+
+    `host` is what this host calls itself, `gpus` are those that this process may use; `fresh` is an id that no other
+    run has.
+    """
+    env = {name: value for name, value in env.items() if value.strip()}
+    foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
+    here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
+    if asked.run_id is not None and values.plain_name(asked.run_id) != asked.run_id:
+        raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
+    for names in LAUNCHERS:
+        rank = number(env, names.rank)
+        if rank is not None and not _set_by_slurm(env, names):
+            return _from_env(env, asked, here, rank) if names is TORCHRUN else _from_mpi(env, asked, here, names, rank)
+    given_rank = option("--rank", asked.rank)
+    if slurm.in_step(env):
+        step = slurm.read_step(env)
+        # A script may call `srun -n1 ddpdiag check --node-rank=I ...` once per host, as it does for torchrun.
+        if step.tasks.value > 1 or (given_rank is None and asked.node_rank is None):
+            return _from_step(env, asked, here, step)
+    if given_rank is not None:
+        return by_hand.by_rank(env, asked, here, given_rank)
+    if asked.node_rank is not None or asked.nnodes not in (None, 1):
+        return by_hand.by_node(env, asked, here)
+    return by_hand.alone(env, asked, here)
+
+
+def places(launch: Launch) -> tuple[Place, ...]:
+    """The places of all ranks that this process stands for."""
+    first = launch.place
+    if not launch.ranks:
+        return (first,)
+    return tuple(structs.replace(first, rank=rank, local_rank=index) for index, rank in enumerate(launch.ranks))
+
+
+def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str, str]:
+    """torchrun's variables for a worker, whatever launched it; what nobody knows is left out, not guessed."""
+    local_size, nodes = place.local_world_size, launch.nodes
+    if nodes is None and local_size and place.world_size % local_size == 0:
+        nodes = place.world_size // local_size
+    known: dict[str, int | str | None] = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.world_size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_RANK": place.rank,
+        "ROLE_WORLD_SIZE": place.world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": launch.coordinator,
+        "MASTER_PORT": master_port,
+        "TORCHELASTIC_RUN_ID": launch.run_id,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None} | launch.given
+
+
+# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
+# whoever leads a run must not be able to run code in its ranks.
+_OVERRIDES = re.compile(
+    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
+    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
+    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
+    re.ASCII,
+)
+
+
+def refused_override(overrides: Mapping[str, str | None]) -> str | None:
+    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
+    for name, value in overrides.items():
+        if value is None and name.startswith("NCCL_"):
+            continue
+        setting = f"{name}={'' if value is None else value}"
+        if value is None or _OVERRIDES.fullmatch(setting) is None:
+            return setting
+    return None
+
+
+def _set_by_slurm(env: Environ, names: Names) -> bool:
+    """Whether `srun --mpi=pmix|pmi2` set these variables: Slurm's own then say more (the step's nodes)."""
+    if names is PMIX:
+        return env.get("PMIX_NAMESPACE", "").startswith("slurm.")
+    # When hydra starts its proxies with srun, there is one task per host, whatever PMI_SIZE is.
+    return names is PMI and "PMI_SIZE" in env and env["PMI_SIZE"] == env.get("SLURM_STEP_NUM_TASKS")
+
+
+def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
+    """torchrun, torch.distributed.launch, or anybody else who sets what torch's env:// reads."""
+    _check_whole_env(env, asked, rank)
+    world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
+    coordinator, port = _env_endpoint(env, asked, f"{rank} and {world}", needed=world.value > 1)
+    own, restarts = env.get("TORCHELASTIC_RUN_ID"), number(env, "TORCHELASTIC_RESTART_COUNT")
+    shared = run_id(asked, own, port)
+    restarted = restarts is not None and restarts.value > 0 and asked.run_id is None
+    groups = number(env, "GROUP_WORLD_SIZE")
+    return Launch(
+        place=ours if own else structs.replace(ours, launcher="env"),
+        coordinator=coordinator,
+        port=port,
+        run_id=f"{shared}.{restarts.value}" if restarts and restarted else shared,
+        note=slurm.exported_note(env, rank, world),
+        # torch itself compares with str(True)
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+        lacks=() if ours.local_rank is not None else ("LOCAL_RANK",),
+        nodes=groups.value if groups else None,
+        given={name: env[name] for name in TORCHRUN_EXTRAS if name in env},
+    )
+
+
+def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
+    """A RANK alone is mostly left over in the shell: all that is missing is told at once, and how to do without it."""
+    given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    missing = [name for name, value in given.items() if name not in env and value is None]
+    if "WORLD_SIZE" in missing:
+        stray = " ".join(f"-u {name}" for name in ("RANK", "LOCAL_RANK", *given) if name in env)
+        raise UsageError(
+            f"{rank}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: expected RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, as torchrun sets them; to test this host alone: "
+            f"env {stray} ddpdiag check"
+        )
+
+
+def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT, without which torch's env:// fails as well."""
+    address, port = values.address(env, asked.master_addr), values.port(env, asked.master_port)
+    if needed and address is None:
+        raise UsageError(f"{who}, but MASTER_ADDR is not set: export MASTER_ADDR=<host of rank 0> in every process.")
+    if needed and port is None:
+        raise UsageError(f"{who}, but MASTER_PORT is not set: export MASTER_PORT={TORCH_PORT} in every process.")
+    return address or "127.0.0.1", port or TORCH_PORT
+
+
+def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> Launch:
+    """An MPI launcher started one process per rank. It names no host for rank 0: on several hosts, the user must."""
+    world, ours = _one_rank(env, asked, here, names, rank)
+    _check_same_world(env, world)
+    address = values.address(env, asked.master_addr)
+    if address is None and ours.local_world_size != world.value > 1:
+        line = f"mpirun -np {world.value} -x MASTER_ADDR=$(hostname) ddpdiag check"
+        if names is not OPEN_MPI:
+            line = f"mpiexec -n {world.value} ddpdiag check --master-addr $(hostname)"
+        local = "an unknown number" if ours.local_world_size is None else ours.local_world_size
+        raise UsageError(
+            f"{world}, {local} of them on this host, but MASTER_ADDR is not set; from the host of rank 0: {line}"
+        )
+    coordinator, own = address or "127.0.0.1", env.get("PMIX_NAMESPACE")
+    usual = values.derived_port(int(values.digest(own), 16)) if own else TORCH_PORT
+    port = values.port(env, asked.master_port) or usual
+    return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
+
+
+def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> tuple[Given, Place]:
+    """The world's size and the place of a process for which the launcher set the variables of one rank."""
+    refuse_block(asked, confirmed(rank, option("--rank", asked.rank)))
+    world = agreed(number(env, *names.world_size), option("--world-size", asked.world_size))
+    world = needed(world, names.world_size[0] if names.world_size else "--world-size", rank, "the number of ranks")
+    check_world(world)
+    local_rank = agreed(number(env, *names.local_rank), option("--local-rank", asked.local_rank))
+    local_size = number(env, *names.local_world_size)
+    check_below(rank, world)
+    check_below(local_rank, local_size)
+    if local_size and local_size.value > world.value:
+        raise UsageError(f"{local_size}: expected at most {world.value}, because of {world}.")
+    node = number(env, *names.node_rank)
+    return world, place(
+        here, names.launcher, rank.value, world, local_rank=local_rank, local_size=local_size, node=node
+    )
+
+
+def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Launch:
+    """srun started this process: as one rank, or alone on its host, to start one rank per GPU."""
+    _check_step_options(asked, step)
+    count = _ranks_per_task(asked, here, step)
+    ours = _task_place(env, asked, here, step) if count is None else None
+    ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
+    world = Given(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
+    agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
+    check_world(world)
+    node = step.node_rank.value if step.node_rank else None
+    address = values.address(env, asked.master_addr)
+    if address is not None:
+        slurm.check_master(env, address, step)
+    return Launch(
+        place=ours or block_place(here, "slurm", ranks, world, node),
+        coordinator=address or step.first_node,
+        # jobs and steps that share a host have different ids
+        port=values.port(env, asked.master_port) or values.derived_port(step.job_id * 101 + step.step_id),
+        run_id=run_id(asked, f"{step.job_id}.{step.step_id}"),
+        ranks=ranks,
+        note=slurm.terminal_note(env, step),
+        nodes=step.nodes.value if step.nodes else None,
+        layout=tuple(host for host in step.hosts for _ in range(count or 1)),
+    )
+
+
+def _check_step_options(asked: Asked, step: slurm.Step) -> None:
+    """What the command line says of the hosts must be true of the step."""
+    agreed(step.node_rank, option("--node-rank", asked.node_rank))
+    agreed(step.nodes, option("--nnodes", asked.nnodes))
+
+
+def _ranks_per_task(asked: Asked, here: Here, step: slurm.Step) -> int | None:
+    """How many ranks this task must start; `None` when it is a rank."""
+    wanted = ranks_here(asked)
+    if step.one_task_per_node and (wanted is not None or here.gpus > 1):
+        refuse_single(asked, "srun started one task on each host, which starts its ranks")
+        return wanted or here.gpus
+    if wanted is not None and step.local_tasks is not None:
+        agreed(step.local_tasks, option("--nproc-per-node", wanted))
+    return None
+
+
+def _task_place(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Place:
+    """The place of a task that is a rank."""
+    rank = confirmed(step.rank, option("--rank", asked.rank))
+    local_rank = agreed(step.local_rank, option("--local-rank", asked.local_rank))
+    check_below(local_rank, step.local_tasks)
+    # Only here: torchrun, as one task on each host, would replace it.
+    _check_same_world(env, step.tasks)
+    return place(
+        here, "slurm", rank.value, step.tasks, local_rank=local_rank, local_size=step.local_tasks, node=step.node_rank
+    )
+
+
+def _check_same_world(env: Environ, world: Given) -> None:
+    """A WORLD_SIZE that somebody exported, and that the user's script will read, must be true."""
+    exported = number(env, "WORLD_SIZE")
+    if exported is not None and exported.value != world.value:
+        raise UsageError(f"{exported} contradicts {world}: expected the same, or no WORLD_SIZE.")

@@ -1,0 +1,291 @@
+"""What Slurm tells a process: a task of a step or the body of a batch script, and how long the job lasts.
+
+Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and the job's lists, but no SLURM_STEP_ID;
+the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import time
+
+from msgspec import Struct
+
+from ddpdiag.errors import UsageError
+from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
+from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.launchers.values import Environ, Given, check_below, needed, number, one_host
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One task of a job step."""
+
+    job_id: int
+    step_id: int
+    rank: Given
+    tasks: Given
+    local_rank: Given | None
+    local_tasks: Given | None
+    node_rank: Given | None
+    nodes: Given | None
+    one_task_per_node: bool
+    first_node: str
+    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not tell
+
+
+def in_step(env: Environ) -> bool:
+    """Whether `srun` started this process as a task."""
+    step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    return step is not None and step.value < FIRST_PSEUDO_STEP
+
+
+def read_step(env: Environ) -> Step:
+    """The task that this process is; call it only `in_step`. Reads the step's variables, never the job's lists."""
+    step = needed(number(env, "SLURM_STEP_ID", "SLURM_STEPID"), "SLURM_STEP_ID", "srun is the launcher", "a step")
+    job = needed(number(env, "SLURM_JOB_ID", "SLURM_JOBID"), "SLURM_JOB_ID", step, "the job's number")
+    tasks = needed(number(env, "SLURM_STEP_NUM_TASKS"), "SLURM_STEP_NUM_TASKS", step, "the number of tasks")
+    rank = needed(number(env, "SLURM_PROCID"), "SLURM_PROCID", step, f"0 to {tasks.value - 1}")
+    check_below(rank, tasks)
+    per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    nodes, node_rank = number(env, "SLURM_STEP_NUM_NODES"), number(env, "SLURM_NODEID")
+    check_below(node_rank, nodes)
+    local_rank, local_tasks = number(env, "SLURM_LOCALID"), None
+    if per_node and node_rank:
+        local_tasks = Given("tasks on this node by SLURM_STEP_TASKS_PER_NODE", count_at(per_node, node_rank.value))
+        check_below(local_rank, local_tasks)
+    return Step(
+        job_id=job.value,
+        step_id=step.value,
+        rank=rank,
+        tasks=tasks,
+        local_rank=local_rank,
+        local_tasks=local_tasks,
+        node_rank=node_rank,
+        nodes=nodes,
+        one_task_per_node=bool(per_node) and all(count == 1 for count, _ in per_node),
+        first_node=first_of(env.get("SLURM_STEP_NODELIST", "")),
+        hosts=_hosts(env, tasks.value, per_node) if rank.value == 0 else (),
+    )
+
+
+def _hosts(env: Environ, tasks: int, per_node: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+    if sum(count * repeated for count, repeated in per_node) != tasks:
+        return ()
+    return task_hosts(env.get("SLURM_STEP_NODELIST", ""), per_node, env.get("SLURM_DISTRIBUTION", "block"))
+
+
+def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
+    """The host of each task: block by block, or in turn (srun -m cyclic). None for other ways (plane, arbitrary)."""
+    counts = [count for count, repeated in per_node for _ in range(min(repeated, MOST_HOSTS))]
+    hosts = expanded(nodelist)
+    method = distribution.partition(":")[0].partition(",")[0]
+    if len(hosts) != len(counts) or method not in ("block", "cyclic", "unknown"):
+        return ()
+    if method == "cyclic":
+        turns = range(max(counts, default=0))
+        return tuple(host for turn in turns for host, count in zip(hosts, counts, strict=True) if turn < count)
+    return tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+
+
+def node_name(env: Environ, host: str, *, foreign: bool = False) -> str:
+    """What Slurm calls this host, which calls itself `host`: only that name means something to --exclude and scontrol.
+
+    NodeName and NodeHostname of slurm.conf may differ by a domain, or wholly. A name without its domain counts only
+    where it means one node; else SLURMD_NODENAME counts, unless a `foreign` launcher may have brought it along from
+    another host (hydra hands on all variables of mpiexec).
+    """
+    said = env.get("SLURMD_NODENAME", "").strip()
+    if host == said or (said and not _NODE_NAME.fullmatch(said)):
+        return host
+    nodes = expanded(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_STEP_NODELIST", "")) or (said,)
+    alike = tuple(dict.fromkeys(name for name in nodes if _short(name) == _short(host)))
+    if host in nodes or len(alike) == 1:
+        return host if host in nodes else alike[0]
+    possible = alike or (() if foreign else nodes)
+    return said if said and said in possible else host
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def first_of(nodelist: str) -> str:
+    """The first host of "z[9,1-3],a1", here "z9", in Slurm's own order: rank 0 runs there.
+
+    Not with ClusterShell: a NodeSet is sorted, and would say "a1".
+    """
+    first = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", nodelist.strip())
+    name = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+    if not name:
+        raise UsageError(f"SLURM_STEP_NODELIST={nodelist!r}: expected the hosts of the step.")
+    return one_host(name, f"SLURM_STEP_NODELIST={nodelist}")
+
+
+def leaf_of(env: Environ, host: str) -> str:
+    """The switch above this host: "leaf3" of SLURM_TOPOLOGY_ADDR=root.leaf3.node7; empty where Slurm tells of none.
+
+    The pattern (switch.switch.node) says where the host's name begins, which may have dots itself. A script that hands
+    its own variables on to other hosts (mpirun -x) must not put all of them on its own leaf, so the name must be ours.
+    """
+    kinds = env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    parts = env.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    if len(parts) != len(kinds) or len(kinds) < 2 or kinds[-1] != "node":
+        return ""
+    return parts[-2] if _short(parts[-1]) == _short(host) else ""
+
+
+def check_master(env: Environ, address: str, step: Step) -> None:
+    """Refuse a MASTER_ADDR that is a node of the job and none of the step: rank 0 of the step cannot be there.
+
+    Scripts that take the first of SLURM_JOB_NODELIST export such a one, and all ranks would wait for a host on which
+    nobody listens. A name that Slurm does not know (an address, another network) is left to those who try it.
+    """
+    job, ours = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
+    short = _short(address)
+    if short in job and ours and short not in ours:
+        raise UsageError(
+            f"MASTER_ADDR={address} is a node of job {step.job_id}, but not of its step {step.job_id}.{step.step_id} "
+            f"({env['SLURM_STEP_NODELIST']}), so no rank is there: expected {step.first_node}, the first node of the "
+            "step; unset MASTER_ADDR, or take it from SLURM_STEP_NODELIST within the step."
+        )
+
+
+def exported_note(env: Environ, rank: Given, world: Given) -> str:
+    """A RANK=0 that the batch script exported for all tasks: there SLURM_PROCID is 0, and all come as rank 0."""
+    if "TORCHELASTIC_RUN_ID" in env or not in_step(env):
+        return ""
+    task, tasks = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS")
+    if rank.value != 0 or not task or not tasks or task.value == 0 or tasks.value != world.value:
+        return ""
+    return (
+        f"{rank}, but {task} of {tasks.value} tasks: a RANK that is exported before srun is 0 in every task; unset "
+        "RANK and WORLD_SIZE, or set them within the task: srun bash -c 'RANK=$SLURM_PROCID exec ...'"
+    )
+
+
+def batch_note(env: Environ, host: str) -> str:
+    """In a job but outside its steps: what a bare run leaves out, and the line that tests all hosts."""
+    job = number(env, "SLURM_JOB_ID", "SLURM_JOBID")
+    if job is None:
+        return ""
+    nodes = number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    hosts = nodes.value if nodes else 1
+    # slurmd sets SLURMD_NODENAME on the hosts of the job; a plain `salloc` shell stays on the login host.
+    if hosts == 1 and "SLURMD_NODENAME" in env:
+        return ""
+    line = f"srun {_all_of_it(env, hosts)} ddpdiag check"
+    return f"This tests {host} alone, not the {hosts} host(s) of Slurm job {job.value}; to test all of them: {line}"
+
+
+def terminal_note(env: Environ, step: Step) -> str:
+    """In the shell of `srun --pty bash`, which is itself a step: the line that tests the whole job.
+
+    Since Slurm 20.11 steps share nothing by themselves: without --overlap the second one waits for the shell to end.
+    """
+    nodes = number(env, "SLURM_JOB_NUM_NODES")
+    if "SLURM_PTY_PORT" not in env or step.tasks.value != 1 or nodes is None or nodes.value == 1:
+        return ""
+    return (
+        f"This tests the one task of this shell, not the {nodes.value} hosts of Slurm job {step.job_id}; to test all "
+        f"of them: srun --overlap --nodes={nodes.value} --ntasks={nodes.value} ddpdiag check"
+    )
+
+
+def _all_of_it(env: Environ, hosts: int) -> str:
+    """srun's options for all nodes of the job, with its tasks, CPUs and GPUs.
+
+    Both --nodes and --ntasks: within a job of more tasks than nodes srun ignores --ntasks-per-node. Since Slurm 22.05
+    srun does not take --cpus-per-task from sbatch, so it is said again.
+    """
+    tasks = number(env, "SLURM_NTASKS", "SLURM_NPROCS")
+    words = [f"--nodes={hosts}", f"--ntasks={max(hosts, tasks.value if tasks else 1)}"]
+    for option, name in (("--cpus-per-task", "SLURM_CPUS_PER_TASK"), ("--gpus-per-node", "SLURM_GPUS_PER_NODE")):
+        if re.fullmatch(r"[A-Za-z0-9_.:,-]+", env.get(name, "")):
+            words.append(f"{option}={env[name]}")
+    return " ".join(words)
+
+
+# The job's time limit ------------------------------------------------------------------------------------------------
+
+# Slurm kills a job some KillWait (30 s) after its end; clocks that differ by more are wrong.
+_SKEW_SECONDS = 60.0
+
+
+def job_left_seconds(env: Environ) -> float | None:
+    """Seconds until the time limit of the job; None outside of Slurm, or where Slurm does not say.
+
+    Slurm 23.02 and later tell the end in SLURM_JOB_END_TIME. Older ones know it only in slurmctld, so rank 0 asks
+    `scontrol` once: thousands of tasks that ask at once would slow the cluster down, and a prolog would as well.
+    """
+    job = env.get("SLURM_JOB_ID", "")
+    if not re.fullmatch(r"[0-9]{1,10}", job):
+        return None
+    if end := _epoch(env.get("SLURM_JOB_END_TIME", "")):
+        return _by_our_clock(_epoch(env.get("SLURM_JOB_START_TIME", "")), end)
+    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(_record(job, _asked(job)))
+
+
+def within(budget_seconds: float, left_seconds: float | None) -> float:
+    """The budget, or what of it ends before the job does; at least the smallest one."""
+    if left_seconds is None:
+        return budget_seconds
+    return min(budget_seconds, max(DEADLINES.least_budget, left_seconds - DEADLINES.leave_job))
+
+
+def _epoch(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
+
+
+def _by_our_clock(start: int | None, end: int) -> float | None:
+    """None where this host's clock cannot be right: the job has begun, and is not over for long."""
+    now = time.time()
+    if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
+        return None
+    return end - now
+
+
+def _record(job: str, told: str) -> str:
+    """The line of this very job, or nothing: a job array's first number gets the lines of all its tasks."""
+    lines = [line for line in told.splitlines() if re.match(rf"JobId={job}\b", line)]
+    return lines[0] if len(lines) == 1 else ""
+
+
+def _by_slurms_clock(told: str) -> float | None:
+    """From what `scontrol show job` says, with no use of this host's clock: the limit less the time that it ran."""
+    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", told))
+    start, end = (_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
+    ran = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
+    if start is None or end is None or ran is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in ran.groups())
+    return float(end - start - (days * 86_400 + hours * 3600 + minutes * 60 + seconds))
+
+
+def _asked(job: str) -> str:
+    """What `scontrol` says of the job, times in seconds since 1970; empty if it does not answer in time."""
+    command = ("scontrol", "--oneliner", "show", "job", job)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
+        )
+    except OSError:
+        return ""
+    try:
+        told, _ = process.communicate(timeout=DEADLINES.scontrol)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in the kernel
+            process.wait(0.5)
+        return ""
+    return told

@@ -1,0 +1,234 @@
+"""Failover: what rank 0 leaves to the others in the shared folder, and how one of them takes its place."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+
+from ddpdiag.codec import assemble, disassemble, read_lines
+from ddpdiag.errors import RunLost
+from ddpdiag.model import Arrival, End, Event, EventKind, Header, Outcome, Recording, Report, Status
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.control.messages import Shutdown
+from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
+from ddpdiag.runtime.record.missing_ranks import NoteReader, with_host_answers, with_notes
+from ddpdiag.runtime.record.shared_folder import RUN, SharedFolder, SharedRunLog
+
+
+class Published(NamedTuple):
+    """A report, and whether every file that was asked for could be written."""
+
+    report: Report
+    complete: bool
+
+
+class Rank0Address(NamedTuple):
+    """The name under which rank 0's host is known here, and the job's port there."""
+
+    host: str
+    port: int
+
+
+class Handover:
+    """Rank 0's side: what it shares as it happens, and what it asks before it judges.
+
+    `folder` is the run's shared folder, `notes` looks there for ranks that do not find us; None without `--shared-dir`.
+    """
+
+    def __init__(self, folder: Path | None, notes: NoteReader | None, lines: Callable[[], Sequence[Line]]) -> None:
+        self._run_log = SharedRunLog(folder, lines) if folder is not None else None
+        self._notes = notes
+        self._readers: tuple[int, ...] = ()
+
+    def explain(self, lines: Sequence[Line], at: Rank0Address) -> list[Line]:
+        """The lines, with what absent ranks wrote, and whether hosts of lost ones answer.
+
+        RunLost when another rank has made the report by now.
+        """
+        if self._run_log is not None and self._run_log.was_replaced(DEADLINES.replaced):
+            raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
+        notes = self._notes.stop() if self._notes is not None else {}
+        explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
+        self._readers = tuple(cut_off(explained))
+        return explained
+
+    def close(self, shutdown: Shutdown) -> None:
+        """Tell the verdict to those who can hear us no more, and remove what was shared."""
+        if self._run_log is not None:
+            self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
+
+
+def cut_off(lines: Sequence[Line]) -> list[int]:
+    """Lost ranks that may live: their hosts do not answer, so perhaps the way to them is cut."""
+    hosts = {line.place.rank: line.host for line in lines if isinstance(line, Arrival)}
+    lost = [line for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST and not line.answers]
+    return [e.rank for e in lost if e.rank is not None and hosts.get(e.rank) not in (None, hosts.get(0))]
+
+
+class Successor:
+    """Another rank's side, when rank 0 is lost. `begin` is when this process started, on the monotonic clock."""
+
+    def __init__(
+        self,
+        shared: SharedFolder,
+        header: Header,
+        begin: float,
+        at: Rank0Address,
+        publish: Callable[[Sequence[Line]], Published],
+    ) -> None:
+        self._shared = shared
+        self._header = header
+        self._begin = begin
+        self._at = at
+        self._publish = publish
+        self._made: Published | None = None
+
+    def obtain(self) -> tuple[Shutdown, str] | None:
+        """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself."""
+        shutdown = Election(self._shared, self._header.writer, self._take_over).run()
+        if shutdown is None:
+            return None
+        if self._made is None:
+            return shutdown, f"the verdict came through {self._shared.folder.parent}: {shutdown.sentence}"
+        if not self._made.complete:
+            return shutdown, f"the records of the run stay in {self._shared.folder}"
+        with contextlib.suppress(TimeoutError):
+            ThreadPoolExecutor(1).submit(self._shared.remove).result(DEADLINES.remove_shared)
+        return shutdown, "the report is made here"
+
+    def _take_over(self, candidates: tuple[int, ...]) -> Shutdown:
+        # Rank 0's own lines first, which count: it settled places and times.
+        lines = read_lines([self._shared.folder / RUN, *sorted(self._shared.folder.glob("rank-*.jsonl"))])
+        known = list(without_rank_0(lines, self._header, candidates, time.monotonic() - self._begin))
+        self._made = self._publish(with_host_answers(known, self._header.writer, self._at.host, self._at.port))
+        nonces = {line.place.rank: line.nonce for line in known if isinstance(line, Arrival)}
+        gone = {rank: nonce for rank, nonce in nonces.items() if rank not in candidates}
+        return Shutdown(self._made.report.exit_code, self._made.report.sentence, gone)
+
+
+# The election --------------------------------------------------------------------------------------------------------
+
+# So that a thousand waiting ranks ask a file server a thousand times a second, not five thousand.
+_LOOK_SECONDS_PER_CANDIDATE = 0.001
+_MOST_LOOK_SECONDS = 1.0  # well below what the successor waits for its readers
+
+
+class Election:
+    """One rank's part when rank 0 is lost; `take_over` gets the living ranks, makes the report and returns the verdict.
+
+    Each rank that has lost rank 0 leaves a mark. After a grace, in which the others notice, too, the lowest of them
+    claims rank 0's place, reads what all have written, judges, publishes, and leaves the verdict in the folder; the
+    others wait for that, and all leave with the same exit code. If it dies, the next one takes over. Where rank 0's
+    heartbeat goes on in the folder, only the way to it is cut: its own verdict is waited for, so that there are never
+    two reports.
+    """
+
+    def __init__(
+        self,
+        shared: SharedFolder,
+        rank: int,
+        take_over: Callable[[tuple[int, ...]], Shutdown],
+        turns: ElectionTimes = ELECTION_TIMES,
+    ) -> None:
+        self._shared = shared
+        self._rank = rank
+        self._take_over = take_over
+        self._turns = turns
+
+    def run(self) -> Shutdown | None:
+        """The verdict, or None if nobody made one; it takes no longer than its turns, whatever a file server does."""
+        attempt = ThreadPoolExecutor(1).submit(self._run)
+        try:
+            return attempt.result(self._turns.total)
+        except (OSError, TimeoutError):
+            return None
+
+    def _run(self) -> Shutdown | None:
+        heartbeat = self._shared.heartbeat()
+        verdict = self._wait_for_verdict(self._turns.grace)
+        if verdict is not None:
+            return verdict
+        if self._shared.heartbeat() != heartbeat:
+            return self._wait_for_verdict(self._turns.alive)
+        for turn in range(self._turns.count):
+            candidates = self._shared.ranks("candidate", self._rank)
+            if candidates[turn : turn + 1] == (self._rank,) and self._shared.claim(turn, self._rank):
+                return self._lead(turn, candidates)
+            if (verdict := self._wait_for_verdict(self._turns.turn)) is not None:
+                return verdict
+        return None
+
+    def _wait_for_verdict(self, seconds: float) -> Shutdown | None:
+        end = time.monotonic() + seconds
+        pause = self._pause()
+        while True:
+            self._shared.refresh(self._rank)  # or NFS would go on saying that there is no such file
+            if (verdict := self._shared.verdict()) is not None:
+                with contextlib.suppress(OSError):  # nobody may wait for that any more
+                    self._shared.mark("read", self._rank)
+                return verdict
+            if time.monotonic() > end:
+                return None
+            time.sleep(pause)
+
+    def _pause(self) -> float:
+        candidates = len(self._shared.ranks("candidate", self._rank))
+        return max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
+
+    def _lead(self, turn: int, candidates: tuple[int, ...]) -> Shutdown | None:
+        end = time.monotonic() + self._turns.ready
+        while not set(candidates) <= set(self._shared.ranks("ready", self._rank)) and time.monotonic() < end:
+            time.sleep(self._turns.look)
+        if (
+            max(self._shared.ranks("leader", self._rank), default=-1) != turn
+        ):  # we stood still, and the next one went on
+            return self._wait_for_verdict(self._turns.turn)
+        shutdown = self._take_over(candidates)
+        self._shared.write_verdict(shutdown)
+        self._shared.wait_for_readers(candidates, self._rank, self._turns.readers)
+        return shutdown
+
+
+def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...], seconds: float) -> Iterator[Line]:
+    """The run as its successor tells it: a rank that left no mark is lost. `header` is the successor's own."""
+    known = assemble([*lines, header])
+    recording = structs.replace(
+        known,
+        header=structs.replace(known.header, writer=header.writer),
+        events=(*known.events, *(_event(known, rank, seconds) for rank in _lost(known, candidates))),
+        outcomes=(*known.outcomes, *_unheard(known, {0, *known.arrivals} - {*candidates})),
+        end=End(seconds=seconds),
+    )
+    return disassemble(recording)
+
+
+def _lost(known: Recording, candidates: tuple[int, ...]) -> list[int]:
+    told = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
+    return [rank for rank in known.arrivals if rank not in candidates and rank not in told]
+
+
+def _ranks(known: Recording, kind: EventKind) -> set[int | None]:
+    return {event.rank for event in known.events if event.kind is kind}
+
+
+def _event(known: Recording, rank: int, seconds: float) -> Event:
+    node = known.arrivals[rank].place.node
+    return Event(
+        kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail="it left no sign after rank 0 was lost"
+    )
+
+
+def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
+    """Their part in the trial that was running; who said that it was told to leave is a bystander."""
+    heard = {(outcome.trial, outcome.rank) for outcome in known.outcomes}
+    leaving = _ranks(known, EventKind.LEAVING) - _ranks(known, EventKind.LOST)
+    for trial in known.trials:
+        for rank in trial.ranks:
+            if rank in gone and (trial.number, rank) not in heard:
+                told = rank in leaving
+                status, error = (Status.SKIPPED, "") if told else (Status.UNHEARD, "it was lost")
+                yield Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, error=error, told=told)

@@ -1,0 +1,242 @@
+"""What a run keeps in a folder that all hosts share (`--shared-dir`), so that it survives the loss of rank 0.
+
+    ddpdiag-<run id>-<nonce>/    mode 0700, one for each run, removed at its end
+        run.jsonl                rank 0's lines, as they happen
+        heartbeat                a number that grows as long as rank 0 lives
+        rank-<n>.jsonl           a copy of each other rank's own record
+        candidate-<n>            rank n lives, and has lost rank 0
+        ready-<n>                its record is complete
+        leader-<turn>            the rank that makes the report in rank 0's place
+        verdict                  exit code and sentence
+        read-<n>                 rank n has read them
+        look-<n>                 made and removed at once: rank n looks at the folder
+
+Everything is done in a thread of its own, in order: a file server that does not answer must hold up no rank. Files are
+closed after each write, because NFS shows to others what was written before a close, and to a reader what was there
+when it opened (nfs(5), close-to-open consistency).
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from ddpdiag.codec import encode_line
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.control.messages import Shutdown
+from ddpdiag.runtime.deadlines import DEADLINES
+
+RUN = "run.jsonl"
+_HEARTBEAT, _VERDICT = "heartbeat", "verdict"
+_HEARTBEAT_SECONDS = 1.0
+_FOLLOW_SECONDS = 0.2
+_REMOVALS = 3
+
+
+def shared_folder(shared_dir: str, name: str, nonce: str) -> Path:
+    """The folder of one run; `name` is that of its local folders."""
+    return Path(shared_dir) / f"{name}-{nonce}"
+
+
+class SharedFolder:
+    """The run's folder. Every method may wait for a file server, and raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def mark(self, mark: str, rank: int) -> None:
+        """Leave a mark of this rank."""
+        (self.folder / f"{mark}-{rank}").touch(mode=0o600)
+
+    def refresh(self, me: int) -> None:
+        """See what the others did: a client of NFS may show a folder as it was 60 s ago (nfs(5), acdirmax).
+
+        Unless it changes the folder itself.
+        """
+        look = self.folder / f"look-{me}"
+        look.touch(mode=0o600)
+        look.unlink(missing_ok=True)
+
+    def ranks(self, mark: str, me: int) -> tuple[int, ...]:
+        """Ranks that left this mark, in rising order."""
+        self.refresh(me)
+        found = (re.fullmatch(rf"{mark}-([0-9]+)", name) for name in os.listdir(self.folder))
+        return tuple(sorted(int(match[1]) for match in found if match))
+
+    def claim(self, turn: int, rank: int) -> bool:
+        """Take rank 0's place; only one rank can in each turn."""
+        try:
+            descriptor = os.open(self.folder / f"leader-{turn}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        os.write(descriptor, b"%d" % rank)
+        os.close(descriptor)
+        return True
+
+    def heartbeat(self) -> bytes:
+        """What rank 0 wrote last as a sign of life."""
+        try:
+            return (self.folder / _HEARTBEAT).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def write_heartbeat(self) -> None:
+        """Rank 0 lives."""
+        (self.folder / _HEARTBEAT).write_text(str(time.monotonic()))
+
+    def verdict(self) -> Shutdown | None:
+        """The verdict, once there is one."""
+        try:
+            return msgspec.json.decode((self.folder / _VERDICT).read_bytes(), type=Shutdown)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def write_verdict(self, shutdown: Shutdown) -> None:
+        """Tell the verdict, whole or not at all."""
+        new = self.folder / f"{_VERDICT}-{os.getpid()}"
+        new.write_bytes(msgspec.json.encode(shutdown))
+        new.replace(self.folder / _VERDICT)
+
+    def wait_for_readers(self, ranks: Collection[int], me: int, seconds: float) -> None:
+        """Wait until these ranks have read the verdict; who is gone is not waited for longer than that."""
+        end = time.monotonic() + seconds
+        while not set(ranks) <= {*self.ranks("read", me), me} and time.monotonic() < end:
+            time.sleep(_FOLLOW_SECONDS)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it, and with what other ranks still add meanwhile."""
+        for _ in range(_REMOVALS):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                return
+
+
+class RecordCopy:
+    """One rank's lines in the shared folder, once rank 0 has named it. What cannot be written is left out."""
+
+    def __init__(self, shared_dir: str, name: str, rank: int) -> None:
+        self._where = (shared_dir, name)
+        self._rank = rank
+        self._early: list[bytes] = []
+        self._executor = ThreadPoolExecutor(1)
+        self.shared: SharedFolder | None = None
+
+    def open(self, nonce: str) -> None:
+        """From now on lines are written, those of before first."""
+        if self.shared is None:
+            self.shared = SharedFolder(shared_folder(*self._where, nonce))
+            self._do(lambda folder: folder.mkdir(mode=0o700, exist_ok=True))
+            self.write(b"".join(self._early))
+            self._early.clear()
+
+    def write(self, data: bytes) -> None:
+        """Append to the copy."""
+        if self.shared is None:
+            self._early.append(data)
+        else:
+            self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
+
+    def mark(self, mark: str) -> Future[None] | None:
+        """Leave a mark, after what was written so far."""
+        return self._do(lambda folder: SharedFolder(folder).mark(mark, self._rank))
+
+    def remove(self) -> None:
+        """Remove the copy; rank 0, or who took its place, removes the folder."""
+        done = self._do(self._remove)
+        if done is not None:
+            with contextlib.suppress(TimeoutError):
+                done.result(DEADLINES.tidy)
+
+    def _remove(self, folder: Path) -> None:
+        (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # empty only if rank 0 removed it while we were still writing
+            folder.rmdir()
+
+    def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
+        return None if self.shared is None else self._executor.submit(_attempt, act, self.shared.folder)
+
+
+class SharedRunLog:
+    """Rank 0's lines in the shared folder, as they happen, with a heartbeat, and at the end the verdict.
+
+    `lines` gives all lines so far.
+    """
+
+    def __init__(self, folder: Path, lines: Callable[[], Sequence[Line]]) -> None:
+        self._shared = SharedFolder(folder)
+        self._lines = lines
+        self._written = 0
+        self._heartbeat_due = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="shared-run-log", daemon=True)
+        self._shutdown: Shutdown | None = None
+        self._readers: tuple[int, ...] = ()
+        self._patience = 0.0
+        self._thread.start()
+
+    def was_replaced(self, seconds: float) -> bool:
+        """Did another rank take our place, while this process stood still? It wrote the report, and may be gone."""
+        return not self._over.is_set() and bool(_within(seconds, self._is_replaced))
+
+    def _is_replaced(self) -> bool:
+        return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("leader", 0)))
+
+    def close(self, shutdown: Shutdown, readers: Sequence[int], seconds: float) -> None:
+        """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
+        self._shutdown, self._readers, self._patience = shutdown, tuple(readers), seconds
+        self._over.set()
+        self._thread.join(seconds + DEADLINES.tidy)
+
+    def _follow(self) -> None:
+        _attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
+        while not self._over.wait(_FOLLOW_SECONDS):
+            _attempt(self._catch_up, self._shared.folder)
+        if _within(DEADLINES.tidy, self._is_replaced):
+            return  # who took our place still reads all this, and removes it
+        if self._readers:
+            _attempt(self._tell, self._shared.folder)
+        self._shared.remove()
+
+    def _catch_up(self, folder: Path) -> None:
+        if time.monotonic() >= self._heartbeat_due:
+            self._heartbeat_due = time.monotonic() + _HEARTBEAT_SECONDS
+            self._shared.write_heartbeat()
+        lines = self._lines()
+        if len(lines) > self._written:
+            append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
+            self._written = len(lines)
+
+    def _tell(self, _folder: Path) -> None:
+        if self._shutdown is not None:
+            self._shared.write_verdict(self._shutdown)
+            self._shared.wait_for_readers(self._readers, 0, self._patience)
+
+
+def _within(seconds: float, ask: Callable[[], bool]) -> bool | None:
+    """The answer, or None if the file server gives none in time."""
+    try:
+        return ThreadPoolExecutor(1).submit(ask).result(seconds)
+    except (TimeoutError, OSError):
+        return None
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file of ours, and close it, so that others see it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def _attempt(act: Callable[[Path], object], folder: Path) -> None:
+    """What cannot be written costs the copy, not the run."""
+    with contextlib.suppress(OSError):
+        act(folder)

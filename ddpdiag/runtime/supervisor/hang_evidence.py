@@ -1,0 +1,161 @@
+"""Evidence of a worker that did not end in time: its Python stacks, and the collectives that it posted last.
+
+The collectives come from a thread of the worker that reads torch's flight recorder while the main thread waits in one
+of them. It needs the GIL to answer: a worker that holds it for ever, or is stopped, says nothing, and its supervisor
+waits for that only for a moment. If it is wanted, and NCCL's RAS service runs in this process, it asks that, too.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ddpdiag.model import Collective, Place
+from ddpdiag.probes import ras
+from ddpdiag.probes.recorder import Group, groups, posted
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
+from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
+
+THREAD_FILE = os.path.basename(__file__)
+_QUESTION, _QUESTION_TO_NCCL = b"?", b"!"
+_POLL_SECONDS = 0.02
+_ASKING_RANKS, _ASKING_HOSTS = 2, 4
+
+
+class RecorderReader:
+    """The worker's side: reads the flight recorder when its supervisor asks."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._before: frozenset[Group] = frozenset()
+        self._started = False
+
+    def start_trial(self) -> None:
+        """A trial begins, in which groups are opened anew: those of the trials before are no longer asked for."""
+        self._before = groups()
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
+
+    def collectives(self) -> tuple[Collective, ...] | None:
+        """What was posted in this trial."""
+        return posted(self._before)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while question := self._channel.recv(len(_QUESTION)):
+                end = time.monotonic() + DEADLINES.ask_ras
+                # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
+                self._channel.send(msgspec.json.encode(PostedCollectives(self.collectives())))
+                if question == _QUESTION_TO_NCCL:
+                    service = _service()
+                    text = ras.status(service, end) if service is not None else ""
+                    self._channel.send(msgspec.json.encode(RasReport(text)))
+
+
+def _service() -> ras.Address | None:
+    """NCCL's service in this process, if it can be found."""
+    try:
+        return ras.own_service(os.environ)
+    except (OSError, ValueError, IndexError):  # no /proc, or another form of it
+        return None
+
+
+def ask_for_collectives(channel: socket.socket, *, nccl: bool = False) -> None:
+    """The supervisor's side: put the question, to NCCL as well; a worker that is gone answers nothing."""
+    with contextlib.suppress(OSError):
+        channel.send(_QUESTION_TO_NCCL if nccl else _QUESTION, socket.MSG_DONTWAIT)
+
+
+def asks_nccl(place: Place) -> bool:
+    """Does this rank ask NCCL, too? Each report is about the whole job, so two ranks of some hosts are enough."""
+    return (place.local_rank or 0) < _ASKING_RANKS and (place.node_rank or 0) < _ASKING_HOSTS
+
+
+def wait_for_answer(
+    channel: socket.socket, end: float, alive: Callable[[], bool]
+) -> PostedCollectives | RasReport | None:
+    """The next answer, until `end` of the monotonic clock or the worker's death."""
+    answer = receive_answer(channel)
+    while answer is None and time.monotonic() < end and alive():
+        time.sleep(_POLL_SECONDS)
+        answer = receive_answer(channel)
+    return answer
+
+
+def receive_answer(channel: socket.socket) -> PostedCollectives | RasReport | None:
+    """The next answer, if it is there."""
+    try:
+        data = channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    return decode_recorder_answer.decode(data) if data else None
+
+
+# Python stacks -------------------------------------------------------------------------------------------------------
+
+MOST_FRAMES = 64
+MOST_THREADS = 16
+MOST_THREAD_FRAMES = 16
+_MOST_CHARACTERS = 160
+# faulthandler writes these where it stops: after 100 frames of a thread, and after 100 threads.
+_CUT, _THREADS_CUT = "  ...", "..."
+
+
+class Stacks(NamedTuple):
+    """Frames, innermost first, as "function (file:line)": of the main thread, and of each other thread."""
+
+    main: tuple[str, ...] = ()
+    others: tuple[tuple[str, ...], ...] = ()
+
+
+def read_stacks(dump: str) -> Stacks:
+    """The stacks in a dump, which lists the oldest thread, that is the main one, last."""
+    threads = _threads(dump)
+    if not threads:
+        return Stacks()
+    *others, main = [*threads, []] if _THREADS_CUT in dump.splitlines() else threads
+    own = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
+    kept = tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in own[:MOST_THREADS])
+    return Stacks(shortened(main, MOST_FRAMES), kept)
+
+
+def shortened(frames: Sequence[str], most: int) -> tuple[str, ...]:
+    """The innermost frames; of more than `most`, how many were left out."""
+    left_out = len(frames) - most
+    return tuple(frames) if left_out <= 0 else (*frames[:most], f"... and {left_out} more frames")
+
+
+def _threads(dump: str) -> list[list[str]]:
+    threads: list[list[str]] = []
+    for line in dump.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append([])
+        elif threads and line.startswith("  File ") and ", line " in line:
+            threads[-1].append(_frame(line))
+        elif threads and line == _CUT:
+            threads[-1].append("...")
+    return threads
+
+
+def _frame(line: str) -> str:
+    path, _, rest = line.removeprefix('  File "').partition('", line ')
+    number, _, function = rest.partition(" in ")
+    return f"{function} ({os.path.basename(path)}:{number})"[:_MOST_CHARACTERS]
+
+
+class HangEvidence(NamedTuple):
+    """What a process that did not end in time says of itself: its stacks and its last collectives, if it can.
+
+    `ras` is what NCCL's own service says of the job, if it was asked.
+    """
+
+    stacks: Stacks = Stacks()
+    collectives: tuple[Collective, ...] | None = None
+    ras: str = ""

@@ -1,0 +1,203 @@
+"""What passes between a supervisor, its fork server and its workers: typed messages (never pickle) and steps."""
+
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import time
+
+import msgspec
+from msgspec import Struct, field
+
+from ddpdiag.model import Collective, Options, Place, Status, Trial
+from ddpdiag.runtime.control.messages import BarrierOpen
+
+# Supervisor to worker, and back --------------------------------------------------------------------------------------
+
+
+class Task(Struct, frozen=True, tag="task"):
+    """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host.
+
+    `end` is when the supervisor will end it, on the monotonic clock of this host.
+    """
+
+    place: Place
+    trial: Trial
+    options: Options
+    scratch: str
+    env: dict[str, str | None]
+    end: float
+
+
+class BarrierReached(Struct, frozen=True, tag="atgate"):
+    """The worker waits at the barrier of its group; `shares` asks for the offers of all ranks."""
+
+    offer: str
+    shares: bool = False
+
+
+class WorkerPartial(Struct, frozen=True, tag="sofar"):
+    """What is measured so far, and how far that is, in words."""
+
+    data: msgspec.Raw
+    text: str = ""
+
+
+class TrialEnded(Struct, frozen=True, tag="answer"):
+    """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `collectives`
+    posted last (RAISED)."""
+
+    status: Status
+    data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is no JSON
+    error: str = ""
+    detail: str = ""
+    timings: dict[str, float] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] | None = None
+
+
+class PostedCollectives(Struct, frozen=True, tag="posted"):
+    """The collectives that a worker posted last in this trial; None if torch keeps no record."""
+
+    collectives: tuple[Collective, ...] | None
+
+
+class RasReport(Struct, frozen=True, tag="ras"):
+    """What NCCL's own service said then, if the worker was asked to ask it; empty if nothing, or if there is none."""
+
+    text: str
+
+
+class Incomplete(Struct, frozen=True):
+    """Not a message: a part of one arrived."""
+
+
+WorkerMessage = BarrierReached | WorkerPartial | TrialEnded
+WorkerCommand = Task | BarrierOpen
+
+# Supervisor to fork server, and back ----------------------------------------------------------------------------------
+
+
+class Fork(Struct, frozen=True, tag="fork"):
+    """Fork a worker; its sockets, step page and stack file travel beside this message as descriptors."""
+
+
+class SkipLazyImports(Struct, frozen=True, tag="enough"):
+    """Import nothing beyond torch itself."""
+
+
+class Imported(Struct, frozen=True, tag="imported"):
+    """torch is there, after so many seconds."""
+
+    seconds: float
+
+
+class Forked(Struct, frozen=True, tag="forked"):
+    """The worker asked for runs as `pid`."""
+
+    pid: int
+
+
+class Exited(Struct, frozen=True, tag="exited"):
+    """A worker ended; `code` is negative for a signal, as in subprocess."""
+
+    pid: int
+    code: int
+
+
+ForkServerMessage = Imported | Forked | Exited
+
+decode_worker_message: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
+decode_recorder_answer: msgspec.json.Decoder[PostedCollectives | RasReport] = msgspec.json.Decoder(
+    PostedCollectives | RasReport
+)
+decode_worker_command: msgspec.json.Decoder[WorkerCommand] = msgspec.json.Decoder(WorkerCommand)
+decode_fork_server_message: msgspec.json.Decoder[ForkServerMessage] = msgspec.json.Decoder(ForkServerMessage)
+
+
+# Framing: the kernel takes no more than net.core.wmem_max at once, 208 KiB as a rule ---------------------------------
+
+FRAME_BYTES = 64 << 10
+_MORE, _LAST = b"+", b"."
+
+
+def send_framed(channel: socket.socket, message: bytes) -> None:
+    """Send a message of any length over a SOCK_SEQPACKET socket; waits while the other end does not read."""
+    for start in range(0, max(1, len(message)), FRAME_BYTES):
+        end = start + FRAME_BYTES
+        channel.send((_MORE if end < len(message) else _LAST) + message[start:end])
+
+
+class FrameReader:
+    """The other end: joins the frames of one message after the other."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+
+    def receive(self, channel: socket.socket) -> bytes | None:
+        """The whole message, None until its last frame is there, empty when the channel is closed. Does not wait."""
+        try:
+            frame = channel.recv(1 + FRAME_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return b""
+        if not frame:
+            return b""
+        self._frames.append(frame[1:])
+        if frame[:1] == _MORE:
+            return None
+        message, self._frames = b"".join(self._frames), []
+        return message
+
+
+# The step page -------------------------------------------------------------------------------------------------------
+
+_STEP = struct.Struct("<qd")
+_LABEL_BYTES = 120
+_SIZE = mmap.PAGESIZE
+
+
+def anonymous_file(name: str) -> int:
+    """A descriptor of an empty file without a name, in memory: on a full disk a mapped page would end us by SIGBUS."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class StepPage:
+    """A step's number, time and name: how far a worker is, for its supervisor. A torn label is possible and harmless.
+
+    Shared memory, because a process that holds the GIL, is stopped or is stuck in a driver answers no message.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, _SIZE)
+
+    @classmethod
+    def create(cls) -> "StepPage":
+        """A fresh page, whose descriptor can be handed to a worker."""
+        descriptor = anonymous_file("ddpdiag-steps")
+        os.truncate(descriptor, _SIZE)
+        return cls(descriptor)
+
+    def write(self, step: int, label: str) -> None:
+        """Announce a step."""
+        text = label.encode(errors="replace")[:_LABEL_BYTES]
+        self._map[: _STEP.size + _LABEL_BYTES] = _STEP.pack(step, time.monotonic()) + text.ljust(_LABEL_BYTES, b"\0")
+
+    def read(self) -> tuple[int, str]:
+        """The last step announced, and its label."""
+        step, _at = _STEP.unpack(self._map[: _STEP.size])
+        label = self._map[_STEP.size : _STEP.size + _LABEL_BYTES].rstrip(b"\0")
+        return step, label.decode(errors="replace")
+
+    def seconds(self) -> float:
+        """How long ago the last step was announced; the monotonic clock is that of all processes of a host."""
+        _step, at = _STEP.unpack(self._map[: _STEP.size])
+        return max(0.0, time.monotonic() - float(at))
+
+    def close(self) -> None:
+        """Unmap and close."""
+        self._map.close()
+        os.close(self.descriptor)

@@ -1,0 +1,288 @@
+"""Processes that this one starts: their output, state and end; and the signals that it gets itself."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+from ddpdiag.foreign import without_secrets
+from ddpdiag.model import ProcessState
+from ddpdiag.probes.procfs import cpu_ticks, process_state
+from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.supervisor.ipc import anonymous_file
+
+# Has a worker or fork server write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
+DUMP_SIGNAL = signal.SIGUSR1
+LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_PR_SET_PDEATHSIG = 1
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
+_POLL_SECONDS = 0.005
+
+
+# In the child --------------------------------------------------------------------------------------------------------
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send `signum` to this process when the thread that started it ends (prctl(2), Linux).
+
+    If `parent` is gone already, the signal would never come, so this process ends at once.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def leave_terminal() -> None:
+    """Own session, deaf to SIGINT and SIGTERM: only supervisors act on them."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+# In the parent -------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
+
+    def __init__(self) -> None:
+        self._descriptor = anonymous_file("ddpdiag-log")
+
+    def fileno(self) -> int:
+        """Descriptor for the child."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Give back the descriptor."""
+        os.close(self._descriptor)
+
+    def tail(self, size: int = 4000, since: int = 0) -> str:
+        """Its last `size` bytes written after offset `since`, as text without secrets."""
+        end = self.size()
+        start = max(since, end - size)
+        return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self._descriptor).st_size
+
+
+class Child:
+    """A process that this one started, or will start; nothing here waits without a time-out."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid = pid
+        self.exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code once it ended, negative for a signal, as in subprocess."""
+        if self.exit_code is None and self.pid is not None:
+            with contextlib.suppress(ChildProcessError):
+                done, status = os.waitpid(self.pid, os.WNOHANG)
+                self.exit_code = os.waitstatus_to_exitcode(status) if done else None
+        return self.exit_code
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, waited for at most so long."""
+        end = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        return self.exit_code
+
+    def state(self) -> ProcessState:
+        """The state of the process right now; touches nothing."""
+        state, wchan = process_state(self.pid) if self.pid else (None, None)
+        return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to it."""
+        if self.pid is not None:
+            signal_process(self.pid, signum)
+
+    def kill(self) -> bool:
+        """Send SIGKILL; True if it is gone within 2 s."""
+        if self.pid is None or self.exit_code is not None:
+            return True
+        self.signal(signal.SIGKILL)
+        end = time.monotonic() + DEADLINES.kill
+        while time.monotonic() < end:
+            self.poll()
+            if not is_alive(self.pid):
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False
+
+
+class ForkedChildren:
+    """Children that run functions of this process, by number; a signal that tells this process to leave reaches them.
+
+    `signals` must catch SIGCHLD, too. `exit_codes` are those of children that have ended.
+    """
+
+    def __init__(self, signals: "Signals") -> None:
+        self.signals = signals
+        self.running: dict[int, Child] = {}
+        self.exit_codes: dict[int, int] = {}
+        self._forwarded = False
+
+    def fork(self, call: Callable[[], int], number: int = 0) -> Child:
+        """Start a child, whose exit code is what `call` returns. Without exec: an interpreter's start is saved."""
+        flush_output()
+        parent = os.getpid()
+        # Held back until the child has handlers of its own: what arrives before that would be lost in ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(parent, signal.SIGTERM)
+            os._exit(call())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
+        self.running[number] = Child(pid)
+        return self.running[number]
+
+    def wait(self, seconds: float) -> None:
+        """Collect the children that have ended; where none has, sleep until something happens."""
+        if not self._reap():
+            select.select([self.signals.woken], [], [], seconds)
+            self.signals.drain()
+            self._reap()
+        if self.signals.told is not None and not self._forwarded:
+            self._forwarded = True
+            self.send(self.signals.told)
+
+    def _reap(self) -> bool:
+        ended = [number for number, child in self.running.items() if child.poll() is not None]
+        for number in ended:
+            self.exit_codes[number] = self.running.pop(number).exit_code or 0
+        return bool(ended)
+
+    def send(self, signum: int) -> None:
+        """Send a signal to all that run."""
+        for child in self.running.values():
+            child.signal(signum)
+
+
+def flush_output() -> None:
+    """A forked child must not write once more what this process holds in a buffer."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
+    """Start `python -m module` with these descriptors; returns its pid at once."""
+    process = subprocess.Popen(
+        # -P: a module in the user's current directory must not take the place of one of the standard library.
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log.fileno(),
+        stderr=log.fileno(),
+        pass_fds=passed,
+        env=with_home(env),
+    )
+    process.returncode = 0  # we reap it ourselves, by pid
+    # Rank 0 raised its own limit for the control server; checks look at the user's.
+    with contextlib.suppress(OSError, AttributeError):
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
+    return process.pid
+
+
+def with_home(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
+    home = str(Path(__file__).parents[3])
+    if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:
+        return dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (env.get("PYTHONPATH"), home)))}
+
+
+def signal_process(pid: int, signum: int) -> None:
+    """Send a signal; a process that is gone is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def is_alive(pid: int) -> bool:
+    """Is there such a process that is not a zombie?"""
+    state, _ = process_state(pid)
+    return state is not None and state not in "ZX"
+
+
+def is_busy(pid: int) -> bool:
+    """Does a process use a core right now? Looks for 0.1 s."""
+    before = cpu_ticks(pid)
+    time.sleep(DEADLINES.busy)
+    after = cpu_ticks(pid)
+    return before is not None and after is not None and after > before
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit code in words."""
+    match code:
+        case None:
+            return "the process vanished; its exit code is unknown"
+        case int() if code < 0:
+            return f"killed by {signal_name(-code)}"
+        case _:
+            return f"left with exit code {code} before it answered"
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# Signals of this process ---------------------------------------------------------------------------------------------
+
+
+class Signals:
+    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread."""
+
+    def __init__(self, *, children: bool = False) -> None:
+        self._told: int | None = None
+        self.woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self.woken.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for signum in LEAVE:
+            # nohup and batch systems start programs with SIGHUP ignored: leave it so.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._note)
+        if children:
+            signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # whoever forked us held them back until now
+
+    @property
+    def told(self) -> int | None:
+        """The first that asked us to leave.
+
+        Python calls handlers in the main thread, when that has a turn; before, another thread sees it in the socket.
+        """
+        if self._told is None:
+            with contextlib.suppress(OSError):
+                waiting = self.woken.recv(4096, socket.MSG_PEEK)
+                self._told = next((number for number in waiting if number in LEAVE), None)
+        return self._told
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        if self._told is None:
+            self._told = signum
+
+    def drain(self) -> None:
+        """Forget what made the socket readable."""
+        with contextlib.suppress(BlockingIOError):
+            self.woken.recv(4096)

@@ -1,0 +1,230 @@
+"""The supervisor: one per rank, started by the launcher. It owns deadlines, and outlives whatever its worker does.
+
+It never imports torch, and waits only on local descriptors with a time-out.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+import zmq
+
+from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.foreign import printable
+from ddpdiag.model import Event, EventKind, Kind, Options, Place, ProcessState, Trial
+from ddpdiag.runtime.control import messages
+from ddpdiag.runtime.control.client import ControlClient, refusal
+from ddpdiag.runtime.control.liveness import crowded_silence_seconds, frozen_seconds, silence_seconds
+from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.launchers.environment import refused_override
+from ddpdiag.runtime.record.record import Record
+from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
+from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
+
+# Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
+EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
+
+
+class Rank0Lost(RunLost):
+    """Rank 0 fell silent; what this rank saw is in its record."""
+
+
+class Supervisor(TrialRunner):
+    """Runs the trials that rank 0 orders, until it ends the run.
+
+    `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
+    process was told to leave (None where the main thread takes care of that); `trains`, whether a run with these
+    options trains a model.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        variables: Callable[[Place], Mapping[str, str]],
+        record: Record,
+        *,
+        signals: Signals | None = None,
+        trains: Callable[[Options], bool] = lambda _options: True,
+    ) -> None:
+        super().__init__(place, str(record.scratch))
+        self._launcher_variables = variables
+        self._record = record
+        self._signals = signals
+        self._trains = trains
+        # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
+        self._environment = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch), **os.environ}
+        self._fork_server = ForkServer({**self._environment, **variables(place)})
+        for kind in Kind:
+            self.workers[kind] = self.start_worker(kind, {})
+        self._unacknowledged: messages.Result | None = None
+        self._survivors: list[str] = []
+        self._shutdown: messages.Shutdown | None = None
+        self._told_to_leave: tuple[int, float] | None = None
+
+    def run(self, client: ControlClient) -> messages.Shutdown:
+        """Serve until rank 0 ends the run; RunLost when it falls silent."""
+        self._client = client
+        self._begin = client.heard = time.monotonic()
+        if self._signals is not None and self._signals.told is not None:
+            self._leave(self._signals.told)
+        while self._shutdown is None:
+            before = time.monotonic()
+            self._wait()
+            frozen = frozen_seconds(before, time.monotonic())
+            client.heard += frozen
+            if self.running is not None:
+                self.running.deadline += frozen
+            for message in client.receive():
+                self._handle(message)
+            if self.running is not None:
+                self.watch(self.running)
+            self._watch_rank_0()
+        self._survivors = self.end_children()  # told once more by whoever called us
+        client.send(messages.Pong())
+        client.close()
+        return self._shutdown
+
+    def _leave(self, signum: int) -> None:
+        """The launcher told this process to leave: say so first, so that this rank is not blamed."""
+        if self._told_to_leave is None:
+            now = time.monotonic()
+            self._told_to_leave = (signum, now)
+            self._client.send(messages.Leaving(signum))
+            own = Event(kind=EventKind.LEAVING, rank=self.place.rank, seconds=now - self._begin, detail=str(signum))
+            self._record.write(own)
+
+    def end_children(self) -> list[str]:
+        """Kill workers and fork server; a sentence for each process that cannot be killed."""
+        survivors = [*self._survivors, *map(_survivor, self.kill_workers())]
+        if not self._fork_server.killed and not self._fork_server.kill():
+            survivors.append(_survivor(self._fork_server.state()))
+        self._survivors = []
+        return survivors
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._client.socket, zmq.POLLIN)
+        if not self._fork_server.closed:
+            poller.register(self._fork_server.channel, zmq.POLLIN)
+        if self._signals is not None:
+            poller.register(self._signals.woken, zmq.POLLIN)
+        if self.running is not None:
+            poller.register(self.running.worker.channel, zmq.POLLIN)
+        ready = dict(poller.poll(self._patience_ms()))
+        if not self._fork_server.closed and self._fork_server.channel.fileno() in ready:
+            self._read_fork_server()
+        if self._signals is not None and self._signals.woken.fileno() in ready:
+            self._signals.drain()
+            if self._signals.told is not None:
+                self._leave(self._signals.told)
+        if self.running is not None and self.running.worker.channel.fileno() in ready:
+            self.read(self.running)
+
+    def _read_fork_server(self) -> None:
+        importing, running = self._fork_server.import_seconds is None, self.running
+        self._fork_server.receive()
+        imported = importing and self._fork_server.import_seconds is not None
+        if imported and running is not None and isinstance(running.worker, ForkedWorker):
+            running.torch_imported(time.monotonic())
+
+    def _patience_ms(self) -> int:
+        if self.running is None:
+            return 500
+        return round(1000 * min(0.5, max(0.0, self.running.deadline - time.monotonic()) + 0.001))
+
+    def _handle(self, message: messages.Downward) -> None:
+        match message:
+            case messages.Start(place, options, nonce):
+                self.place, self.options = place, options
+                self._record.set_nonce(nonce)
+                if not self._trains(options):
+                    self._fork_server.skip_lazy_imports()
+            case messages.Ack(number):
+                if self._unacknowledged is not None and self._unacknowledged.outcome.trial == number:
+                    self._unacknowledged = None
+            case messages.Ping():
+                self._client.send(self._pong())
+            case messages.Shutdown():
+                self._shutdown = message
+            case messages.Refused():
+                raise refusal(message)
+            case messages.HelloAck():
+                pass
+            case messages.RunTrial() | messages.BarrierOpen() | messages.Stop():
+                self.obey(message)
+
+    def _pong(self) -> messages.Pong | messages.Ready | messages.Result:
+        """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
+        if self.running is not None and self.running.ready is not None and not self.running.opened:
+            return self.running.ready
+        return self._unacknowledged or messages.Pong()
+
+    # Trials ----------------------------------------------------------------------------------------------------------
+
+    def start(self, trial: Trial) -> None:
+        """Record the trial and hand it to a worker, unless it sets what no check sets."""
+        if (refused := refused_override(trial.env)) is not None:
+            raise RunLost(f"rank 0 asked rank {self.place.rank} to set {printable(refused)}, which no check does")
+        self._record.write(trial)
+        super().start(trial)
+
+    def variables(self, trial: Trial) -> dict[str, str | None]:
+        """What the worker sets or unsets for a trial: torchrun's variables, and the trial's own."""
+        return {"TORCHELASTIC_USE_AGENT_STORE": None, **self._launcher_variables(self.place), **trial.env}
+
+    def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
+        """A worker of the fork server; a new interpreter for trials without torch, or where a variable needs it."""
+        if kind is Kind.TORCH and not any(name.startswith(EXEC_TIME) for name in overrides):
+            return self._fork_server.fork(overrides)
+        worker = WorkerProcess(kind, overrides, self._fork_server.log)
+        env: dict[str, str | None] = {**self._environment, **self._launcher_variables(self.place), **overrides}
+        worker.start_by_exec({name: value for name, value in env.items() if value is not None})
+        return worker
+
+    def report(self, message: messages.Ready | messages.Partial | messages.Result) -> None:
+        """An outcome goes to our own file first, then to the control server, until that acknowledges it."""
+        if isinstance(message, messages.Result):
+            self._record.write(message.outcome)
+            self._unacknowledged = message
+        self._client.send(message)
+
+    # Rank 0 ----------------------------------------------------------------------------------------------------------
+
+    def _watch_rank_0(self) -> None:
+        now = time.monotonic()
+        silent = now - self._client.heard
+        if self._told_to_leave is not None:
+            signum, since = self._told_to_leave
+            if now - since > DEADLINES.leave + 1.0:
+                code = ExitCode.of_signal(signum)
+                sentence = f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}"
+                if silent > DEADLINES.leave + 0.5:
+                    # Launchers that end a job because of rank 0 kill the others next.
+                    self._lose_rank_0(silent)
+                    raise Rank0Lost(sentence, code)
+                raise RunLost(sentence, code)
+        # When the budget is spent rank 0 has only to write, and nobody has time to spare.
+        patience = silence_seconds(self.place.world_size, late=now - self._begin >= self.options.budget_seconds)
+        patience += crowded_silence_seconds(self.place.local_world_size)
+        if silent > patience:
+            self._lose_rank_0(silent)
+            raise Rank0Lost(
+                f"rank {self.place.rank} on {self.place.node} lost rank 0: nothing was heard of it for {patience:g} s"
+            )
+
+    def _lose_rank_0(self, silent_seconds: float) -> None:
+        """Into our own record: that rank 0 is gone, and how far our trial had come."""
+        self._record.mark("candidate")  # at once: ending a hung trial takes seconds
+        if self.running is not None:
+            self.expire(self.running, told=True)
+        detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"
+        self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
+
+
+def _survivor(process: ProcessState) -> str:
+    where = f", waiting in {process.wchan}" if process.wchan else ""
+    return f"pid {process.pid} survived SIGKILL (state {process.state}{where}); it is stuck in the kernel"

@@ -1,0 +1,224 @@
+"""Trials on one rank: each runs in a worker, which is ended at the trial's deadline."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
+from ddpdiag.model.trial import NOTHING, is_first_use
+from ddpdiag.runtime.control.messages import BarrierOpen, Partial, Ready, Result, RunTrial, Stop
+from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.supervisor.children import WorkerProcess
+from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
+from ddpdiag.runtime.supervisor.ipc import BarrierReached, Incomplete, Task, TrialEnded, WorkerPartial
+from ddpdiag.runtime.supervisor.processes import how_it_ended, is_busy
+
+
+class RunningTrial:
+    """What the supervisor knows of the trial in progress; times are of the monotonic clock."""
+
+    def __init__(self, trial: Trial, rank: int, worker: WorkerProcess, now: float) -> None:
+        self.trial = trial
+        self.worker = worker
+        self.begin = now
+        self.deadline = now + trial.deadline_seconds
+        self._seen_at = now
+        self._first_use_left = trial.first_use_seconds
+        self.log_start = worker.log.size()
+        self.opened = False
+        self.ready: Ready | None = None
+        self.partial = NOTHING
+        worker.page.write(0, "")  # the worker is idle: what the page holds is of the trial before
+        self._rank = rank
+        self._times: dict[str, float] = {}
+
+    def allow_first_use(self, now: float) -> None:
+        """Move the deadline on by what passed while the worker was in its first use, as far as the trial allows."""
+        passed, self._seen_at = now - self._seen_at, now
+        if self._first_use_left > 0 and is_first_use(self.worker.page.read()[1]):
+            more = min(passed, self._first_use_left)
+            self._first_use_left -= more
+            self.deadline += more
+
+    def reached_barrier(self, now: float) -> None:
+        """The worker waits for its group."""
+        self._times["arrive"] = now - self.begin
+
+    def torch_imported(self, now: float) -> None:
+        """torch is imported, for which the trial had to wait so long."""
+        self._times["import"] = now - self.begin
+
+    def ended(self, answer: TrialEnded, now: float) -> Outcome:
+        """The worker ended the trial by itself."""
+        return structs.replace(
+            self._outcome(answer.status, now),
+            data=answer.data,
+            so_far=NOTHING if answer.status is Status.DONE else self.partial,
+            error=answer.error,
+            detail=answer.detail,
+            timings={**self._times, **answer.timings},
+            flight=answer.collectives,
+        )
+
+    def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
+        """The deadline has passed, or rank 0 ended our part; `at` is the step before there was a worker."""
+        outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
+        return outcome if at is None else structs.replace(outcome, step=0, at=at)
+
+    def died(self, code: int | None, log: str, now: float) -> Outcome:
+        """The worker's process ended without an answer."""
+        return structs.replace(self._outcome(Status.DIED, now), error=how_it_ended(code), detail=log)
+
+    def without_torch(self, code: int | None, log: str, now: float) -> Outcome:
+        """The process that imports torch ended: torch cannot be imported here."""
+        last = log.splitlines()[-1] if log else ""
+        status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, how_it_ended(code))
+        return structs.replace(self._outcome(status, now), step=0, at=IMPORT_STEP, error=error, detail=log)
+
+    def _outcome(self, status: Status, now: float) -> Outcome:
+        step, at = self.worker.page.read()
+        return Outcome(
+            trial=self.trial.number,
+            code=self.trial.code,
+            rank=self._rank,
+            status=status,
+            step=step,
+            at=at,
+            so_far=self.partial,
+            seconds=now - self.begin,
+            timings=dict(self._times),
+        )
+
+
+class TrialRunner(ABC):
+    """Runs one trial after the other; consecutive ones of a kind share a worker, unless that is of no use any more.
+
+    `scratch` is a folder on this host for what trials write.
+    """
+
+    def __init__(self, place: Place, scratch: str) -> None:
+        self.place = place
+        self.options = Options()
+        self.running: RunningTrial | None = None
+        self.workers: dict[Kind, WorkerProcess] = {}
+        self._scratch = scratch
+        self._last_trial = 0
+
+    @abstractmethod
+    def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
+        """A new worker that has these variables set or unset."""
+
+    @abstractmethod
+    def report(self, message: Ready | Partial | Result) -> None:
+        """Tell rank 0 how the trial goes on, or ends."""
+
+    def variables(self, trial: Trial) -> dict[str, str | None]:
+        """What the worker sets or unsets for a trial."""
+        return dict(trial.env)
+
+    def obey(self, message: RunTrial | BarrierOpen | Stop) -> None:
+        """Do what rank 0 says; it repeats itself until it gets an answer, and each message counts once."""
+        running = self.running
+        match message:
+            case RunTrial(trial) if trial.number > self._last_trial:
+                self.start(message.unpacked())
+            case BarrierOpen(trial=number) if (
+                running is not None and running.trial.number == number and not running.opened
+            ):
+                running.opened = running.worker.send(message)
+            case Stop(number) if running is not None and running.trial.number == number:
+                self.expire(running, told=True)
+            case _:
+                pass
+
+    def start(self, trial: Trial) -> None:
+        """Hand the trial to a worker."""
+        self._last_trial = trial.number
+        worker = self.running_worker(trial)
+        self.running = running = RunningTrial(trial, self.place.rank, worker, time.monotonic())
+        worker.send(Task(self.place, trial, self.options, self._scratch, self.variables(trial), running.deadline))
+
+    def running_worker(self, trial: Trial) -> WorkerProcess:
+        """The worker of the trials before, unless this one needs another."""
+        worker = self.workers.get(trial.kind)
+        if worker is not None:
+            if worker.overrides == trial.env and not trial.fresh:
+                return worker
+            worker.kill()
+            worker.close()
+        self.workers[trial.kind] = worker = self.start_worker(trial.kind, trial.env)
+        return worker
+
+    def read(self, running: RunningTrial) -> None:
+        """Take in what the worker has sent."""
+        match running.worker.receive():
+            case BarrierReached(offer, shares):
+                running.reached_barrier(time.monotonic())
+                running.ready = Ready(running.trial.number, offer, shares)
+                self.report(running.ready)
+            case Incomplete():
+                pass
+            case WorkerPartial(data, text):
+                running.partial = data
+                self.report(Partial(running.trial.number, data, text))
+            case TrialEnded() as answer:
+                self._finish(running, running.ended(answer, time.monotonic()))
+            case None:
+                self._finish(running, _death(running))
+
+    def watch(self, running: RunningTrial) -> None:
+        """End a trial that cannot start, or that is past its deadline."""
+        running.allow_first_use(time.monotonic())
+        if running.worker.cannot_start:
+            self._finish(running, _death(running))
+        elif time.monotonic() >= running.deadline:
+            self.expire(running)
+
+    def expire(self, running: RunningTrial, *, told: bool = False) -> None:
+        """End a trial that did not end in time; takes up to 3.5 s. `told`: rank 0 ends it because of another rank.
+
+        First what is known is fixed; then the process is woken, its stacks are dumped, and it is killed.
+        """
+        child, step = running.worker.waits_for, running.worker.start_step
+        process = child.state()
+        outcome = running.hung(process, time.monotonic(), at=step, told=told)
+        if not told:
+            since = None if step is not None else running.worker.page.seconds()
+            process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
+        evidence = child.gather_evidence(process.state, nccl=asks_nccl(self.place) and not told)
+        # A fork server that has imported torch is only slow to fork; without it no later trial could use torch.
+        survived = (child is running.worker or step == IMPORT_STEP) and not child.kill()
+        stacks = evidence.stacks
+        process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
+        self._finish(running, structs.replace(outcome, process=process, flight=evidence.collectives, ras=evidence.ras))
+
+    def _finish(self, running: RunningTrial, outcome: Outcome) -> None:
+        """Report the outcome; after anything but DONE the worker is replaced."""
+        self.running = None
+        self.report(Result(outcome))
+        if outcome.status is not Status.DONE:
+            worker = self.workers.pop(running.trial.kind)
+            if outcome.process is None:  # else it was killed, and one that survived is not waited for again
+                worker.kill()
+            worker.close()
+
+    def kill_workers(self) -> list[ProcessState]:
+        """Kill all workers; the state of those that survive."""
+        survivors = []
+        for worker in self.workers.values():
+            if not worker.kill():
+                survivors.append(worker.state())
+            worker.close()
+        self.workers.clear()
+        return survivors
+
+
+def _death(running: RunningTrial) -> Outcome:
+    """The outcome of a trial whose worker closed its channel without an answer, or cannot start."""
+    worker = running.worker
+    code, now = worker.waits_for.wait(DEADLINES.reap), time.monotonic()
+    if worker.start_step is not None:
+        return running.without_torch(code, worker.log.tail(), now)
+    return running.died(code, worker.log.tail(since=running.log_start), now)
