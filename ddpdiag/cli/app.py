@@ -150,8 +150,8 @@ def simulate(
     color: options.ColorWhen = options.Color.AUTO,
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
-    from ddpdiag.cli import simulate as command
     from ddpdiag.cli.outputs import Outputs
+    from ddpdiag.simulate import command
 
     wanted = command.Wanted(
         hosts=hosts,
@@ -198,7 +198,7 @@ def lint(
 
     Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is no Python.
     """
-    from ddpdiag.cli import lint as command
+    from ddpdiag.lint import command
 
     raise typer.Exit(command.run(files, json, details=details))
 

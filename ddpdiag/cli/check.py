@@ -256,7 +256,7 @@ def _baseline(path: str | None, launch: Launch) -> Snapshot | None:
     """Rank 0 judges: the file need not be on other hosts."""
     if path is None or launch.place.rank != 0:
         return None
-    from ddpdiag.cli.compare import read_baseline
+    from ddpdiag.judgement.saved_report import read_baseline
 
     return read_baseline(path)
 

@@ -36,7 +36,7 @@ def compare(
     Exit code: 0 no regression, 1 regression, 2 a file that is no run, 3 no regression, but no figure was compared or
     the new run's verdict is UNKNOWN.
     """
-    from ddpdiag.cli import compare as command
+    from ddpdiag.compare import command
 
     raise typer.Exit(command.run(old, new, command.Files(json=json, markdown=markdown)))
 

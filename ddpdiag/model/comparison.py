@@ -1,10 +1,8 @@
-"""Two runs, held against each other."""
+"""One difference between two runs."""
 
 from enum import Enum
 
 from msgspec import Struct
-
-SCHEMA = "ddpdiag.comparison/1"
 
 
 class Direction(Enum):
@@ -32,25 +30,3 @@ class Change(Struct, frozen=True, kw_only=True):
     new: float | None = None
     ratio: float | None = None
     noise: float | None = None
-
-
-class Side(Struct, frozen=True, kw_only=True):
-    """One of the two runs."""
-
-    source: str
-    run_id: str
-    created: str
-    verdict: str
-    sentence: str
-
-
-class Comparison(Struct, frozen=True, kw_only=True):
-    """What changed, regressions first; `compared` counts the figures that could be held against each other."""
-
-    schema: str = SCHEMA
-    old: Side
-    new: Side
-    changes: tuple[Change, ...]
-    compared: int
-    sentence: str
-    exit_code: int

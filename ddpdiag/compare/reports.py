@@ -1,20 +1,45 @@
-"""Two reports held against each other: verdicts, findings, figures, what they ran on. Pure."""
+"""Two reports held against each other: verdicts, findings, figures, what they ran on."""
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
+from ddpdiag.compare.findings import changed_findings
+from ddpdiag.compare.matrices import changed_matrices
 from ddpdiag.comparison.figures import changed_facts, compared_figures, least_busy
-from ddpdiag.comparison.findings import changed_findings
-from ddpdiag.comparison.matrices import changed_matrices
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Report, Verdict
-from ddpdiag.model.comparison import Change, Comparison, Direction, Side
+from ddpdiag.model.comparison import Change, Direction
 
+SCHEMA = "ddpdiag.comparison/1"
 _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
 _ORDER = tuple(Direction)
 _WORDS = {direction: direction.value for direction in Direction} | {
     Direction.NEUTRAL: "other change",
     Direction.UNJUDGED: "reason not to judge",
 }
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One of the two runs."""
+
+    source: str
+    run_id: str
+    created: str
+    verdict: str
+    sentence: str
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What changed, regressions first; `compared` counts the figures that could be held against each other."""
+
+    schema: str = SCHEMA
+    old: Side
+    new: Side
+    changes: tuple[Change, ...]
+    compared: int
+    sentence: str
+    exit_code: int
 
 
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:

@@ -8,10 +8,10 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.lint import read_remarks
+from ddpdiag.lint import read_remarks, text
+from ddpdiag.lint.remark import LintReport, Remark, ScriptLine
 from ddpdiag.model import Severity
-from ddpdiag.model.remark import LintReport, Remark, ScriptLine
-from ddpdiag.render import files, lint
+from ddpdiag.render import files
 
 # What nobody wrote by hand, or wrote for this job.
 _SKIPPED = ("__pycache__", "site-packages", "node_modules")
@@ -29,8 +29,8 @@ def run(paths: Sequence[str], json: str | None, *, details: bool) -> int:
     stream = sys.stderr if json == "-" else sys.stdout
     width, color = terminal(stream)
     if json is not None:
-        files.write(json, lint.as_json(report))
-    show(lint.page(report, details=details, width=width, color=color), stream)
+        files.write(json, text.as_json(report))
+    show(text.page(report, details=details, width=width, color=color), stream)
     for sentence in report.errors:
         complain(sentence)
     return report.exit_code

@@ -5,8 +5,9 @@ import textwrap
 import msgspec
 
 from ddpdiag.codec import encode
+from ddpdiag.compare.reports import Comparison, Side
 from ddpdiag.errors import ExitCode
-from ddpdiag.model.comparison import Comparison, Direction, Side
+from ddpdiag.model.comparison import Direction
 from ddpdiag.render.markdown_size import listed, name, said
 from ddpdiag.render.markup import folded
 from ddpdiag.render.page import LEAST_WIDTH, one_line

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 
 from ddpdiag.codec import encode
+from ddpdiag.lint.remark import LintReport, Remark, ScriptLine
 from ddpdiag.model import Severity
-from ddpdiag.model.remark import LintReport, Remark, ScriptLine
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 _COLORS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.INFO: "36"}
