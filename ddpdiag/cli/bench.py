@@ -19,8 +19,8 @@ from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model import Report, Severity
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, BenchReport, Blocking
 from ddpdiag.model.recording import Line
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.runtime.launchers import Asked, Launch
 
 E = TypeVar("E", bound=Enum)

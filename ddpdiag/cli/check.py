@@ -30,8 +30,8 @@ from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.render.progress import Listener, Silent, listener
 from ddpdiag.render.streams import Display, display_of
 from ddpdiag.runtime.environment import read_launch

@@ -15,8 +15,8 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.launching import Seen, judged
 from ddpdiag.model.launching import Compare, LaunchersReport, Way
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.render import files, launching
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.launchers import Asked, Launch

@@ -7,8 +7,8 @@ dumpable, and none of its capabilities beyond ours; then Yama, if it is there, w
 import os
 from pathlib import Path
 
-from ddpdiag.probes.files import read_int, read_pairs
-from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.host.files import read_int, read_pairs
+from ddpdiag.probes.host.procfs import PROC
 
 _SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 _ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"

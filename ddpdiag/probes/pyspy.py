@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.probes.bounded import run
+from ddpdiag.probes.process.bounded import run
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.05

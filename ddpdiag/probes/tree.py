@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from ddpdiag.probes.files import read_text
-from ddpdiag.probes.procfs import PROC
-from ddpdiag.probes.slurm import is_pseudo_step
+from ddpdiag.probes.host.files import read_text
+from ddpdiag.probes.host.procfs import PROC
+from ddpdiag.probes.host.variables import is_pseudo_step
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
 # comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a

@@ -11,9 +11,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.probes import flight_dump
-from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.host.procfs import PROC
+from ddpdiag.probes.host.variables import is_recorded
 from ddpdiag.probes.tree import RANK_NAMES, WORLD_NAMES, Task, environ, is_spawned, program
-from ddpdiag.probes.variables import is_recorded
 
 _KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", flight_dump.PIPE_NAME, *flight_dump.FILE_NAMES)
 

@@ -8,8 +8,7 @@ from msgspec import structs
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.probes.knock import answers
-from ddpdiag.probes.sockets import is_loopback, resolve
+from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 
 # A kernel answers for closed ports, too; behind a firewall that lets only some ports through, ssh's is the likeliest.
 _SSH_PORT = 22

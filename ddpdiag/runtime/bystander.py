@@ -13,8 +13,8 @@ import os
 import signal
 import time
 
-from ddpdiag.probes.files import read_pairs
-from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.host.files import read_pairs
+from ddpdiag.probes.host.procfs import PROC
 
 # slurmstepd reads a file of each process before it signals the next one.
 _PATIENCE_SECONDS = 0.1

@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Collective, Kind, ProcessState
-from ddpdiag.probes.procfs import cpu_ticks, process_state
+from ddpdiag.probes.host.procfs import cpu_ticks, process_state
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.messages import (
     Enough,

@@ -17,7 +17,7 @@ from ddpdiag.model.watch import GpuUse, Helper, RankSeen
 from ddpdiag.probes import flight_dump, ptrace, pyspy
 from ddpdiag.probes.far import far_process
 from ddpdiag.probes.gpu_use import read_uses
-from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.host.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
 from ddpdiag.probes.recorder import Flown
 from ddpdiag.probes.tree import Crew, Task, below, crew, holds_gpu, read_task, thread_names
 from ddpdiag.runtime.acquaintances import Acquaintances

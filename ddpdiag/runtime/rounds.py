@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddpdiag.model.launching import Compare, Start, Way
 from ddpdiag.model.train import Ended
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.children import with_home
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.starting import GRACE_SECONDS, KILL_SECONDS, Turn, start

@@ -9,7 +9,7 @@ import re
 from msgspec import Struct
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
+from ddpdiag.probes.host.variables import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.runtime.said import Environ, Said, check_below, needed, number, one_host
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import ProcessState
-from ddpdiag.probes.procfs import process_state
+from ddpdiag.probes.host.procfs import process_state
 from ddpdiag.runtime.page import StepPage
 from ddpdiag.runtime.passage import Passage, open_passages
 from ddpdiag.runtime.running import how_it_ended

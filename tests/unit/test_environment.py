@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
-from ddpdiag.probes.slurm import FIRST_PSEUDO_STEP, expanded, tasks_per_node
+from ddpdiag.probes.host.variables import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.environment import Asked, Launch, places, read_launch, worker_variables
 from ddpdiag.runtime.slurm import first_of, node_name, task_hosts
 

@@ -13,8 +13,8 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
-from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
-from ddpdiag.probes.iommu import Surroundings
+from ddpdiag.probes.gpu.iommu import Surroundings
+from ddpdiag.probes.gpu.paths import Level, PathGpu, Paths, Way
 from ddpdiag.render import exports
 
 LONG = Options(budget_seconds=600.0)
