@@ -32,8 +32,8 @@ from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
 from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.render.progress import Listener, Silent, listener
-from ddpdiag.render.streams import Display, display_of
+from ddpdiag.render.terminal.live import Listener, Silent, listener
+from ddpdiag.render.terminal.streams import Display, display_of
 from ddpdiag.runtime.environment import read_launch
 from ddpdiag.runtime.estate import Published
 from ddpdiag.runtime.launch import Run, Signalled, prepare, run_rank

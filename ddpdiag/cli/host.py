@@ -21,7 +21,7 @@ from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.progress import Silent
+from ddpdiag.render.terminal.live import Silent
 from ddpdiag.runtime.alone import run_alone
 from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.signals import Signals

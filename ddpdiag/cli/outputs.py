@@ -17,7 +17,7 @@ from ddpdiag.model import Report
 from ddpdiag.model.recording import Line
 
 if TYPE_CHECKING:
-    from ddpdiag.render.progress_lines import Counter
+    from ddpdiag.render.terminal.progress import Counter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Outputs:
             from ddpdiag.render import bench
 
             return bench.render(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings)
-        from ddpdiag.render import terminal
+        from ddpdiag.render.terminal import report as terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
@@ -103,7 +103,7 @@ class Outputs:
         """Each file that was asked for, and how its content is made."""
         if not self._files:
             return
-        from ddpdiag.render import exports, json, markdown
+        from ddpdiag.render import json, markdown, shell
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
@@ -111,7 +111,7 @@ class Outputs:
             "--record": lambda: b"".join(map(encode_line, lines)),
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),
-            "--env-file": lambda: exports.render(report),
+            "--env-file": lambda: shell.render(report),
             "--prometheus": lambda: _metrics(report),
             "--junit": lambda: _cases(report),
             "--html": lambda: _web_page(report),
@@ -180,8 +180,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 @contextmanager
 def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
     """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
-    from ddpdiag.render.progress_lines import Counter
-    from ddpdiag.render.streams import Display, display_of
+    from ddpdiag.render.terminal.progress import Counter
+    from ddpdiag.render.terminal.streams import Display, display_of
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
     progress = Counter(sys.stderr, display, patience_seconds)

@@ -8,7 +8,7 @@ from ddpdiag.codec import encode
 from ddpdiag.model.launching import LauncherRow, LaunchersReport, Way
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Column, draw, pieces
+from ddpdiag.render.terminal.tables import Column, draw, pieces
 from ddpdiag.render.units import count, seconds
 
 _STYLES = {Ended.WORKS: "green", Ended.FAILS: "bold red", Ended.HANGS: "bold red", Ended.UNFINISHED: "bold yellow"}

@@ -26,9 +26,8 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.picture import Picture
-from ddpdiag.render.progress import Progress, Silent, _rows, listener
-from ddpdiag.render.progress_lines import Lines
+from ddpdiag.render.terminal.live import Progress, Silent, _rows, listener
+from ddpdiag.render.terminal.progress import Lines, Picture
 
 
 class Terminal(io.StringIO):

@@ -13,17 +13,14 @@ from datetime import UTC, datetime
 
 from ddpdiag.model import Report, Scalar, Severity, Verdict, WorldLine
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.evidence import LIST_SHOWN, value_text
-from ddpdiag.render.exports import exclude_lines, shell_line
-from ddpdiag.render.findings import SEVERITIES, write_findings
 from ddpdiag.render.hosts import fold_hosts
-from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.rank_lines import blamed
-from ddpdiag.render.short_names import write_hosts_rule
-from ddpdiag.render.stages import write_skipped, write_stages
-from ddpdiag.render.tables import Ranks
-from ddpdiag.render.timings import write_timings
+from ddpdiag.render.shell import exclude_lines, shell_line
+from ddpdiag.render.terminal.findings import LIST_SHOWN, SEVERITIES, value_text, write_findings
+from ddpdiag.render.terminal.matrices import write_matrices
+from ddpdiag.render.terminal.ranks import Ranks, blamed
+from ddpdiag.render.terminal.stages import write_skipped, write_stages, write_timings
+from ddpdiag.render.terminal.tables import write_hosts_rule
 from ddpdiag.render.units import count, label, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}

@@ -1,6 +1,6 @@
 """What is going on, while it goes on: a few lines at the bottom of the terminal that vanish at the end.
 
-They are written to standard error. Where that is a log, lines that stay are written instead (see `progress_lines`). A
+They are written to standard error. Where that is a log, lines that stay are written instead (see `progress`). A
 terminal that goes away (a closed window, a lost connection) ends the display, not the run.
 """
 
@@ -12,9 +12,8 @@ from typing import IO, TYPE_CHECKING, Protocol, TextIO, cast
 
 from ddpdiag.model.news import Joined, News, StageEnded
 from ddpdiag.render.page import one_line
-from ddpdiag.render.picture import Picture, pending_words
-from ddpdiag.render.progress_lines import Lines
-from ddpdiag.render.streams import Display, can_show, display_of, put, takes
+from ddpdiag.render.terminal.progress import Lines, Picture, pending_words
+from ddpdiag.render.terminal.streams import Display, can_show, display_of, put, takes
 
 if TYPE_CHECKING:
     from rich.console import Console

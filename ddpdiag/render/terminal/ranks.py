@@ -6,44 +6,111 @@ copied.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
-from rich.cells import cell_len
 from rich.table import Table
-from rich.text import Text
 
-from ddpdiag.model import Scalar, Severity
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import one_line
-from ddpdiag.render.rank_lines import IDENTITY, Line, Row, by_host, in_turns, line_of, worst_first
-from ddpdiag.render.short_names import Short, shortened
+from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, draw, pieces, shortened
 from ddpdiag.render.units import ABSENT, Unit, cell, column_unit, count, figure, label
+from ddpdiag.stats import quantile
 
-ALL_SHOWN = 16
+Row = Mapping[str, Scalar]
+
+IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
+_ORDER = (Severity.ERROR, Severity.WARNING, None)
 WORST_SHOWN = 8
-_LONGEST_TEXT = 28
 # CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
 _SHORT_UUID = 12
-
 _MARKS = {Severity.ERROR: ("FAIL", "bold red"), Severity.WARNING: ("warn", "yellow")}
 
 
-class Column(NamedTuple):
-    """One column, ready to be drawn; long texts fold, unless they are to stay `whole`."""
+class Line(NamedTuple):
+    """A line of the table: one rank, or `ranks` of one host of which all figures are the same ("3440-3447")."""
 
-    header: str
-    cells: tuple[str, ...]
-    right: bool
-    styles: tuple[str, ...] = ()
-    whole: bool = False
+    name: str
+    row: Row
+    mark: Severity | None
+    ranks: int = 1
 
-    @property
-    def width(self) -> int:
-        """Characters that it takes, at most."""
-        widest = max(map(cell_len, (*self.header.split("\n"), *self.cells)), default=0)
-        return widest if self.right or self.whole else min(widest, _LONGEST_TEXT)
+
+def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
+    """The worst that each rank is blamed for; a host that is blamed as a whole means each rank of it."""
+    marks: dict[int, Severity] = {}
+    for severity in (Severity.WARNING, Severity.ERROR):
+        own = [finding for finding in findings if finding.severity is severity]
+        hosts = {node for finding in own if not finding.ranks for node in finding.nodes}
+        theirs = (row.get("rank") for row in rows if row.get("node") in hosts) if hosts else ()
+        named = (rank for finding in own for rank in finding.ranks)
+        marks.update(dict.fromkeys((*named, *(rank for rank in theirs if isinstance(rank, int))), severity))
+    return marks
+
+
+def line_of(row: Row, marks: Mapping[int, Severity]) -> Line:
+    """The line of a rank alone; it has no name where the row has no rank."""
+    rank = row.get("rank")
+    return Line("" if rank is None else one_line(str(rank)), row, marks.get(rank) if isinstance(rank, int) else None)
+
+
+def by_host(lines: Iterable[Line], names: Sequence[str]) -> list[Line]:
+    """Ranks of one host of which all figures are the same as one line."""
+    groups: dict[tuple[object, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line.row.get("node"), line.mark, *map(line.row.get, names)), []).append(line)
+    return [_together(group) for group in groups.values()]
+
+
+def _together(lines: Sequence[Line]) -> Line:
+    ranks = [rank for line in lines if isinstance(rank := line.row.get("rank"), int)]
+    first = lines[0]
+    if len(ranks) < 2 or len(ranks) < len(lines) or first.row.get("node") is None:
+        return first
+    row = {**first.row, "local_rank": None, "gpu_uuid": None}
+    return Line(fold_ranks(ranks), row, first.mark, len(ranks))
+
+
+def worst_first(lines: Iterable[Line], names: Sequence[str], numbers: Mapping[str, Sequence[float]]) -> list[Line]:
+    """Blamed, silent and slowest lines first.
+
+    The lines are compared by their figures `names`, of which `numbers` has the finite values in rising order.
+    """
+    medians = {name: quantile(values, 0.5) for name, values in numbers.items() if values}
+
+    def worth(line: Line) -> tuple[int, int, float]:
+        silent = sum(line.row.get(name) is None for name in names)
+        slowness = max((_slowness(name, line.row.get(name), median) for name, median in medians.items()), default=0.0)
+        return _ORDER.index(line.mark), -silent, -slowness
+
+    return sorted(lines, key=worth)
+
+
+def in_turns(lines: Iterable[Line]) -> list[Line]:
+    """Of those blamed, one of each host before the next of any, or one host alone would fill the table."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    turns: list[tuple[int, int, Line]] = []
+    for line in lines:
+        own = (line.mark, line.row.get("node"))
+        turns.append((_ORDER.index(line.mark), seen[own] if line.mark else 0, line))
+        seen[own] += 1
+    return [line for *_, line in sorted(turns, key=lambda turn: turn[:2])]
+
+
+def _slowness(name: str, value: Scalar, median: float) -> float:
+    """How many times slower than the median; 0 for what has no better and worse."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or median <= 0:
+        return 0.0
+    if not math.isfinite(value):
+        return math.inf
+    if name.endswith(("_per_s", "_per_second")):
+        return median / value if value > 0 else math.inf
+    # Who is fast waits in backward for who is slow, so a long backward says nothing against a rank.
+    return value / median if name.endswith("_seconds") and name != "backward_seconds" else 0.0
 
 
 @dataclass(frozen=True)
@@ -186,29 +253,3 @@ def short_uuids(rows: Sequence[Row]) -> dict[str, str]:
 
 def _word(value: Scalar, absent: str) -> str:
     return absent if value is None else one_line(str(value))
-
-
-def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int) -> Iterator[tuple[Column, ...]]:
-    """The figures, in as many parts as are needed to stay within `width` beside the names."""
-    start = sum(column.width + gap for column in names)
-    piece: list[Column] = []
-    used = start
-    for column in figures:
-        if piece and used + column.width > width:
-            yield tuple(piece)
-            piece, used = [], start
-        piece.append(column)
-        used += column.width + gap
-    yield tuple(piece)
-
-
-def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
-    """A table of these columns, with `height` rows and `gap` spaces between columns."""
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for column in columns:
-        least = column.width if column.whole else None
-        side: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(Text(column.header), justify=side, overflow="fold", min_width=least)
-    for row in range(height):
-        table.add_row(*(Text(c.cells[row], c.styles[row] if c.styles else "") for c in columns))
-    return table

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.short_names import Short, shorter, write_hosts_rule
-from ddpdiag.render.tables import ALL_SHOWN, Column, draw, pieces
+from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, draw, pieces, shorter, write_hosts_rule
 from ddpdiag.render.units import ABSENT, count, figure
 
 # So many different tables are always shown; more of them bury the findings.

@@ -1,14 +1,65 @@
-"""Long names of hosts without what all of them share: "ip-10-0-12-30" of "ip-10-0-12-30.eu-central-1.compute.internal".
+"""Tables that fit the width of a page, and names of hosts that are short enough for them.
 
-In a table each character of a name is taken from a figure. What was left out is said once, beside the table.
+In a table each character of a name is taken from a figure: "ip-10-0-12-30" stands for
+"ip-10-0-12-30.eu-central-1.compute.internal". What all names share and was left out is said once, beside the table.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from ddpdiag.render.page import Page, one_line
+
+ALL_SHOWN = 16
+_LONGEST_TEXT = 28
+
+
+class Column(NamedTuple):
+    """One column, ready to be drawn; long texts fold, unless they are to stay `whole`."""
+
+    header: str
+    cells: tuple[str, ...]
+    right: bool
+    styles: tuple[str, ...] = ()
+    whole: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters that it takes, at most."""
+        widest = max(map(cell_len, (*self.header.split("\n"), *self.cells)), default=0)
+        return widest if self.right or self.whole else min(widest, _LONGEST_TEXT)
+
+
+def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int) -> Iterator[tuple[Column, ...]]:
+    """The figures, in as many parts as are needed to stay within `width` beside the names."""
+    start = sum(column.width + gap for column in names)
+    piece: list[Column] = []
+    used = start
+    for column in figures:
+        if piece and used + column.width > width:
+            yield tuple(piece)
+            piece, used = [], start
+        piece.append(column)
+        used += column.width + gap
+    yield tuple(piece)
+
+
+def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
+    """A table of these columns, with `height` rows and `gap` spaces between columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column in columns:
+        least = column.width if column.whole else None
+        side: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(Text(column.header), justify=side, overflow="fold", min_width=least)
+    for row in range(height):
+        table.add_row(*(Text(c.cells[row], c.styles[row] if c.styles else "") for c in columns))
+    return table
+
 
 # Longer names take the room of two figures.
 LONG = 16
