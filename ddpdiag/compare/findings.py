@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
-from ddpdiag.comparison.figures import times_are_judged
+from ddpdiag.comparison.figures import Change, Direction, times_are_judged
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
-from ddpdiag.model.comparison import Change, Direction
 
 _Key = tuple[object, ...]
 _SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.ERROR)

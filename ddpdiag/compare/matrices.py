@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from ddpdiag.bandwidth.text import rate_text
+from ddpdiag.comparison.figures import Change, Direction
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN
 from ddpdiag.model import Matrix
-from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.stats import quantile
 
 Way = tuple[str, str]

@@ -6,10 +6,9 @@ from msgspec import Struct
 
 from ddpdiag.compare.findings import changed_findings
 from ddpdiag.compare.matrices import changed_matrices
-from ddpdiag.comparison.figures import changed_facts, compared_figures, least_busy
+from ddpdiag.comparison.figures import Change, Direction, changed_facts, compared_figures, least_busy
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Report, Verdict
-from ddpdiag.model.comparison import Change, Direction
 
 SCHEMA = "ddpdiag.comparison/1"
 _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)

@@ -6,8 +6,8 @@ import msgspec
 
 from ddpdiag.codec import encode
 from ddpdiag.compare.reports import Comparison, Side
+from ddpdiag.comparison.figures import Direction
 from ddpdiag.errors import ExitCode
-from ddpdiag.model.comparison import Direction
 from ddpdiag.render.markdown_size import listed, name, said
 from ddpdiag.render.markup import folded
 from ddpdiag.render.page import LEAST_WIDTH, one_line

@@ -9,7 +9,7 @@ from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import read_remarks, text
-from ddpdiag.lint.remark import LintReport, Remark, ScriptLine
+from ddpdiag.lint.rule import LintReport, Remark, ScriptLine
 from ddpdiag.model import Severity
 from ddpdiag.render import files
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from ddpdiag.errors import UsageError
 from ddpdiag.lint.reading import Reading
-from ddpdiag.lint.remark import Remark, ScriptLine
-from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.rule import Hit, Remark, Rule, ScriptLine
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.lint.script import Script
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from ddpdiag.codec import encode
-from ddpdiag.lint.remark import LintReport, Remark, ScriptLine
+from ddpdiag.lint.rule import LintReport, Remark, ScriptLine
 from ddpdiag.model import Severity
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 

@@ -22,7 +22,7 @@ from ddpdiag.compare.command import Files, run
 from ddpdiag.compare.matrices import changed_matrices
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import noise as limits
-from ddpdiag.comparison.figures import compared_figures
+from ddpdiag.comparison.figures import Change, Direction, compared_figures
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
@@ -30,7 +30,6 @@ from ddpdiag.judgement.judge import world_of
 from ddpdiag.judgement.saved_report import read_baseline, read_report
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
-from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps, Window
 from ddpdiag.render import json as report_json

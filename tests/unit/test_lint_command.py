@@ -9,7 +9,7 @@ from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import all_rules, read_remarks, rule_of
 from ddpdiag.lint.command import judged, run
-from ddpdiag.lint.remark import LintReport
+from ddpdiag.lint.rule import LintReport
 from ddpdiag.lint.text import page
 
 SCRIPTS = Path(__file__).parent / "scripts"

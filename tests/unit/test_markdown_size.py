@@ -11,8 +11,8 @@ from reports import finding_of, fit
 
 from ddpdiag.compare import text as comparison
 from ddpdiag.compare.reports import Comparison, Side
+from ddpdiag.comparison.figures import Change, Direction
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
-from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown
 from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled

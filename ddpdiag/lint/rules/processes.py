@@ -3,8 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.guards import conditions
-from ddpdiag.lint.reading import Reading, is_bare_cuda
+from ddpdiag.lint.reading import Reading, conditions, is_bare_cuda
 from ddpdiag.lint.rule import Hit, Rule
 from ddpdiag.lint.syntax import attribute_path, has_unpacking, is_constant, keyword, names_in, text_of
 from ddpdiag.model import Severity

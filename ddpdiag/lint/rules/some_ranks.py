@@ -4,8 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.guards import conditions
-from ddpdiag.lint.reading import Reading
+from ddpdiag.lint.reading import Reading, conditions
 from ddpdiag.lint.rule import Hit, Rule
 from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, trains, words_in
 from ddpdiag.lint.values import Kind, path_or_text
