@@ -13,7 +13,7 @@ from ddpdiag.render.markdown_bench import bench_pieces, train_pieces
 from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
 from ddpdiag.render.markup import block, folded, words
 from ddpdiag.render.shell import shell_line
-from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, whom
+from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
 from ddpdiag.render.units import count, label, quantity, seconds
 
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
@@ -151,16 +151,16 @@ def _groups(findings: Sequence[Finding], severities: Sequence[Severity]) -> Iter
 
 def _more(findings: Sequence[Finding]) -> str:
     """One line for findings that look like those before them."""
-    whom = blamed(*findings)
-    return f"- {name(findings[0].code)} {len(findings):,} more like these{f': {whom}' if whom else ''}"
+    blame = blamed(*findings)
+    return f"- {name(findings[0].code)} {len(findings):,} more like these{f': {blame}' if blame else ''}"
 
 
 def finding_lines(finding: Finding) -> list[str]:
     """One finding: what, who, numbers, what to do."""
     head = f"### {finding.severity.value} {name(finding.code)}: {said(finding.title, _TITLE)}"
     lines = [head, "", said(finding.message, _MESSAGE)]
-    if whom := blamed(finding):
-        lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {whom}"]
+    if blame := blamed(finding):
+        lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {blame}"]
     elif finding.severity is not Severity.INFO and not finding.of_the_run:
         lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
     else:
@@ -184,7 +184,7 @@ def _variables(finding: Finding) -> list[str]:
 
 def blamed(*findings: Finding) -> str:
     """Who is named: "rank `3`, host `n1`", or nothing."""
-    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in whom(findings, _listed, _VALUES))
+    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _listed, _VALUES))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -206,6 +206,6 @@ def value(figure: str, own: Scalar | list[Scalar]) -> str:
 
 
 def _brief(finding: Finding) -> str:
-    whom = blamed(finding)
+    blame = blamed(finding)
     title, message = said(finding.title, _TITLE), said(finding.message, _BRIEF)
-    return f"- {name(finding.code)} {title}{f' ({whom})' if whom else ''}: {message}"
+    return f"- {name(finding.code)} {title}{f' ({blame})' if blame else ''}: {message}"

@@ -27,7 +27,7 @@ from ddpdiag.model.news import (
     Waiting,
 )
 from ddpdiag.render.terminal.live import Progress, Silent, _rows, listener
-from ddpdiag.render.terminal.progress import Lines, Picture
+from ddpdiag.render.terminal.progress import Lines, RunState
 
 
 class Terminal(io.StringIO):
@@ -82,10 +82,10 @@ def run_through(progress: Progress | Silent) -> None:
 
 def shown(*told: tuple[float, News], at: float) -> str:
     """What stands there at `at`, when these were told at their times."""
-    picture = Picture(began=0.0)
+    state = RunState(began=0.0)
     for now, news in told:
-        picture = picture.after(news, now)
-    return "".join(f"{text}\n" for text, _style in _rows(picture, at, "*"))
+        state = state.after(news, now)
+    return "".join(f"{text}\n" for text, _style in _rows(state, at, "*"))
 
 
 # Which of them -------------------------------------------------------------------------------------------------------

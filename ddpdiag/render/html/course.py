@@ -31,7 +31,7 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
     timeline = report.timeline
     if timeline is None or not timeline.lanes:
         return ()
-    blamed = culprits_of(report)
+    blamed = blamed_ranks(report)
     bad, red = said(timeline, blamed), [lane.rank for lane in timeline.lanes if lane.rank in blamed]
     rest = f"; and {len(bad) - _SAID:,} more" if len(bad) > _SAID else ""
     told = f"{'; '.join(bad[:_SAID])}{rest}" if bad else "no trial was cut short"
@@ -194,7 +194,7 @@ def _check(check: CheckLine) -> tuple[Cell, ...]:
     )
 
 
-def culprits_of(report: Report) -> frozenset[int]:
+def blamed_ranks(report: Report) -> frozenset[int]:
     """The ranks that errors blame; where none does, those that warnings blame."""
     marks = blamed(report.findings, report.ranks)
     worst = Severity.ERROR if Severity.ERROR in marks.values() else Severity.WARNING

@@ -95,8 +95,8 @@ def _brief(page: Page, group: Sequence[Finding]) -> None:
     """What a line of the index cannot say: who, and the way out."""
     first = group[0]
     page.write(_headline(group), style="bold", lead=_lead(first), lead_style=_STYLES[first.severity])
-    _whom(page, group, LIST_SHOWN)
-    _way_out(page, first)
+    _write_subjects(page, group, LIST_SHOWN)
+    _write_fix(page, first)
     page.blank()
 
 
@@ -104,9 +104,9 @@ def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, detail
     page.write(one_line(finding.title), style="bold", lead=_lead(finding), lead_style=_STYLES[finding.severity])
     if message := finding.message if details else beyond(finding.title, finding.message):
         page.write(message, indent=4)
-    _whom(page, (finding,), None if details else LIST_SHOWN)
-    above = _same_way_out(finding, earlier)
-    _way_out(page, finding, above)
+    _write_subjects(page, (finding,), None if details else LIST_SHOWN)
+    above = _same_fix(finding, earlier)
+    _write_fix(page, finding, above)
     # What follows from another finding is short below it.
     if above is None or above.code == finding.code:
         write_evidence(page, finding, details=details, earlier=earlier)
@@ -128,7 +128,7 @@ def beyond(title: str, message: str) -> str:
     return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() else told
 
 
-def _whom(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
+def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
     first = findings[0]
     if blame := _blame(findings, limit):
         # Good to know is no blame.
@@ -144,13 +144,13 @@ def _nobody(findings: Sequence[Finding]) -> str:
     return "" if of_all else "nobody can be blamed"
 
 
-def _same_way_out(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
+def _same_fix(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
     """The first of the `earlier` findings that has the same remedy."""
     same = (other for other in earlier if (other.remedy, other.env) == (finding.remedy, finding.env))
     return next(same, None) if finding.remedy else None
 
 
-def _way_out(page: Page, finding: Finding, above: Finding | None = None) -> None:
+def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
     """The remedy, and variables that help; if they stand `above` already, where."""
     if finding.remedy:
         text = finding.remedy if above is None else f"as for {one_line(above.code)}, above."
@@ -182,7 +182,7 @@ def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
     """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
-    named = whom(findings, lambda names: listed(tuple(map(one_line, names)), limit), limit, hosts=hosts)
+    named = subjects(findings, lambda names: listed(tuple(map(one_line, names)), limit), limit, hosts=hosts)
     return "; ".join(f"{kind} {one_line(names)}" for kind, names in named)
 
 
@@ -296,7 +296,7 @@ def left_out(number: int, limit: int | None) -> str:
     return f" +{number - limit:,} more" if limit is not None and number > limit else ""
 
 
-def whom(
+def subjects(
     findings: Iterable[Finding], listed: Callable[[Sequence[str]], str], limit: int | None, *, hosts: bool = True
 ) -> list[tuple[str, str]]:
     """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links as `listed`."""

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Protocol, TextIO, cast
 
 from ddpdiag.model.news import Joined, News, StageEnded
 from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.progress import Lines, Picture, pending_words
+from ddpdiag.render.terminal.progress import Lines, RunState, pending_words
 from ddpdiag.render.terminal.streams import Display, can_show, display_of, put, takes
 
 if TYPE_CHECKING:
@@ -95,16 +95,16 @@ class Progress:
         self._stream = stream
         self._clock = clock
         self._lock = threading.Lock()
-        self._picture = Picture(began=clock())
+        self._state = RunState(began=clock())
         self._spinner = _DOTS if can_show(stream, _DOTS) else _ASCII
         self._console = _console(_Leaky(stream), color=color)
         self._live: Live | None = _live(self._console, self._draw)
         self._live.start()
 
     def tell(self, news: News) -> None:
-        """Take it into the picture, which is drawn twice a second."""
+        """Take it into the state, which is drawn twice a second."""
         with self._lock:
-            self._picture = self._picture.after(news, self._clock())
+            self._state = self._state.after(news, self._clock())
         if isinstance(news, Joined):
             self.close()
             put(self._stream, f"ddpdiag: rank {news.rank} takes part; rank 0 at {one_line(news.host)} will report\n")
@@ -128,26 +128,26 @@ class Progress:
         from rich.text import Text
 
         with self._lock:
-            picture = self._picture
+            state = self._state
         width, height = self._console.size
         letters = min(width - 1, _WIDEST)
-        rows = _rows(picture, self._clock(), self._spinner)
+        rows = _rows(state, self._clock(), self._spinner)
         # What runs stands below: where there is too little room, what is over gives way.
         shown = [Text(_cut(text, letters), style) for text, style in rows[-max(1, height - 1) :]]
         return Text("\n").join(shown)
 
 
-def _rows(picture: Picture, now: float, spinner: str) -> list[Styled]:
+def _rows(state: RunState, now: float, spinner: str) -> list[Styled]:
     """Lines and their styles, from what is over to what runs."""
     turning = spinner[int(now * _REFRESHES_PER_SECOND) % len(spinner)]
-    wait = list(picture.wait(now))
+    wait = list(state.wait(now))
     rows: list[Styled] = []
-    if picture.budget_seconds is not None and (picture.stages or picture.doing or wait):
-        rows.append((picture.clock(now), "dim"))
-    rows += [_stage_row(stage) for stage in picture.stages.values()]
-    rows += [(text, "yellow") for text in picture.happened]
+    if state.budget_seconds is not None and (state.stages or state.doing or wait):
+        rows.append((state.clock(now), "dim"))
+    rows += [_stage_row(stage) for stage in state.stages.values()]
+    rows += [(text, "yellow") for text in state.happened]
     rows += [(f"{'  ' if number else turning + ' '}{text}", "") for number, text in enumerate(wait)]
-    if doing := picture.doing:
+    if doing := state.doing:
         rows.append((f"{turning} {doing.title}  {doing.clock(now)}", ""))
         rows += [(f"  {text}", "dim") for text in (doing.far,) if text]
         rows += [(f"  {pending_words(pending)}", "") for pending in (doing.pending,) if pending]

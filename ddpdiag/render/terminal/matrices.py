@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, draw, pieces, shorter, write_hosts_rule
+from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shorter, write_hosts_rule
 from ddpdiag.render.units import ABSENT, count, figure
 
 # So many different tables are always shown; more of them bury the findings.
@@ -98,8 +98,8 @@ def _table(page: Page, matrix: Matrix) -> None:
     names, figures = _columns(naming, cells)
     gap = 2 if _width(names, figures) <= page.width else 1
     write_hosts_rule(page, naming.rule)
-    for piece in pieces((names,), figures, width=page.width, gap=gap):
-        page.table(draw((names, *piece), len(matrix.rows), gap))
+    for table in fitted((names,), figures, len(matrix.rows), width=page.width, gap=gap):
+        page.table(table)
 
 
 class Naming(NamedTuple):

@@ -55,7 +55,7 @@ class Doing:
 
 
 @dataclass(frozen=True)
-class Picture:
+class RunState:
     """Where the run stands. `waiting` and `seeking` stand with the time at which they were told."""
 
     began: float
@@ -66,8 +66,8 @@ class Picture:
     seeking: tuple[Seeking, float] | None = None
     happened: tuple[str, ...] = ()
 
-    def after(self, news: News, now: float) -> "Picture":
-        """The picture with this in it."""
+    def after(self, news: News, now: float) -> "RunState":
+        """The state after this news."""
         match news:
             case Started(budget_seconds=budget):
                 return replace(self, budget_seconds=budget)
@@ -179,7 +179,7 @@ class Lines:
         self._stream = stream
         self._clock = clock
         self._lock = threading.Lock()
-        self._picture = Picture(began=clock())
+        self._state = RunState(began=clock())
         self._said: float | None = None
         self._open = True
 
@@ -189,10 +189,10 @@ class Lines:
             now = self._clock()
             if not self._open or isinstance(news, Joined):
                 return
-            self._picture = self._picture.after(news, now)
+            self._state = self._state.after(news, now)
             if text := self._worth(news, now):
                 self._said = now
-                self._open = put(self._stream, f"ddpdiag [{self._picture.clock(now)}] {_short(text)}\n")
+                self._open = put(self._stream, f"ddpdiag [{self._state.clock(now)}] {_short(text)}\n")
 
     def close(self) -> None:
         """Say nothing more."""
@@ -205,13 +205,13 @@ class Lines:
             case Gathered():
                 return gathered_words(news)
             case StageEnded():
-                whole = self._picture.stages[news.name]
+                whole = self._state.stages[news.name]
                 over = not news.more and whole.status != "skipped"
                 return stage_words(whole) if over or news.status == "failed" else ""
             case Happened(text=text):
                 return text
             case Waiting() | Seeking() if self._is_time(now):
-                return ", ".join(self._picture.wait(now))
+                return ", ".join(self._state.wait(now))
             case Pending() if self._is_time(now):
                 return self._doing(news, now)
             case _:
@@ -222,7 +222,7 @@ class Lines:
         return self._said is None or now - self._said >= EVERY_SECONDS
 
     def _doing(self, pending: Pending, now: float) -> str:
-        doing = self._picture.doing
+        doing = self._state.doing
         if doing is None:
             return ""
         return ", ".join(filter(None, (f"{doing.title}: {doing.clock(now)}", doing.far, pending_words(pending))))

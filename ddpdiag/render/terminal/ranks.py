@@ -17,7 +17,7 @@ from rich.table import Table
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, draw, pieces, shortened
+from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shortened
 from ddpdiag.render.units import ABSENT, Unit, cell, column_unit, count, figure, label
 from ddpdiag.stats import quantile
 
@@ -188,12 +188,7 @@ class Ranks:
         if self.details and self.brief and (gpus := _gpus(self, absent)) is not None:
             # Whole UUIDs would take half of each piece.
             figures.insert(0, gpus)
-        room = width - sum(column.width for column in (*who, *figures))
-        between = len(who) + len(figures) - 1
-        # Two spaces read better than one, but one table reads better than two.
-        gap = 1 if between <= room < 2 * between else 2
-        for piece in pieces(who, figures, width=width, gap=gap):
-            yield draw((*who, *piece), len(self.lines), gap)
+        yield from fitted(who, figures, len(self.lines), width=width)
 
     def _figures(self, name: str, absent: str) -> Column:
         values = [row.get(name) for row in self.shown]

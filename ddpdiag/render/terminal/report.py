@@ -49,7 +49,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     write_notes(page, report.notes)
     _without_bad(page, report)
     write_verdict(page, report)
-    _write_way_out(page, report)
+    _write_first_fix(page, report)
     return page.text()
 
 
@@ -136,7 +136,7 @@ def write_verdict(page: Page, report: Report, *, after: str = ": ") -> None:
     page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}{after}", lead_style=_VERDICT_STYLES[verdict])
 
 
-def _write_way_out(page: Page, report: Report) -> None:
+def _write_first_fix(page: Page, report: Report) -> None:
     """What to do about the error that the verdict names, where its finding has long left the screen."""
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     first = next((finding for finding in errors if finding.ranks or finding.nodes or finding.links), None)

@@ -7,7 +7,7 @@ from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, listed
-from ddpdiag.render.terminal.tables import Column, draw, pieces
+from ddpdiag.render.terminal.tables import Column, fitted
 from ddpdiag.render.units import ABSENT, count, seconds
 
 _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
@@ -154,9 +154,8 @@ def write_timings(page: Page, report: Report, *, details: bool) -> None:
     rows = [row for row in timings.stages if details or row.seconds >= _LEAST_SECONDS]
     rows.append(Spent(stage="in all", seconds=timings.seconds, kinds=_sums(timings)))
     names, figures = _columns(rows, kinds, ABSENT if page.color else "-")
-    gap = _gap(names, figures, page.width)
-    for piece in pieces(names, figures, width=page.width, gap=gap):
-        page.table(draw((*names, *piece), len(rows), gap))
+    for table in fitted(names, figures, len(rows), width=page.width):
+        page.table(table)
     page.write("; ".join(f"{kind}: {_MEANINGS[kind]}" for kind in kinds if kind in _MEANINGS), style="dim")
     page.blank()
     _waits(page, timings, report.checks, details=details)
@@ -182,14 +181,6 @@ def _columns(rows: Sequence[Spent], kinds: Sequence[str], absent: str) -> tuple[
         Column(one_line(kind), tuple(_cell(row.kinds.get(kind, 0.0), absent) for row in rows), right=True)
         for kind in kinds
     ]
-
-
-def _gap(names: Sequence[Column], figures: Sequence[Column], width: int) -> int:
-    """Two spaces between columns, or one where all of them then fit."""
-    columns = (*names, *figures)
-    room = width - sum(column.width for column in columns)
-    between = len(columns) - 1
-    return 1 if between <= room < 2 * between else 2
 
 
 def _cell(value: float, absent: str) -> str:

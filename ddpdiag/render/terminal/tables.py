@@ -49,6 +49,18 @@ def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, ga
     yield tuple(piece)
 
 
+def fitted(
+    names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int, gap: int | None = None
+) -> Iterator[Table]:
+    """Tables that fit `width`, each with the names. Two spaces between columns, or one where only then all fit."""
+    if gap is None:
+        between = len(names) + len(figures) - 1
+        room = width - sum(column.width for column in (*names, *figures))
+        gap = 1 if between <= room < 2 * between else 2  # two spaces read better, but one table reads better than two
+    for piece in pieces(names, figures, width=width, gap=gap):
+        yield draw((*names, *piece), height, gap)
+
+
 def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
     """A table of these columns, with `height` rows and `gap` spaces between columns."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
