@@ -17,10 +17,9 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.codec import encode, read_recording
-from ddpdiag.compare import text as rendering
+from ddpdiag.compare import command as rendering
 from ddpdiag.compare.command import Files, run
-from ddpdiag.compare.matrices import changed_matrices
-from ddpdiag.compare.reports import Comparison, compare
+from ddpdiag.compare.reports import Comparison, changed_matrices, compare
 from ddpdiag.comparison import noise as limits
 from ddpdiag.comparison.figures import Change, Direction, compared_figures
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings

@@ -8,9 +8,8 @@ import pytest
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import all_rules, read_remarks, rule_of
-from ddpdiag.lint.command import judged, run
+from ddpdiag.lint.command import judged, page, run
 from ddpdiag.lint.rule import LintReport
-from ddpdiag.lint.text import page
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CLEAN = SCRIPTS / "torchrun_script.py"

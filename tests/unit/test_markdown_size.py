@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
-from ddpdiag.compare import text as comparison
+from ddpdiag.compare import command as comparison
 from ddpdiag.compare.reports import Comparison, Side
 from ddpdiag.comparison.figures import Change, Direction
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from ddpdiag.probes.net.mesh import connection as connection_module
-from ddpdiag.probes.net.mesh import listener as listener_module
+from ddpdiag.probes.net.mesh import survey as listener_module
 from ddpdiag.probes.net.mesh.connection import Cell, Connection, Peer, tcp_info
-from ddpdiag.probes.net.mesh.listener import Listener
 from ddpdiag.probes.net.mesh.protocol import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Request, receive, request
-from ddpdiag.probes.net.mesh.survey import survey
+from ddpdiag.probes.net.mesh.survey import Listener, survey
 from ddpdiag.probes.net.tcp_connect import Reach, free_port
 
 SECONDS = 20.0

@@ -62,8 +62,7 @@ from ddpdiag.probes.net.interfaces import (
     wanted,
 )
 from ddpdiag.probes.net.mesh.connection import Cell, Peer
-from ddpdiag.probes.net.mesh.listener import Listener
-from ddpdiag.probes.net.mesh.survey import survey
+from ddpdiag.probes.net.mesh.survey import Listener, survey
 from ddpdiag.probes.net.port_check import ephemeral_ports
 from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
 

@@ -1,15 +1,29 @@
-"""The ways from this host to all others of its group, measured while they do the same."""
+"""A host's part in the mesh: it answers the callers of its group, and measures the connections to all others."""
 
+import contextlib
 import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ddpdiag.probes.net.mesh.connection import Cell, Connection, Peer
-from ddpdiag.probes.net.mesh.listener import Listener
-from ddpdiag.probes.net.mesh.protocol import CONNECT_SECONDS, LARGE, STALL_SECONDS
+from ddpdiag.probes.net.mesh.protocol import (
+    BUSY,
+    CLOCKS,
+    CONNECT_SECONDS,
+    DONE,
+    GRANTED,
+    LARGE,
+    MIB,
+    REQUEST,
+    STALL_SECONDS,
+    TOKEN_BYTES,
+    Request,
+    receive,
+)
 
 # Beyond their time for connecting: all pass the gate together, but on busy hosts.
 _LATE_SECONDS = 1.0
@@ -17,6 +31,125 @@ _LATE_SECONDS = 1.0
 _RATE_SECONDS = 0.5
 # Of the time that is left, the share for sending: others wait for their turn meanwhile.
 _SENDING_SHARE = 0.4
+
+
+class Listener:
+    """Listens on the first free one of `ports` (0 is any) until `end` (monotonic); OSError if none is free.
+
+    `turn` is this host's: whoever holds it measures, and nothing else of ours disturbs.
+    """
+
+    def __init__(self, ports: Iterable[int], turn: threading.Lock, end: float) -> None:
+        self.token = os.urandom(TOKEN_BYTES // 2).hex()
+        self._turn = turn
+        self._end = end
+        self._server = _listen(ports)
+        self.port = int(self._server.getsockname()[1])
+        self._change = threading.Condition()
+        self._came: set[int] = set()
+        self._gone: set[int] = set()
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def wait(self, callers: int, late: float) -> None:
+        """Until all callers have come and gone; after `late` (monotonic) only those are waited for that came."""
+        with self._change:
+            while len(self._gone) < callers and (now := time.monotonic()) < self._end:
+                if now >= late and self._gone == self._came:
+                    return
+                self._change.wait(min(0.1 if now >= late else late - now, self._end - now))
+
+    def close(self) -> None:
+        """Stop listening; connections that are still open end with their callers."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(sock,), name="serve", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        caller = None
+        with sock, contextlib.suppress(OSError, ValueError):  # ValueError: a letter that is no request
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller = self._greet(sock)
+            if caller is not None:
+                self._note(self._came, caller)
+                self._answer(sock)
+        if caller is not None:
+            self._note(self._gone, caller)
+
+    def _note(self, who: set[int], caller: int) -> None:
+        with self._change:
+            who.add(caller)
+            self._change.notify()
+
+    def _greet(self, sock: socket.socket) -> int | None:
+        """The caller's number, or None for a stranger."""
+        kind, number = REQUEST.unpack(receive(sock, REQUEST.size, STALL_SECONDS))
+        if kind != Request.HELLO.value or receive(sock, TOKEN_BYTES, STALL_SECONDS) != self.token.encode():
+            return None
+        sock.sendall(DONE)
+        return int(number)
+
+    def _answer(self, sock: socket.socket) -> None:
+        """Obey until the caller says bye or hangs up."""
+        held = False
+        try:
+            while True:
+                kind, number = REQUEST.unpack(receive(sock, REQUEST.size, self._end - time.monotonic()))
+                match Request(kind):
+                    case Request.PING:
+                        sock.sendall(CLOCKS.pack(time.time(), time.time()))
+                    case Request.DATA:
+                        _swallow(sock, number)
+                    case Request.TURN:
+                        held = held or self._turn.acquire(timeout=min(number / 1000, 10.0))
+                        sock.sendall(GRANTED if held else BUSY)
+                    case Request.END if held:
+                        self._turn.release()
+                        held = False
+                    case _:
+                        return
+        finally:
+            if held:
+                self._turn.release()
+
+
+def _listen(ports: Iterable[int]) -> socket.socket:
+    error: OSError | None = None
+    for port in ports:
+        try:
+            return _bind(port)
+        except OSError as taken:
+            error = taken
+    raise error or OSError("no port to listen on")
+
+
+def _bind(port: int) -> socket.socket:
+    """On all addresses of both families, as far as this host has them."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 can be switched off while the kernel knows it
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+    return socket.create_server(("", port), backlog=128)
+
+
+def _swallow(sock: socket.socket, count: int) -> None:
+    """Take so many bytes and say so; a peer that stops on the way is given up."""
+    if count > LARGE:
+        raise ConnectionAbortedError(f"{count} bytes are more than anybody sends")
+    buffer = bytearray(min(count, MIB))
+    sock.settimeout(2 * STALL_SECONDS)
+    while count:
+        got = sock.recv_into(buffer, min(count, len(buffer)))
+        if not got:
+            raise ConnectionResetError("the peer hung up")
+        count -= got
+    sock.sendall(DONE)
 
 
 def survey(
