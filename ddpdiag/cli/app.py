@@ -230,9 +230,9 @@ def compare(
     Exit code: 0 no regression, 1 regression, 2 a file that is no run, 3 no regression, but no figure was compared or
     the new run's verdict is UNKNOWN.
     """
-    from ddpdiag.cli.compare import Files, run
+    from ddpdiag.compare import command
 
-    raise typer.Exit(run(old, new, Files(json=outputs.json, markdown=outputs.markdown)))
+    raise typer.Exit(command.run(old, new, command.Files(json=outputs.json, markdown=outputs.markdown)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,9 +273,9 @@ def simulate(
     ],
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
-    from ddpdiag.cli import simulate
+    from ddpdiag.simulate import command
 
-    raise typer.Exit(simulate.run(what, outputs))
+    raise typer.Exit(command.run(what, outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,9 +296,9 @@ def lint(
 
     Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is no Python.
     """
-    from ddpdiag.cli import lint
+    from ddpdiag.lint import command
 
-    raise typer.Exit(lint.run(files, outputs.json, details=outputs.details))
+    raise typer.Exit(command.run(files, outputs.json, details=outputs.details))
 
 
 @_command(

@@ -14,8 +14,8 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.runtime.launchers.launch import Launch
 
 E = TypeVar("E", bound=Enum)

@@ -29,10 +29,10 @@ from ddpdiag.model.bench import Bench
 from ddpdiag.model.recording import Line
 from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
-from ddpdiag.render.progress import Listener, Silent, listener
-from ddpdiag.render.streams import Display, display_of
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.render.terminal.live import Listener, Silent, listener
+from ddpdiag.render.terminal.streams import Display, display_of
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked, Launch
 from ddpdiag.runtime.launchers.slurm import job_left_seconds, within
@@ -235,7 +235,7 @@ def _baseline(path: str | None, launch: Launch) -> Snapshot | None:
     """Rank 0 judges: the file need not be on other hosts."""
     if path is None or launch.place.rank != 0:
         return None
-    from ddpdiag.cli.compare import read_baseline
+    from ddpdiag.judgement.saved_report import read_baseline
 
     return read_baseline(path)
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ddpdiag.errors import ExitCode, Explained
 from ddpdiag.foreign import printable
-from ddpdiag.render.streams import columns
+from ddpdiag.render.terminal.streams import columns
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)

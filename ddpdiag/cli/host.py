@@ -20,7 +20,7 @@ from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.progress import Silent
+from ddpdiag.render.terminal.live import Silent
 from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import run_alone

@@ -17,7 +17,7 @@ from ddpdiag.errors import Unwritten, UsageError
 if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
-    from ddpdiag.render.progress_lines import Counter
+    from ddpdiag.render.terminal.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
 
@@ -59,7 +59,7 @@ class Outputs:
         "Write the hosts that no error concerns, one a line; where pairs of hosts were measured, the fastest first.",
     )
     env_file: str | None = written(
-        rendered("ddpdiag.render.exports"),
+        rendered("ddpdiag.render.shell"),
         "Write the variables that the job needs here, for a shell to source; then errors that they get around "
         "are warnings.",
     )
@@ -134,7 +134,7 @@ class Outputs:
             from ddpdiag.render import bench
 
             return bench.render(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings)
-        from ddpdiag.render import terminal
+        from ddpdiag.render.terminal import report as terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
@@ -187,8 +187,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 @contextmanager
 def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
     """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
-    from ddpdiag.render.progress_lines import Counter
-    from ddpdiag.render.streams import Display, display_of
+    from ddpdiag.render.terminal.progress import Counter
+    from ddpdiag.render.terminal.streams import Display, display_of
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
     progress = Counter(sys.stderr, display, patience_seconds)

@@ -12,8 +12,8 @@ from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
-from ddpdiag.probes.gpus import visible_gpus
-from ddpdiag.probes.procfs import proc_root
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
 
 # Who came, what they run, cores of their own, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")

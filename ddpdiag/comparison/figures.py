@@ -1,16 +1,45 @@
 """What changed between two snapshots: ranks against their peers, the whole machine, benchmarks, facts. Pure."""
 
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from itertools import chain
+
+from msgspec import Struct
 
 from ddpdiag.bandwidth.baseline import find, slower, worse
 from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift
 from ddpdiag.comparison.peers import Field, fields, ranks_of
-from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 
 ABSENT = "none"
+
+
+class Direction(Enum):
+    """What a change means, the worst first. `UNJUDGED` is none: what was not held against the other run, and why."""
+
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    NEUTRAL = "neutral"
+    UNJUDGED = "unjudged"
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """Something that differs. `name` is for scripts: a finding's code, a figure's or a fact's name.
+
+    Of a figure, `old` and `new` are medians, `ratio` says how many times as long it takes (or was slower), and `noise`
+    the share by which the repeats of either run spread; None where there are none.
+    """
+
+    direction: Direction
+    name: str
+    text: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    old: float | None = None
+    new: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
 
 
 def comparable(old: Snapshot, new: Snapshot) -> str | None:

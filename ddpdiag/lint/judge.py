@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from ddpdiag.errors import UsageError
 from ddpdiag.lint.reading import Reading
-from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.rule import Hit, Remark, Rule, ScriptLine
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.lint.script import Script
-from ddpdiag.model.remark import Remark, ScriptLine
 
 _IGNORE = re.compile(r"#\s*ddpdiag:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 

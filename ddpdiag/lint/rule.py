@@ -1,9 +1,11 @@
-"""What a rule is: a code, a manual page, and a pure function from a script to the places that it means."""
+"""A rule of lint (a code, a manual page, a pure function from a script to places in it), and what rules report."""
 
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ddpdiag.lint.reading import Reading
 from ddpdiag.model import Severity
@@ -32,3 +34,37 @@ class Rule:
     def title(self) -> str:
         """The first line of the manual page, without its full stop."""
         return self.manual.partition("\n")[0].rstrip(".")
+
+
+LINT_SCHEMA = "ddpdiag.lint/1"
+
+
+class Remark(Struct, frozen=True, kw_only=True):
+    """One pitfall at one place: `line` and `column` count from 1; `message` is what goes wrong, `remedy` what to do."""
+
+    code: str
+    name: str
+    severity: Severity
+    path: str
+    line: int
+    column: int
+    message: str
+    remedy: str
+
+
+class ScriptLine(Struct, frozen=True, kw_only=True):
+    """One script: how many remarks its comments keep quiet, and why it was not judged (None: it was)."""
+
+    path: str
+    ignored: int = 0
+    not_judged: str | None = None
+
+
+class LintReport(Struct, frozen=True, kw_only=True):
+    """The remarks by file and line; `errors` are sentences on files that could not be read."""
+
+    scripts: tuple[ScriptLine, ...]
+    remarks: tuple[Remark, ...]
+    errors: tuple[str, ...]
+    exit_code: int
+    schema: str = LINT_SCHEMA

@@ -13,13 +13,13 @@ from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, Blocking
 from ddpdiag.render import bench_bars, bench_table
 from ddpdiag.render.bench_meaning import write_meaning
 from ddpdiag.render.bench_rows import Part, devices, measured, parts, reaches, short_pci
-from ddpdiag.render.evidence import LIST_SHOWN
-from ddpdiag.render.findings import write_findings
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import ALL_SHOWN, WORST_SHOWN
-from ddpdiag.render.terminal import write_head, write_notes, write_verdict
-from ddpdiag.render.timings import write_timings
+from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
+from ddpdiag.render.terminal.ranks import WORST_SHOWN
+from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
+from ddpdiag.render.terminal.stages import write_timings
+from ddpdiag.render.terminal.tables import ALL_SHOWN
 from ddpdiag.render.units import count
 
 _AVERAGES = {

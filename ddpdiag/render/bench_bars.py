@@ -12,7 +12,7 @@ from ddpdiag.model.bench import BenchRow, Measured, Series
 from ddpdiag.render.bench_rows import Part, modes
 from ddpdiag.render.bench_table import columns, half, header, line
 from ddpdiag.render.page import one_line
-from ddpdiag.render.tables import Column
+from ddpdiag.render.terminal.tables import Column
 from ddpdiag.render.units import bytes_per_s
 
 _LEAST_BAR = 10

@@ -9,11 +9,10 @@ from rich.text import Text
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Bottleneck, Fit, Series
 from ddpdiag.render.bench_rows import traits
-from ddpdiag.render.evidence import LIST_SHOWN
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.rank_lines import Row
-from ddpdiag.render.short_names import write_hosts_rule
-from ddpdiag.render.tables import Ranks
+from ddpdiag.render.terminal.findings import LIST_SHOWN
+from ddpdiag.render.terminal.ranks import Ranks, Row
+from ddpdiag.render.terminal.tables import write_hosts_rule
 from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, percent, seconds
 
 # Of more series than this, a line each: all types and operations make dozens.

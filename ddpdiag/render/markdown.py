@@ -7,14 +7,14 @@ texts are cut, and at last whole parts are left out, the last ones first. Each t
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from ddpdiag.model import Report, Scalar
-from ddpdiag.render.exports import shell_line
+from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.markdown_bench import bench_pieces, train_pieces
-from ddpdiag.render.markdown_findings import infos, serious, value
 from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
 from ddpdiag.render.markup import block, folded, words
-from ddpdiag.render.units import count, label, seconds
+from ddpdiag.render.shell import shell_line
+from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
+from ddpdiag.render.units import count, label, quantity, seconds
 
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
 _VALUES = 8
@@ -99,3 +99,113 @@ def _measurements(found: Mapping[str, Scalar]) -> list[str]:
     """Under the names that scripts know, in which the unit stands."""
     rows = [(name(figure, cell=True), value(figure, own)) for figure, own in islice(found.items(), _FIGURES)]
     return tabled(("figure", "value"), rows, "figure", total=len(found), most=_SMALL_TABLE)
+
+
+# A ticket that is longer is not read.
+_SHOWN, _FOLDED, _INFOS = 6, 24, 20
+
+# Bytes of the parts of one finding, and of those that are folded away together.
+_TITLE, _MESSAGE, _REMEDY, _NAMES, _ENV, _EVIDENCE = 400, 2_000, 1_000, 200, 800, 1_500
+_BRIEF, _BEHIND, _ALL_INFOS = 600, 12_000, 8_000
+_EVIDENCE_SHOWN = 40
+
+
+def serious(findings: Sequence[Finding]) -> Iterator[Piece]:
+    """Errors and warnings, a few of each code: the first ones in full, the others folded away."""
+    pieces: list[tuple[int, list[str]]] = []
+    for group in _groups(findings, SEVERITIES[:2]):
+        most = shown_of(group, SAME_SHOWN)
+        pieces += [(1, finding_lines(finding)) for finding in group[:most]]
+        pieces += [(len(group) - most, [_more(group[most:]), ""])] if group[most:] else []
+    yield from (Piece("a finding", lines) for _, lines in pieces[:_SHOWN])
+    number = sum(number for number, _ in pieces[_SHOWN:])
+    more = count(number, "more finding")
+    yield Piece(more, folded(more, _behind(pieces[_SHOWN:])))
+
+
+def _behind(pieces: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
+    """What is folded away: the first ones, and how many are missing."""
+    lines: list[str] = []
+    left = 0
+    for place, (number, own) in enumerate(pieces):
+        if place < _FOLDED and not left and size(lines) + size(own) <= _BEHIND:
+            lines += own
+        else:
+            left += number
+    return lines + ([f"- {count(left, 'more finding')}, in the JSON report"] if left else [])
+
+
+def infos(findings: Sequence[Finding]) -> list[str]:
+    """What is good to know, a line each."""
+    lines: list[str] = []
+    for group in _groups(findings, SEVERITIES[2:]):
+        most = shown_of(group, SAME_SHOWN)
+        lines += [_brief(finding) for finding in group[:most]]
+        lines += [_more(group[most:])] if group[most:] else []
+    return listed(lines[:_INFOS], "line", total=len(lines), most=_ALL_INFOS)
+
+
+def _groups(findings: Sequence[Finding], severities: Sequence[Severity]) -> Iterator[list[Finding]]:
+    return (group for (severity, _), group in grouped(findings).items() if severity in severities)
+
+
+def _more(findings: Sequence[Finding]) -> str:
+    """One line for findings that look like those before them."""
+    blame = blamed(*findings)
+    return f"- {name(findings[0].code)} {len(findings):,} more like these{f': {blame}' if blame else ''}"
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """One finding: what, who, numbers, what to do."""
+    head = f"### {finding.severity.value} {name(finding.code)}: {said(finding.title, _TITLE)}"
+    lines = [head, "", said(finding.message, _MESSAGE)]
+    if blame := blamed(finding):
+        lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {blame}"]
+    elif finding.severity is not Severity.INFO and not finding.of_the_run:
+        lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
+    else:
+        lines.append("")
+    if finding.remedy:
+        lines.append(f"- **Fix:** {said(finding.remedy, _REMEDY)}")
+    lines.append("")
+    lines += _variables(finding)
+    return lines + folded("Evidence", figures(finding.evidence, rows=_EVIDENCE_SHOWN, most=_EVIDENCE))
+
+
+def _variables(finding: Finding) -> list[str]:
+    """Lines to be copied: all of them, or none."""
+    if not finding.env:
+        return []
+    lines = block("\n".join(shell_line(variable, own) for variable, own in finding.env.items()), "sh")
+    if size(lines) > _ENV:
+        lines = [f"{count(len(finding.env), 'variable')} that helped, in the JSON report."]
+    return [*lines, ""]
+
+
+def blamed(*findings: Finding) -> str:
+    """Who is named: "rank `3`, host `n1`", or nothing."""
+    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _listed, _VALUES))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_VALUES]) + (f" +{len(names) - _VALUES} more" if len(names) > _VALUES else "")
+
+
+def figures(found: Mapping[str, Scalar | list[Scalar]], *, rows: int, most: int) -> list[str]:
+    """A table of figures with their units."""
+    cells = [(name(label(figure), cell=True), value(figure, own)) for figure, own in islice(found.items(), rows)]
+    return tabled(("figure", "value"), cells, "figure", total=len(found), most=most)
+
+
+def value(figure: str, own: Scalar | list[Scalar]) -> str:
+    """A value of a table's cell, with its unit."""
+    if isinstance(own, list):
+        more = f" and {len(own) - _VALUES} more" if len(own) > _VALUES else ""
+        return (", ".join(value(figure, item) for item in own[:_VALUES]) or "none") + more
+    return "not known" if own is None else said(quantity(figure, own), _BRIEF)
+
+
+def _brief(finding: Finding) -> str:
+    blame = blamed(finding)
+    title, message = said(finding.title, _TITLE), said(finding.message, _BRIEF)
+    return f"- {name(finding.code)} {title}{f' ({blame})' if blame else ''}: {message}"

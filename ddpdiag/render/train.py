@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
-from ddpdiag.render.findings import write_findings
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Column, draw, pieces
-from ddpdiag.render.terminal import write_head, write_notes, write_verdict
+from ddpdiag.render.terminal.findings import write_findings
+from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
+from ddpdiag.render.terminal.tables import Column, draw, pieces
 from ddpdiag.render.units import byte_count, count, figure
 
 _STYLES = {

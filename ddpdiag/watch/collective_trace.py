@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.host.procfs import PROC
 from ddpdiag.probes.recorder import Flown, read_dump
 
 PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"

@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
-from ddpdiag.probes.bounded import run
-from ddpdiag.probes.nvml import memory, supported
+from ddpdiag.probes.gpu.nvml import memory, supported
+from ddpdiag.probes.process.bounded import run
 from ddpdiag.watch.model import GpuUse
 
 _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
-from ddpdiag.probes.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.host.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
 from ddpdiag.probes.recorder import Flown
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 from ddpdiag.watch import collective_trace, pyspy

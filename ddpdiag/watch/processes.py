@@ -12,10 +12,9 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from ddpdiag.probes.files import read_text
-from ddpdiag.probes.procfs import PROC
-from ddpdiag.probes.slurm import is_pseudo_step
-from ddpdiag.probes.variables import is_recorded
+from ddpdiag.probes.host.files import read_text
+from ddpdiag.probes.host.procfs import PROC
+from ddpdiag.probes.host.variables import is_pseudo_step, is_recorded
 from ddpdiag.watch.collective_trace import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it

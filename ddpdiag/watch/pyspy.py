@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.probes.bounded import run
-from ddpdiag.probes.files import read_int, read_pairs
-from ddpdiag.probes.procfs import PROC
+from ddpdiag.probes.host.files import read_int, read_pairs
+from ddpdiag.probes.host.procfs import PROC
+from ddpdiag.probes.process.bounded import run
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.05

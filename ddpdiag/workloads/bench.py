@@ -12,11 +12,10 @@ from msgspec import structs
 from ddpdiag.bandwidth.lines import Line
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.context import Context
-from ddpdiag.probes.cgroup import cgroup
-from ddpdiag.probes.limits import affinity
-from ddpdiag.probes.own_rates import Copier, loopback_bytes_per_s
-from ddpdiag.probes.procfs import memory, proc_root
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.host.limits import affinity, cgroup
+from ddpdiag.probes.host.local_bandwidth import Copier, loopback_bytes_per_s
+from ddpdiag.probes.host.procfs import memory, proc_root
+from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.workloads.devices import ways_out
 from ddpdiag.workloads.kinds import finish
 from ddpdiag.workloads.sweep import Means, Swept, sweep

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.model.bench import Limits
-from ddpdiag.probes.gpus import device_index
-from ddpdiag.probes.nvlink import connections
-from ddpdiag.probes.route import route_out
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.gpu.links import connections
+from ddpdiag.probes.gpu.visibility import device_index
+from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.net.rdma import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
-from ddpdiag.probes.sockets import allowed_ports
+from ddpdiag.probes.net.tcp_connect import allowed_ports
 from ddpdiag.workloads.devices import choose_device
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.model.context import Context
-from ddpdiag.probes.sockets import allowed_ports, free_port
+from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.group import close_group, group_timeout
 

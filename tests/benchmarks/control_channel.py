@@ -27,7 +27,7 @@ import zmq
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.model import Arrival, Finding, Header, Options, Outcome, Place, Recording, Status
 from ddpdiag.model.news import CheckBegan, News
-from ddpdiag.probes.sockets import free_port, reach
+from ddpdiag.probes.net.tcp_connect import free_port, reach
 from ddpdiag.runtime.control.client import ControlClient, new_socket
 from ddpdiag.runtime.control.messages import (
     Ack,

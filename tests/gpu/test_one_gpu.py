@@ -12,8 +12,8 @@ from jobs import CHECK
 
 from ddpdiag.checks.registry import by_code
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.gpu_health import look
-from ddpdiag.probes.nvml import enumerate_gpus
+from ddpdiag.probes.gpu.health import look
+from ddpdiag.probes.gpu.nvml import enumerate_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpus")]
 # GPU time is shared in slices, and each rank makes a context first.

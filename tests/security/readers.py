@@ -8,12 +8,15 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.baseline import dumps
-from ddpdiag.cli import compare, judge, lint
+from ddpdiag.cli import judge
 from ddpdiag.cli.bench_options import read_baseline
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
+from ddpdiag.compare import command as compare
 from ddpdiag.explain import command as explain
+from ddpdiag.judgement.saved_report import read_baseline as read_run
+from ddpdiag.lint import command as lint
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.watch import command
@@ -86,7 +89,7 @@ def _judge(path: Path) -> None:
 def _compare(path: Path) -> None:
     for old, new in ((path, HEALTHY), (HEALTHY, path), (path, path)):
         compare.run(str(old), str(new), compare.Files(markdown="/dev/null"))
-    compare.read_baseline(str(path))
+    read_run(str(path))
 
 
 READERS = {

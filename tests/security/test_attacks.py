@@ -13,7 +13,7 @@ import pytest
 from attacks import PLAIN, SQUATTING, TALKING, Target, under
 
 import ddpdiag
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.server import control_ports
 
 FIRST = ("frames without end", "somebody who plays rank 0")

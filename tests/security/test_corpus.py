@@ -10,13 +10,14 @@ import pytest
 from readers import HEALTHY, READERS, report_of
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli import compare, judge
-from ddpdiag.cli import lint as lint_command
+from ddpdiag.cli import judge
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.codec import read_recording
+from ddpdiag.compare import command as compare
 from ddpdiag.comparison.noise import Standing, moved
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge as judged
+from ddpdiag.lint import command as lint_command
 from ddpdiag.lint import judge as lint_judge
 from ddpdiag.model import Verdict
 from ddpdiag.workloads import mnist

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import munge
 from ddpdiag.runtime.control.munge import Munge
 from ddpdiag.runtime.control.secret import Origin, Secrets

@@ -14,7 +14,7 @@ import pytest
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file, same_host
 from ddpdiag.runtime.control.client import Endpoint, Found, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import same_host
 from ddpdiag.runtime.record.record import folder_name
 

@@ -4,9 +4,8 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.probes.gpu_health import Clocks, Health, Look
-from ddpdiag.probes.gpu_links import Fabric, NvLink, PcieLink
-from ddpdiag.probes.gpu_memory import MemoryErrors
+from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors
+from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
 
 LINKS = tuple(NvLink(number=number, up=True, replays=0, recoveries=0, crc_errors=0) for number in range(18))
 

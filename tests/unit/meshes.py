@@ -10,10 +10,10 @@ from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Recording, Status
 from ddpdiag.model.recording import Header
-from ddpdiag.probes.interfaces import Interface
-from ddpdiag.probes.line import Cell
-from ddpdiag.probes.sockets import Reach
-from ddpdiag.probes.wire import KIB, LARGE
+from ddpdiag.probes.net.interfaces import Interface
+from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.mesh.protocol import KIB, LARGE
+from ddpdiag.probes.net.tcp_connect import Reach
 
 Way = tuple[int, int]
 

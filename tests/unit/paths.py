@@ -4,8 +4,8 @@ from msgspec import structs
 from seen import seen_of, together
 
 from ddpdiag.checks.p2p.paths.check import CHECK, Data
-from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
-from ddpdiag.probes.iommu import Bridge, Slot, Surroundings
+from ddpdiag.probes.gpu.iommu import Bridge, Slot, Surroundings
+from ddpdiag.probes.gpu.paths import Level, PathGpu, Paths, Way
 
 REDIRECTS = 0x001D
 

@@ -16,22 +16,21 @@ from ddpdiag.checks import snapshots
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.run import baseline as cmp001
-from ddpdiag.cli.compare import Files, read_baseline, read_report, run
 from ddpdiag.codec import encode, read_recording
+from ddpdiag.compare import command as rendering
+from ddpdiag.compare.command import Files, run
+from ddpdiag.compare.reports import Comparison, changed_matrices, compare
 from ddpdiag.comparison import noise as limits
-from ddpdiag.comparison.figures import compared_figures
-from ddpdiag.comparison.matrices import changed_matrices
+from ddpdiag.comparison.figures import Change, Direction, compared_figures
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
-from ddpdiag.comparison.reports import compare
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.judge import world_of
+from ddpdiag.judgement.saved_report import read_baseline, read_report
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
-from ddpdiag.model.comparison import Change, Comparison, Direction
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps, Window
-from ddpdiag.render import comparison as rendering
 from ddpdiag.render import json as report_json
 
 relaxed = settings(deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join, refusal
 from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
 from ddpdiag.runtime.control.server import ControlServer, control_ports

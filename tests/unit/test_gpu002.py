@@ -5,8 +5,8 @@ from seen import arrival_of, seen_of, together, with_arrivals
 from ddpdiag.checks.gpu.devices import CHECK, Data, TorchGpu
 from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpus import device_index
-from ddpdiag.probes.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.visibility import device_index
 
 
 def seen(*rows, nvml=None, gpus=2, **world):

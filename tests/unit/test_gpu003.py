@@ -10,9 +10,8 @@ from ddpdiag.checks.gpu.memory_errors import CHECK
 from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.gpu.present.data import Data as Enumerated
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu_health import Health, Look
-from ddpdiag.probes.gpu_memory import MemoryErrors
-from ddpdiag.probes.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.health import Health, Look, MemoryErrors
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 
 
 def test_healthy_gpus_are_silent():

@@ -4,8 +4,8 @@ from cards import healthy, host_of, judged, pcie, seen, uuid_of, with_fifth
 
 from ddpdiag.checks.gpu.pcie_link import CHECK
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu_health import Look
-from ddpdiag.probes.gpu_links import PcieLink
+from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.links import PcieLink
 
 
 def test_full_width_is_silent_whatever_the_generation_is():

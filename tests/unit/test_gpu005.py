@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ddpdiag.checks.gpu.clocks import CHECK
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu_health import Clocks
+from ddpdiag.probes.gpu.health import Clocks
 
 BENIGN = 0x1 | 0x2 | 0x4 | 0x10 | 0x100
 HARDWARE = 0x8 | 0x40 | 0x80

@@ -5,8 +5,8 @@ from cards import LINKS, healthy, host_of, judged, links, uuid_of, with_fifth
 
 from ddpdiag.checks.gpu.nvlink import CHECK
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu_health import Look
-from ddpdiag.probes.gpu_links import Fabric, NvLink
+from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.links import Fabric, NvLink
 
 
 def test_all_links_up_are_silent():

@@ -9,8 +9,8 @@ from seen import seen_of, together
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.nvswitch import CHECK, health_words
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu_device import Broken
-from ddpdiag.probes.gpu_links import Fabric
+from ddpdiag.probes.gpu.links import Fabric
+from ddpdiag.probes.gpu.nvml import Broken
 
 
 def test_gpus_that_joined_are_silent():

@@ -6,7 +6,7 @@ from seen import seen_of, together
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.other_users import CHECK
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu_health import Process
+from ddpdiag.probes.gpu.health import Process
 
 FOREIGN = {"memory_used_bytes": 20 << 30, "processes": (Process(4711, 19 << 30),)}
 

@@ -11,9 +11,9 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.counters.check import CHECK
 from ddpdiag.checks.gpu.counters.deltas import COUNTERS
 from ddpdiag.model import Options, Severity, Status
-from ddpdiag.probes.gpu_device import Broken
-from ddpdiag.probes.gpu_health import Health, Look
-from ddpdiag.probes.gpu_links import Fabric
+from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.links import Fabric
+from ddpdiag.probes.gpu.nvml import Broken
 
 WORLD = {"size": 8, "ranks_per_node": 8, "gpus": 8}
 

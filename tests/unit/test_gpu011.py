@@ -11,8 +11,8 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.driver_log.check import CHECK
 from ddpdiag.checks.gpu.driver_log.xids import XIDS, Kind, meaning_of
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu_health import Health
-from ddpdiag.probes.kernel_log import KernelLog, Xid
+from ddpdiag.probes.gpu.health import Health
+from ddpdiag.probes.gpu.kernel_log import KernelLog, Xid
 
 NOW, START = 50_000.0, 1000
 FALLEN = "pid=1234, name=python, GPU has fallen off the bus."

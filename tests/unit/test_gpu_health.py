@@ -12,9 +12,8 @@ from seen import seen_of
 from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu_device import Broken
-from ddpdiag.probes.gpu_health import Look, tells_recovery
-from ddpdiag.probes.nvml import Enumeration, Trouble
+from ddpdiag.probes.gpu.health import Look, tells_recovery
+from ddpdiag.probes.gpu.nvml import Broken, Enumeration, Trouble
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
@@ -25,14 +24,14 @@ LOOK = """
 import sys
 from pathlib import Path
 from ddpdiag.codec import encode
-from ddpdiag.probes.gpu_health import look
+from ddpdiag.probes.gpu.health import look
 for _ in range(int(sys.argv[1])):
     found = encode(look(Path(sys.argv[2]), lambda step: print(step, file=sys.stderr, flush=True)))
 print(found.decode())
 """
 ENUMERATE = """
 from ddpdiag.codec import encode
-from ddpdiag.probes.nvml import enumerate_gpus
+from ddpdiag.probes.gpu.nvml import enumerate_gpus
 print(encode(enumerate_gpus()).decode())
 """
 

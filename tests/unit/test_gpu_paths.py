@@ -11,7 +11,7 @@ from seen import seen_of
 from ddpdiag.checks.p2p.paths.check import CHECK, Data
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu_paths import Level, Paths
+from ddpdiag.probes.gpu.paths import Level, Paths
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
@@ -19,7 +19,7 @@ pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 PATHS = """
 import sys
 from ddpdiag.codec import encode
-from ddpdiag.probes.gpu_paths import gpu_paths
+from ddpdiag.probes.gpu.paths import gpu_paths
 print(encode(gpu_paths(lambda step: print(step, file=sys.stderr, flush=True))).decode())
 """
 

@@ -16,8 +16,8 @@ from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.gpu.present.data import Data as Enumerated
 from ddpdiag.checks.gpu.visibility import visible_uuids
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpus import device_index
-from ddpdiag.probes.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.visibility import device_index
 
 ALL = tuple(uuid_of(index) for index in range(8))
 

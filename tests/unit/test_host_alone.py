@@ -17,7 +17,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.recording import End, Header
-from ddpdiag.render import terminal
+from ddpdiag.render.terminal import report as terminal
 
 SLEEPS = ProcessState(pid=7, state="S", step_seconds=4.0)
 

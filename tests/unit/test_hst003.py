@@ -5,7 +5,7 @@ from seen import seen_of
 from ddpdiag.checks.host.shared_memory import CHECK, Data
 from ddpdiag.checks.hosts import GIB, MIB
 from ddpdiag.model import Severity
-from ddpdiag.probes.limits import SharedMemory
+from ddpdiag.probes.host.limits import SharedMemory
 
 
 def found(*rows, **world):

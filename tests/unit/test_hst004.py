@@ -6,8 +6,7 @@ from seen import seen_of
 from ddpdiag.checks.host.limits import CHECK, Data
 from ddpdiag.checks.hosts import GIB
 from ddpdiag.model import Severity
-from ddpdiag.probes.cgroup import Share
-from ddpdiag.probes.limits import Limit, Limits
+from ddpdiag.probes.host.limits import Limit, Limits, Share
 
 
 def found(*rows, **world):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.iommu import Bridge, Surroundings, acs_control, parameters, surroundings
+from ddpdiag.probes.gpu.iommu import Bridge, Surroundings, acs_control, parameters, surroundings
 
 ACS, AER = 0x000D, 0x0001
 RR_CR_UF = 0x001D  # as the kernel sets it, with source validation

@@ -4,7 +4,7 @@ from msgspec import structs
 from test_judge import recording, report
 
 from ddpdiag.model import Event, EventKind, ProcessState, Recording, Report, Severity, StageLine, Status, Verdict
-from ddpdiag.render.terminal import render
+from ddpdiag.render.terminal.report import render
 
 TOLD = Event(kind=EventKind.SIGNAL, seconds=3.3, detail="2")
 

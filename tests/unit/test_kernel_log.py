@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.kernel_log import MOST_LINES, kernel_log, kmsg_path, last_line, parse
+from ddpdiag.probes.gpu.kernel_log import MOST_LINES, kernel_log, kmsg_path, last_line, parse
 
 
 def record(line, seconds, text):

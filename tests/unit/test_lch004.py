@@ -7,7 +7,7 @@ from seen import seen_of, with_arrivals, with_events
 from ddpdiag.checks.launch.slurm_step.check import CHECK, Data
 from ddpdiag.checks.launch.slurm_step.data import step_of
 from ddpdiag.model import Event, EventKind, Options, Severity
-from ddpdiag.probes.slurm import VARIABLES, job_and_step, slurm_variables
+from ddpdiag.probes.host.variables import SLURM_VARIABLES, job_and_step, slurm_variables
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -179,7 +179,7 @@ def test_only_listed_variables_are_recorded():
     env = {**STEP, "SLURM_JOB_USER": "ada", "SLURM_SUBMIT_DIR": "/home/ada", "AWS_SECRET_ACCESS_KEY": "x"}
     assert slurm_variables(env) == dict(sorted(STEP.items()))
     assert slurm_variables({"SLURM_JOB_NODELIST": "h" * 99_999})["SLURM_JOB_NODELIST"] == "h" * 4096
-    assert not any("USER" in name or "DIR" in name or "KEY" in name for name in VARIABLES)
+    assert not any("USER" in name or "DIR" in name or "KEY" in name for name in SLURM_VARIABLES)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.cli.lint import judged, run
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import all_rules, read_remarks, rule_of
-from ddpdiag.model.remark import LintReport
-from ddpdiag.render.lint import page
+from ddpdiag.lint.command import judged, page, run
+from ddpdiag.lint.rule import LintReport
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CLEAN = SCRIPTS / "torchrun_script.py"

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
+from ddpdiag.compare import command as comparison
+from ddpdiag.compare.reports import Comparison, Side
+from ddpdiag.comparison.figures import Change, Direction
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
-from ddpdiag.model.comparison import Change, Comparison, Direction, Side
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
-from ddpdiag.render import comparison, markdown
+from ddpdiag.render import markdown
 from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
 
 # GitHub: "body is too long (maximum is 65536 characters)".

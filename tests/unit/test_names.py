@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from ddpdiag.probes import names
-from ddpdiag.probes.names import family_of, is_reachable, own_families, reverse_seconds
+from ddpdiag.probes.net import interfaces
+from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families, reverse_seconds
 
 
 @pytest.mark.parametrize(("address", "family"), [("10.0.0.1", "IPv4"), ("fd00::1", "IPv6"), ("fe80::1%eth0", "IPv6")])
@@ -33,7 +33,7 @@ def test_the_name_of_an_address_is_looked_up_in_time():
 
 def test_a_name_server_that_is_silent_is_given_up(monkeypatch):
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(names.socket, "getnameinfo", lambda *_: ours.recv(1))
+    monkeypatch.setattr(interfaces.socket, "getnameinfo", lambda *_: ours.recv(1))
     assert reverse_seconds("10.0.0.1", 0.01) is None
     theirs.send(b"x")
     theirs.close()

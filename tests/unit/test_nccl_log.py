@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.probes.nccl_log import MAX_BYTES, Choice, Hop, Log, parse, read_log
+from ddpdiag.probes.net.nccl_log import MAX_BYTES, Choice, Hop, Log, parse, read_log
 
 LOGS = Path(__file__).with_name("nccl_logs")
 KNOWN = sorted(LOGS.glob("*.log"))

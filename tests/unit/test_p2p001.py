@@ -26,8 +26,8 @@ from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.gpu.present.data import Data as Enumerated
 from ddpdiag.checks.p2p.paths.check import CHECK, Data, ground
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu_paths import P2P, Paths
-from ddpdiag.probes.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.paths import P2P, Paths
 
 OFF = {"read": int(P2P.DISABLED_BY_REGKEY), "write": int(P2P.DISABLED_BY_REGKEY)}
 NO = {"read": int(P2P.CHIPSET_NOT_SUPPORTED), "write": int(P2P.CHIPSET_NOT_SUPPORTED)}

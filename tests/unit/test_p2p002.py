@@ -18,7 +18,7 @@ from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
-from ddpdiag.probes.gpu_health import Look
+from ddpdiag.probes.gpu.health import Look
 
 GB = 1e9
 USUAL = 40 * GB

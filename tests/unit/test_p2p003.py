@@ -13,9 +13,9 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
-from ddpdiag.probes.gpu_paths import Level, PathGpu, Paths, Way
-from ddpdiag.probes.iommu import Surroundings
-from ddpdiag.render import exports
+from ddpdiag.probes.gpu.iommu import Surroundings
+from ddpdiag.probes.gpu.paths import Level, PathGpu, Paths, Way
+from ddpdiag.render import shell
 
 LONG = Options(budget_seconds=600.0)
 
@@ -302,8 +302,8 @@ def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
         run.recording = structs.replace(run.recording, skips=(skip,))
     report = judge(run.recording, all_checks())
     assert report.exports == wanted
-    golden(exports.render(report))
+    golden(shell.render(report))
 
 
 def test_an_exact_name_of_an_interface_is_quoted():
-    assert exports.shell_line("NCCL_SOCKET_IFNAME", "=eth0") == "export NCCL_SOCKET_IFNAME='=eth0'"
+    assert shell.shell_line("NCCL_SOCKET_IFNAME", "=eth0") == "export NCCL_SOCKET_IFNAME='=eth0'"

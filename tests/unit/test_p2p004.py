@@ -11,9 +11,9 @@ from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.checks.p2p.transport.data import Data
 from ddpdiag.model import Finding, Options, Severity
-from ddpdiag.probes.nccl_log import Hop, Log
-from ddpdiag.probes.nvlink import Connections
-from ddpdiag.probes.rdma import Port
+from ddpdiag.probes.gpu.links import Connections
+from ddpdiag.probes.net.nccl_log import Hop, Log
+from ddpdiag.probes.net.rdma import Port
 
 HOST = 4
 NDR = 50e9

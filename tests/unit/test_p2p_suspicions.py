@@ -14,9 +14,9 @@ from ddpdiag.checks.gpu.present.data import Data as Enumerated
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.p2p.fallback.suspicions import suspicions
 from ddpdiag.checks.p2p.paths.check import CHECK
-from ddpdiag.probes.gpu_paths import P2P
-from ddpdiag.probes.limits import SharedMemory
-from ddpdiag.probes.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.paths import P2P
+from ddpdiag.probes.host.limits import SharedMemory
 
 HOST = (0, 1, 2, 3, 4, 5, 6, 7)
 LINKED = {"nvlinks": 18, "nvlink": 0}

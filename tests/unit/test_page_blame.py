@@ -12,7 +12,7 @@ from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.render import html
 from ddpdiag.render.html.build import page_of
 from ddpdiag.render.html.page import Page, Table
-from ddpdiag.render.plots.bars import OUTLIER
+from ddpdiag.render.plots.charts import OUTLIER
 from ddpdiag.render.plots.drawing import page_style
 
 

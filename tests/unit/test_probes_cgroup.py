@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddpdiag.probes.cgroup import Cgroup, Share, cgroup
+from ddpdiag.probes.host.limits import Cgroup, Share, cgroup
 
 
 def write(path: Path, **files: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdiag.probes.gpus import named_gpus, promised_gpus, visible_gpus
+from ddpdiag.probes.gpu.visibility import named_gpus, promised_gpus, visible_gpus
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ddpdiag.probes.interfaces import (
+from ddpdiag.probes.net.interfaces import (
     Interface,
     Wanted,
     bindable,

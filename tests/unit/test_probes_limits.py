@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ddpdiag.probes.limits import affinity, cores, limits, shared_memory, user_processes
+from ddpdiag.probes.host.limits import affinity, cores, limits, shared_memory, user_processes
 
 
 def test_limits_are_numbers_or_unlimited():

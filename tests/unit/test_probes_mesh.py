@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpdiag.probes import line as line_module
-from ddpdiag.probes import listener as listener_module
-from ddpdiag.probes.line import Cell, Line, Peer
-from ddpdiag.probes.listener import Listener
-from ddpdiag.probes.mesh import survey
-from ddpdiag.probes.sockets import Reach, free_port
-from ddpdiag.probes.tcp_info import tcp_info
-from ddpdiag.probes.wire import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Request, receive, request
+from ddpdiag.probes.net.mesh import connection as connection_module
+from ddpdiag.probes.net.mesh import survey as listener_module
+from ddpdiag.probes.net.mesh.connection import Cell, Connection, Peer, tcp_info
+from ddpdiag.probes.net.mesh.protocol import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Request, receive, request
+from ddpdiag.probes.net.mesh.survey import Listener, survey
+from ddpdiag.probes.net.tcp_connect import Reach, free_port
 
 SECONDS = 20.0
 
@@ -67,30 +65,30 @@ def test_everybody_measures_the_way_to_everybody_else(size):
 
 
 def test_a_closed_port_is_refused(listener):
-    line = Line(peer_of(listener, port=free_port("127.0.0.1")))
-    assert not line.is_open
-    assert line.cell.reach is Reach.REFUSED
+    connection = Connection(peer_of(listener, port=free_port("127.0.0.1")))
+    assert not connection.is_open
+    assert connection.cell.reach is Reach.REFUSED
 
 
 def test_the_known_address_is_taken_where_the_offered_one_fails(listener):
-    line = Line(peer_of(listener, offered="0.0.0.1"))
-    line.close()
-    assert (line.cell.reach, line.cell.address) == (Reach.ACCEPTED, "127.0.0.1")
-    assert line.cell.missed is not None
+    connection = Connection(peer_of(listener, offered="0.0.0.1"))
+    connection.close()
+    assert (connection.cell.reach, connection.cell.address) == (Reach.ACCEPTED, "127.0.0.1")
+    assert connection.cell.missed is not None
 
 
 def test_a_stranger_is_sent_away(listener):
-    line = Line(peer_of(listener, token="0" * TOKEN_BYTES))
-    line.climb(1)
-    assert (line.cell.stalled_bytes, line.cell.broken, line.is_open) == (0, True, False)
+    connection = Connection(peer_of(listener, token="0" * TOKEN_BYTES))
+    connection.try_sizes(1)
+    assert (connection.cell.stalled_bytes, connection.cell.broken, connection.is_open) == (0, True, False)
 
 
 def test_somebody_else_behind_the_port_is_found_out(listener):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        line = Line(peer_of(listener, port=server.getsockname()[1]))
+        connection = Connection(peer_of(listener, port=server.getsockname()[1]))
         server.accept()[0].close()
-        line.climb(1)
-    assert (line.cell.stalled_bytes, line.cell.broken) == (0, True)
+        connection.try_sizes(1)
+    assert (connection.cell.stalled_bytes, connection.cell.broken) == (0, True)
 
 
 def greeted(listener: Listener) -> socket.socket:
@@ -170,13 +168,13 @@ def test_what_is_no_tcp_connection_has_no_counters():
 
 
 def test_a_way_that_trickles_is_slow_and_does_not_last_for_ever(listener, monkeypatch):
-    monkeypatch.setattr(line_module, "_SMALL_SECONDS", 0.1)
+    monkeypatch.setattr(connection_module, "_SMALL_SECONDS", 0.1)
     over, swallow = threading.Event(), listener_module._swallow
     monkeypatch.setattr(
         listener_module, "_swallow", lambda sock, count: swallow(sock, count) if count <= KIB else over.wait(SECONDS)
     )
-    line = Line(peer_of(listener))
-    line.climb(1)
+    connection = Connection(peer_of(listener))
+    connection.try_sizes(1)
     over.set()
-    assert (line.is_open, line.cell.passed_bytes, line.cell.stalled_bytes) == (False, KIB, None)
-    assert line.cell.bytes_per_s is not None
+    assert (connection.is_open, connection.cell.passed_bytes, connection.cell.stalled_bytes) == (False, KIB, None)
+    assert connection.cell.bytes_per_s is not None

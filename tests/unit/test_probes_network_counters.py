@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 from test_probes_route import add_port
 
-from ddpdiag.probes.network_counters import (
-    PortCounters,
-    interface_counters,
-    network_look,
-    rdma_counters,
-    tcp_counters,
-)
-from ddpdiag.probes.route import nccl_ports
+from ddpdiag.probes.net.port_counters import PortCounters, interface_counters, network_look, rdma_counters, tcp_counters
+from ddpdiag.probes.net.rdma import nccl_ports
 
 SNMP = """\
 Ip: Forwarding DefaultTTL InReceives

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdiag.probes.nvlink import Connections, connections, nvlink_rate, pcie_rate
+from ddpdiag.probes.gpu.links import Connections, connections, nvlink_rate, pcie_rate
 
 GPU, SWITCH = 0, 2
 

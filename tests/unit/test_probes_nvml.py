@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdiag.probes.nvml import Gpu, Trouble, enumerate_gpus, sysfs_address
+from ddpdiag.probes.gpu.nvml import Gpu, Trouble, enumerate_gpus, sysfs_address
 
 
 class NVMLError(Exception):

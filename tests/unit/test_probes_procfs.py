@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ddpdiag.probes.procfs import (
+from ddpdiag.probes.host.procfs import (
     ProcGpu,
     age_seconds,
     boot_id,
@@ -13,7 +13,7 @@ from ddpdiag.probes.procfs import (
     process_state,
     withheld_gpus,
 )
-from ddpdiag.probes.versions import driver_version
+from ddpdiag.probes.host.versions import driver_version
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 283

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from ras_server import REPORT, RasServer
 
-from ddpdiag.probes.ras import CUT, MAX_BYTES, Address, own_service, status
+from ddpdiag.probes.process.ras import CUT, MAX_BYTES, Address, own_service, status
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, asks_nccl, wait_for_answer
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport
 

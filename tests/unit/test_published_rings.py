@@ -11,7 +11,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth.expectations import expect, nvls_bytes_per_s
 from ddpdiag.model.bench import Limits
-from ddpdiag.probes.nvlink import nvlink_rate, pcie_rate
+from ddpdiag.probes.gpu.links import nvlink_rate, pcie_rate
 
 GB = 1e9
 STAS00 = "stas00/ml-engineering: network/benchmarks"

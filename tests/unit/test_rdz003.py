@@ -9,8 +9,8 @@ from ddpdiag.checks.rendezvous.interfaces import check as interfaces
 from ddpdiag.checks.rendezvous.interfaces.offers import offers
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Severity
-from ddpdiag.probes.interfaces import Interface, Wanted
-from ddpdiag.probes.sockets import Reach
+from ddpdiag.probes.net.interfaces import Interface, Wanted
+from ddpdiag.probes.net.tcp_connect import Reach
 
 LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
 DOCKER0 = Interface(name="docker0", addresses=("172.17.0.1",))

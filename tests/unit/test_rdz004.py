@@ -12,7 +12,7 @@ from ddpdiag.checks.rendezvous import methods
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.rendezvous.mesh.data import better, failure, usual_rate
 from ddpdiag.model import Arrival, Finding, Severity, Status
-from ddpdiag.probes.sockets import Reach
+from ddpdiag.probes.net.tcp_connect import Reach
 
 
 def judged(seen: Seen[mesh.Data]) -> list[Finding]:

@@ -7,15 +7,15 @@ from seen import seen_of, with_arrivals, world_of
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.master_port import CHECK, Data
 from ddpdiag.model import Severity
-from ddpdiag.probes.doors import Knock
-from ddpdiag.probes.sockets import Reach, Reached
+from ddpdiag.probes.net.port_check import PortAnswer
+from ddpdiag.probes.net.tcp_connect import Reach, Reached
 
 
 def knocked(reach=Reach.ACCEPTED, *, ours=True, address="10.0.0.1", **more):
     """What a host found that knocked and ended so."""
     ours = ours if reach is Reach.ACCEPTED else None
     reached = Reached(reach=reach, address=address, seconds=0.001)
-    return Data(name="n0", port=29500, knock=Knock(reached=reached, ours=ours), **more)
+    return Data(name="n0", port=29500, knock=PortAnswer(reached=reached, ours=ours), **more)
 
 
 def found(*answers, agent_store=False):

@@ -8,8 +8,7 @@ from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
 from ddpdiag.checks.rendezvous.shared_dir.check import CHECK
 from ddpdiag.checks.rendezvous.shared_dir.data import Data
 from ddpdiag.model import Options, Severity, Status
-from ddpdiag.probes.mounts import Mount, Space
-from ddpdiag.probes.stores import Store
+from ddpdiag.probes.host.shared_files import Mount, Space, Store
 
 SHARED = Options(shared_dir="/shared")
 NFS = Mount("nfs4", "server:/shared", False)

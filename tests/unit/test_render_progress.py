@@ -26,9 +26,8 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.picture import Picture
-from ddpdiag.render.progress import Progress, Silent, _rows, listener
-from ddpdiag.render.progress_lines import Lines
+from ddpdiag.render.terminal.live import Progress, Silent, _rows, listener
+from ddpdiag.render.terminal.progress import Lines, RunState
 
 
 class Terminal(io.StringIO):
@@ -83,10 +82,10 @@ def run_through(progress: Progress | Silent) -> None:
 
 def shown(*told: tuple[float, News], at: float) -> str:
     """What stands there at `at`, when these were told at their times."""
-    picture = Picture(began=0.0)
+    state = RunState(began=0.0)
     for now, news in told:
-        picture = picture.after(news, now)
-    return "".join(f"{text}\n" for text, _style in _rows(picture, at, "*"))
+        state = state.after(news, now)
+    return "".join(f"{text}\n" for text, _style in _rows(state, at, "*"))
 
 
 # Which of them -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from msgspec import structs
 from reports import check, fit
 
 from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
-from ddpdiag.render import bench, terminal
+from ddpdiag.render import bench
+from ddpdiag.render.terminal import report as terminal
 
 WAIT = Wait(ranks=(1,), nodes=("n0",), seconds=3.7, times=2, code="COL001", why="import")
 TIMINGS = Timings(

@@ -5,9 +5,21 @@ import threading
 import time
 from pathlib import Path
 
-from ddpdiag.probes.mounts import Mount, mount_of, space
-from ddpdiag.probes.shared_files import View, done_of, file_of, lock, locked, look, remove, watch, write
-from ddpdiag.probes.stores import stores
+from ddpdiag.probes.host.shared_files import (
+    Mount,
+    View,
+    done_of,
+    file_of,
+    lock,
+    locked,
+    look,
+    mount_of,
+    remove,
+    space,
+    stores,
+    watch,
+    write,
+)
 
 # As torch 2.13 writes it: `FileStore(path, 2).set("a", "b")`.
 STORE = b"\t\0\0\0refcount/\1\0\0\x001\2\0\0\0/a\1\0\0\0b"

@@ -16,7 +16,7 @@ from ddpdiag.cli.edge import guarded
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status
-from ddpdiag.render.findings import SAME_SHOWN
+from ddpdiag.render.terminal.findings import SAME_SHOWN
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
 from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from ddpdiag.model import Options
-from ddpdiag.probes import sockets
-from ddpdiag.probes.sockets import Reach, allowed_ports, free_port, is_loopback, reach, resolve
+from ddpdiag.probes.net import tcp_connect
+from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, free_port, is_loopback, reach, resolve
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_cannot_be_a_name_is_unknown(name):
 
 def test_a_resolver_that_hangs_is_given_up(monkeypatch):
     released = socket.socketpair()
-    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: released[0].recv(1) and [])
+    monkeypatch.setattr(tcp_connect.socket, "getaddrinfo", lambda *_, **__: released[0].recv(1) and [])
     assert resolve("slow", 80, 0.01) is None
     assert reach("slow", 80, 0.01).reach is Reach.SLOW_NAME
     released[1].send(b"xx")
@@ -63,7 +63,7 @@ def test_a_resolver_that_hangs_is_given_up(monkeypatch):
 
 def test_of_several_addresses_the_one_that_accepts_counts(listener, monkeypatch):
     addresses = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
-    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: addresses)
+    monkeypatch.setattr(tcp_connect.socket, "getaddrinfo", lambda *_, **__: addresses)
     found = reach("both", port_of(listener), 5.0)
     assert (found.reach, found.address) == (Reach.ACCEPTED, "127.0.0.1")
 

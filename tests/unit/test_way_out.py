@@ -4,8 +4,8 @@ import pytest
 from reports import finding_of, fit, unfit
 
 from ddpdiag.model import HostsLine, Report, WorldLine
-from ddpdiag.render.exports import exclude_lines
-from ddpdiag.render.terminal import render
+from ddpdiag.render.shell import exclude_lines
+from ddpdiag.render.terminal.report import render
 
 NODES = tuple(f"n{host}" for host in range(8))
 

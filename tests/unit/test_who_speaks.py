@@ -8,8 +8,8 @@ import pytest
 from ddpdiag.cli.check import _Reporter
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.model import Place
-from ddpdiag.render.progress import Progress, Silent
-from ddpdiag.render.progress_lines import Lines
+from ddpdiag.render.terminal.live import Progress, Silent
+from ddpdiag.render.terminal.progress import Lines
 
 
 class Screen(io.StringIO):

@@ -13,7 +13,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.visibility import shown_of
 from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.probes.gpu_health import Health, Look
+from ddpdiag.probes.gpu.health import Health, Look
 
 D = TypeVar("D")
 

@@ -35,7 +35,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import CONTEXT_STEP
-from ddpdiag.probes.gpus import device_index
+from ddpdiag.probes.gpu.visibility import device_index
 
 D = TypeVar("D")
 

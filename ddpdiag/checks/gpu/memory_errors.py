@@ -39,9 +39,9 @@ from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.context import Context
-from ddpdiag.probes.gpu_health import Look, look
-from ddpdiag.probes.kernel_log import kmsg_path, last_line
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.gpu.health import Look, look
+from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
+from ddpdiag.probes.host.sysfs import sys_root
 
 D = TypeVar("D")
 

@@ -28,7 +28,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu_device import Broken
+from ddpdiag.probes.gpu.nvml import Broken
 
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
 _JOINING = {1: "not started", 2: "in progress"}

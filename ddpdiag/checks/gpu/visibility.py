@@ -16,10 +16,10 @@ from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.gpu.present.data import Data
 from ddpdiag.checks.hosts import Host
 from ddpdiag.checks.world import World
-from ddpdiag.probes.gpu_health import Health
-from ddpdiag.probes.gpus import device_index, gpus_named
-from ddpdiag.probes.nvml import Gpu
-from ddpdiag.probes.procfs import ProcGpu
+from ddpdiag.probes.gpu.health import Health
+from ddpdiag.probes.gpu.nvml import Gpu
+from ddpdiag.probes.gpu.visibility import device_index, gpus_named
+from ddpdiag.probes.host.procfs import ProcGpu
 
 D = TypeVar("D")
 

@@ -29,10 +29,9 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.cgroup import cgroup
-from ddpdiag.probes.limits import affinity, cores
-from ddpdiag.probes.procfs import proc_root
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.host.limits import affinity, cgroup, cores
+from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.probes.host.sysfs import sys_root
 
 
 class Data(Struct, frozen=True, kw_only=True):

@@ -31,10 +31,9 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.cgroup import Share, cgroup
-from ddpdiag.probes.limits import Limit, Limits, limits, user_processes
-from ddpdiag.probes.procfs import proc_root
-from ddpdiag.probes.sysfs import rdma_devices, sys_root
+from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
+from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.probes.host.sysfs import rdma_devices, sys_root
 
 # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit of 1024
 # is enough for 8 ranks; NCCL's documentation speaks of 32 thousand for 144.

@@ -27,9 +27,9 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.cgroup import cgroup
-from ddpdiag.probes.procfs import memory, proc_root
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.host.limits import cgroup
+from ddpdiag.probes.host.procfs import memory, proc_root
+from ddpdiag.probes.host.sysfs import sys_root
 
 # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this for each
 # rank not even the smallest job starts.

@@ -26,7 +26,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.limits import SharedMemory, shared_memory
+from ddpdiag.probes.host.limits import SharedMemory, shared_memory
 
 # DeepSpeed warns below this.
 ENOUGH_MIB = 512.0

@@ -30,7 +30,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.variables import nccl_files, recorded_variables
+from ddpdiag.probes.host.variables import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 
 # These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).

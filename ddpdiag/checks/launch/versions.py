@@ -32,8 +32,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding, Kind, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.procfs import proc_root
-from ddpdiag.probes.versions import driver_version, versions
+from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.probes.host.versions import driver_version, versions
 from ddpdiag.stats import odd_ones_out
 
 # Beyond this share a slow import is a matter of the cores, and not of the file system.

@@ -40,8 +40,8 @@ from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.names import family_of, is_reachable, own_families, reverse_seconds
-from ddpdiag.probes.sockets import is_loopback, resolve
+from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families, reverse_seconds
+from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
 # resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer is heard.
 _LOOK_UP_SECONDS = 12.0

@@ -43,12 +43,12 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_group
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
-from ddpdiag.probes.doors import Door, Knock, answered, ephemeral_ports, is_local, knock
-from ddpdiag.probes.holders import holder_of
-from ddpdiag.probes.sockets import Reach, is_loopback
+from ddpdiag.probes.net.port_check import PortAnswer, PortListener, answered, check_port, ephemeral_ports, is_local
+from ddpdiag.probes.net.tcp_connect import Reach, is_loopback
+from ddpdiag.probes.process.port_holders import holder_of
 
 # A lost first packet is sent again after 1 s, and after 3 s: three tries.
-_KNOCK_SECONDS = 4.0
+_CONNECT_SECONDS = 4.0
 # A host that cannot get through is given up by rank 0 after this time, counted from the gate.
 _VISIT_SECONDS = 6.0
 # Hosts beyond these are not tried: rank 0 greets one after the other.
@@ -65,7 +65,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     name: str
     port: int
-    knock: Knock | None = None
+    knock: PortAnswer | None = None
     error: str | None = None
     holder: str | None = None
     ephemeral: tuple[int, int] | None = None
@@ -77,7 +77,7 @@ def measure(ctx: Context) -> Data:
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         word = ctx.gate(_AGENT).offer
-        found = _knock(ctx, name, port, word) if word else None
+        found = _checked(ctx, name, port, word) if word else None
         return Data(name=name, port=port, knock=found, is_own=_is_own(found))
     return _measure_first(ctx, name, port)
 
@@ -89,7 +89,7 @@ def _measure_first(ctx: Context, name: str, port: int) -> Data:
     word = secrets.token_hex(16)
     ctx.step(f"listen on port {port}")
     try:
-        door = Door(port, word)
+        listener = PortListener(port, word)
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error))
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
@@ -98,20 +98,20 @@ def _measure_first(ctx: Context, name: str, port: int) -> Data:
     try:
         ctx.gate(word)
         end = time.monotonic() + _VISIT_SECONDS
-        found = _knock(ctx, name, port, word)
+        found = _checked(ctx, name, port, word)
         ctx.step("wait for the other hosts")
-        door.wait(len(ctx.group), end - time.monotonic())
+        listener.wait(len(ctx.group), end - time.monotonic())
     finally:
-        door.close()
+        listener.close()
     return Data(name=name, port=port, knock=found, ephemeral=ephemeral, is_own=_is_own(found))
 
 
-def _knock(ctx: Context, name: str, port: int, word: str) -> Knock:
+def _checked(ctx: Context, name: str, port: int, word: str) -> PortAnswer:
     ctx.step(f"connect to {name}:{port}")
-    return knock(name, port, _KNOCK_SECONDS, who=str(ctx.place.rank), word=None if word == _AGENT else word)
+    return check_port(name, port, _CONNECT_SECONDS, who=str(ctx.place.rank), word=None if word == _AGENT else word)
 
 
-def _is_own(found: Knock | None) -> bool | None:
+def _is_own(found: PortAnswer | None) -> bool | None:
     return None if found is None or found.reached.address is None else is_local(found.reached.address)
 
 

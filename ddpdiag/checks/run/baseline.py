@@ -39,9 +39,8 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.comparison.figures import changed_facts, comparable, compared_figures
+from ddpdiag.comparison.figures import Change, Direction, changed_facts, comparable, compared_figures
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.comparison import Change, Direction
 
 _SHOWN = 20
 _JUDGED = (Direction.REGRESSION, Direction.IMPROVEMENT)

@@ -1,18 +1,18 @@
-"""The rules, in the order of their codes: processes and devices, data, the model, checkpoints."""
+"""The rules, in the order of their codes."""
 
 from functools import cache
-from importlib import import_module
 
 from ddpdiag.errors import UsageError
 from ddpdiag.lint.rule import Rule
+from ddpdiag.lint.rules import data, devices, model, processes, samplers, some_ranks, training
 
-_LAST = 25
+_SUBJECTS = (devices, processes, samplers, data, model, some_ranks, training)
 
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule."""
-    return tuple(_load(f"lnt{number:03}") for number in range(1, _LAST + 1))
+    return tuple(sorted((rule for subject in _SUBJECTS for rule in subject.RULES), key=lambda rule: rule.code))
 
 
 def rule_of(code: str) -> Rule:
@@ -21,8 +21,3 @@ def rule_of(code: str) -> Rule:
         if rule.code == code.split(".")[0].upper():
             return rule
     raise UsageError(f"no rule has the code {code!r}; `ddpdiag checks` lists them")
-
-
-def _load(module: str) -> Rule:
-    rule: Rule = import_module(f"ddpdiag.lint.rules.{module}").RULE
-    return rule

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ddpdiag.model import Scalar
 from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.html.page import Figure, words
-from ddpdiag.render.plots.bars import OUTLIER, Bar, Bars, draw_bars
-from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.plots.charts import OUTLIER, Bar, Bars, draw_bars
+from ddpdiag.render.terminal.ranks import Row
 from ddpdiag.render.units import Unit, count, figure
 from ddpdiag.stats import outliers, quantile
 

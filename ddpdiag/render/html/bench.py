@@ -8,7 +8,7 @@ from ddpdiag.render.bench_rows import traits
 from ddpdiag.render.html.bars import Figures, bar_figure
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
 from ddpdiag.render.plots.bench import draw_panels, panel_curves
-from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.terminal.ranks import Row
 from ddpdiag.render.units import (
     ABSENT,
     byte_count,

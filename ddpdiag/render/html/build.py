@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Report
-from ddpdiag.render.exports import exclude_lines, shell_line
 from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.html.bench import bench_section
 from ddpdiag.render.html.course import checks_section, timeline_section
@@ -15,6 +14,7 @@ from ddpdiag.render.html.pairs import pairs_section
 from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.train import train_section
 from ddpdiag.render.html.world import environment_section, topology_section
+from ddpdiag.render.shell import exclude_lines, shell_line
 from ddpdiag.render.units import bytes_per_s, count, per_second, seconds
 
 _NAMES_SHOWN, _NOTES_SHOWN = 12, 40

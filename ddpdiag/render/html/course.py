@@ -2,11 +2,11 @@
 
 from ddpdiag.model import CheckLine, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS
-from ddpdiag.render.findings import SEVERITIES
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
-from ddpdiag.render.html.marks import culprits_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.timeline import draw_timeline, said
+from ddpdiag.render.terminal.findings import SEVERITIES
+from ddpdiag.render.terminal.ranks import blamed
 from ddpdiag.render.units import ABSENT, count, seconds
 
 _WAITS_SHOWN, _NAMES_SHOWN, _SAID = 10, 8, 6
@@ -31,7 +31,7 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
     timeline = report.timeline
     if timeline is None or not timeline.lanes:
         return ()
-    blamed = culprits_of(report)
+    blamed = blamed_ranks(report)
     bad, red = said(timeline, blamed), [lane.rank for lane in timeline.lanes if lane.rank in blamed]
     rest = f"; and {len(bad) - _SAID:,} more" if len(bad) > _SAID else ""
     told = f"{'; '.join(bad[:_SAID])}{rest}" if bad else "no trial was cut short"
@@ -192,3 +192,10 @@ def _check(check: CheckLine) -> tuple[Cell, ...]:
         *(Cell(words(text), words(text)) for text in texts),
         Cell(words(skipped or ran or idle), mark="warn" * failed),
     )
+
+
+def blamed_ranks(report: Report) -> frozenset[int]:
+    """The ranks that errors blame; where none does, those that warnings blame."""
+    marks = blamed(report.findings, report.ranks)
+    worst = Severity.ERROR if Severity.ERROR in marks.values() else Severity.WARNING
+    return frozenset(rank for rank, severity in marks.items() if severity is worst)

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.exports import shell_line
-from ddpdiag.render.findings import grouped
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
+from ddpdiag.render.shell import shell_line
+from ddpdiag.render.terminal.findings import grouped, subjects
 from ddpdiag.render.units import label, quantity
-from ddpdiag.render.whom import whom
 
 # Boxes of one code, and in all; the others are rows of a table, as far as those are read.
 SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
@@ -127,7 +126,7 @@ def _listed(name: str, value: list[Scalar]) -> Listed:
 
 def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:
     """Ranks, hosts, GPUs and links of some findings, each kind folded."""
-    return tuple(Fact(kind, words(names)) for kind, names in whom(findings, _names, _NAMES_SHOWN))
+    return tuple(Fact(kind, words(names)) for kind, names in subjects(findings, _names, _NAMES_SHOWN))
 
 
 def _names(names: Sequence[str]) -> str:

@@ -8,9 +8,8 @@ from math import isclose
 from ddpdiag.model import Report, Scalar, Severity
 from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of, who_of
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
-from ddpdiag.render.plots.bars import draw_stacks
-from ddpdiag.render.rank_lines import Row, blamed
-from ddpdiag.render.tables import Ranks
+from ddpdiag.render.plots.charts import draw_stacks
+from ddpdiag.render.terminal.ranks import Ranks, Row, blamed
 from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
 from ddpdiag.stats import quantile
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, ScalingRow, StrategyRow, TrainReport
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
-from ddpdiag.render.plots.bars import Bar, Bars, draw_bars
+from ddpdiag.render.plots.charts import Bar, Bars, draw_bars
 from ddpdiag.render.units import ABSENT, byte_count, count, figure
 
 _BAD = ("wrong", "hangs", "fails")

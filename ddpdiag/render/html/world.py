@@ -7,7 +7,7 @@ from ddpdiag.model.setting import Setting, Value
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Section, Table, words
 from ddpdiag.render.html.pairs import way_tables
-from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.terminal.ranks import Row
 from ddpdiag.render.units import ABSENT, bytes_per_s, count, label, quantity
 
 HOSTS_SHOWN, LEAVES_SHOWN, SETTINGS_SHOWN, FIGURES_SHOWN = 64, 64, 200, 200

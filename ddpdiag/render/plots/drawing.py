@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from ddpdiag.errors import UsageError
 from ddpdiag.render.page import one_line
@@ -40,13 +40,6 @@ _FAMILY = re.compile(r"font-family: [^;\"]*")
 _ID = re.compile(r'( id="|url\(#|href="#)')
 _NOT_OURS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 _SIZE = re.compile(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"|(<svg[^>]*?) height="[\d.]+pt" width="[\d.]+pt"')
-
-
-class Drawn(NamedTuple):
-    """A picture for the page. `alt` says in words what it shows."""
-
-    svg: str
-    alt: str
 
 
 def check_available(option: str = "--plot", extra: str = "plot") -> None:

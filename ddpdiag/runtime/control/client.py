@@ -13,8 +13,7 @@ from msgspec import structs
 from ddpdiag import __version__
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
-from ddpdiag.probes.knock import knock
-from ddpdiag.probes.sockets import Reach, resolve
+from ddpdiag.probes.net.tcp_connect import Reach, reach_any, resolve
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward
 from ddpdiag.runtime.control.wire import Wire
 
@@ -159,7 +158,7 @@ def _try_ports(
     """The control server at one address, if it is there; `met` notes a sentence on each port."""
     last = () if endpoint.job_port is None else (endpoint.job_port,)
     for ports in (endpoint.ports, last):
-        found = knock(address, ports, seconds)
+        found = reach_any(address, ports, seconds)
         for port, reached in found.items():
             met[port] = _SENTENCES[reached.reach]
             if reached.reach is not Reach.ACCEPTED:

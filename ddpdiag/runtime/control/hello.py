@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from ddpdiag.model import Arrival, Event, EventKind, Place
-from ddpdiag.probes.gpus import pci_gpus, visible_gpus
-from ddpdiag.probes.procfs import boot_id, proc_root
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
+from ddpdiag.probes.host.procfs import boot_id, proc_root
+from ddpdiag.probes.host.sysfs import sys_root
 
 
 def own_arrival(place: Place) -> Arrival:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes import bounded
-from ddpdiag.probes.holders import holder_of
+from ddpdiag.probes.process import bounded
+from ddpdiag.probes.process.port_holders import holder_of
 
 _HELPER_SECONDS = 2.0
 _SECONDS = 1.0

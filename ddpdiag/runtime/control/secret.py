@@ -16,8 +16,8 @@ from enum import Enum
 import msgspec
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes import bounded
-from ddpdiag.probes.sockets import resolve
+from ddpdiag.probes.net.tcp_connect import resolve
+from ddpdiag.probes.process import bounded
 from ddpdiag.runtime.control import key_file, munge
 from ddpdiag.runtime.control.client import SHARE_A_SECRET, Found
 from ddpdiag.runtime.control.munge import Munge

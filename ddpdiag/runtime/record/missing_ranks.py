@@ -19,8 +19,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.probes.knock import answers
-from ddpdiag.probes.sockets import is_loopback, resolve
+from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.deadlines import DEADLINES
 
 _MOST_BYTES = 4096

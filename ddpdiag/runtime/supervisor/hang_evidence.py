@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective, Place
-from ddpdiag.probes import ras
+from ddpdiag.probes.process import ras
 from ddpdiag.probes.recorder import Group, groups, posted
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES

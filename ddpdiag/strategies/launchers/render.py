@@ -7,7 +7,7 @@ import msgspec
 from ddpdiag.codec import encode
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.tables import Column, draw, pieces
+from ddpdiag.render.terminal.tables import Column, draw, pieces
 from ddpdiag.render.units import count, seconds
 from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, Way
 

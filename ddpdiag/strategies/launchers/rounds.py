@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.model.train import Ended
-from ddpdiag.probes.sockets import free_port
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Signals, with_home
 from ddpdiag.strategies.launchers.model import Compare, Start, Way
 from ddpdiag.strategies.launchers.turn import END_SECONDS, Command, Turn, start

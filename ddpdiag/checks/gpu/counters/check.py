@@ -36,7 +36,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, 
 from ddpdiag.checks.gpu.counters.deltas import Pair, came_up, corrected, counted, flawed_links, replayed, slowed
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding, Severity, Status, Trial
-from ddpdiag.probes.gpu_health import Health, Look
+from ddpdiag.probes.gpu.health import Health, Look
 
 # For a worker that has to be started anew, since the last one was ended.
 _START_SECONDS = 0.5

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ddpdiag.checks.gpu.cards import Action, Fault
 from ddpdiag.checks.gpu.nvswitch import JOINED, recovery_of
 from ddpdiag.model import Scalar, Severity
-from ddpdiag.probes.gpu_health import Health
-from ddpdiag.probes.gpu_links import NvLink
+from ddpdiag.probes.gpu.health import Health
+from ddpdiag.probes.gpu.links import NvLink
 
 # nvml.h, nvmlClocksEventReasonHwSlowdown, ...SwThermalSlowdown, ...HwThermalSlowdown, ...HwPowerBrakeSlowdown.
 _HARMFUL = {

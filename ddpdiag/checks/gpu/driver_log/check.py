@@ -35,8 +35,8 @@ from ddpdiag.checks.gpu.driver_log.xids import Kind, Meaning, meaning_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
-from ddpdiag.probes.gpu_health import Look
-from ddpdiag.probes.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
+from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
 
 _HOUR_SECONDS = 3600
 # The whole log of a host is read in hundredths of a second; a worker may have to be started for it.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpdiag.checks.gpu.cards import Action
 from ddpdiag.checks.gpu.nvswitch import recovery_of
-from ddpdiag.probes.kernel_log import Xid
+from ddpdiag.probes.gpu.kernel_log import Xid
 
 
 class Kind(Enum):

@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.present.data import Data, View
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.probes.gpus import named_gpus
+from ddpdiag.probes.gpu.visibility import named_gpus
 
 TITLE = "GPUs are there, but not shown to the job"
 

@@ -46,7 +46,7 @@ from ddpdiag.checks.launch.slurm_step.data import StepView, step_of
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.slurm import slurm_variables
+from ddpdiag.probes.host.variables import slurm_variables
 
 # Below this nothing is worth starting: what is left is the smallest budget, and the time to leave.
 _TOO_LATE_SECONDS = 10.0

@@ -27,7 +27,7 @@ from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import path_views
 from ddpdiag.checks.rendezvous.interfaces import check as interfaces
 from ddpdiag.model import Status, Trial
-from ddpdiag.probes.sockets import is_loopback
+from ddpdiag.probes.net.tcp_connect import is_loopback
 
 D = TypeVar("D")
 

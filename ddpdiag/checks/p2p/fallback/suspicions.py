@@ -15,7 +15,7 @@ from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, gpus_of, pairs_t
 from ddpdiag.checks.p2p.paths.obstacles import addresses, hides_acs, redirecting, translated
 from ddpdiag.checks.p2p.paths.pairs import said_of_pairs
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu_paths import Level, PathGpu
+from ddpdiag.probes.gpu.paths import Level, PathGpu
 
 
 def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:

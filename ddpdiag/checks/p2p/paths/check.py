@@ -45,10 +45,10 @@ from ddpdiag.checks.p2p.paths.pairs import asymmetric, disabled, refused
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.gpu_paths import P2P, Way, gpu_paths
-from ddpdiag.probes.iommu import surroundings
-from ddpdiag.probes.procfs import proc_root
-from ddpdiag.probes.sysfs import nvidia_functions, sys_root
+from ddpdiag.probes.gpu.iommu import surroundings
+from ddpdiag.probes.gpu.paths import P2P, Way, gpu_paths
+from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
 
 # As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
 _CELLS = {

@@ -6,7 +6,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, gpus_of, label, pairs_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.iommu import Bridge
+from ddpdiag.probes.gpu.iommu import Bridge
 
 _BRIDGES_SHOWN = 4
 _LISTED = 64

@@ -16,7 +16,7 @@ from ddpdiag.checks.p2p.paths.data import (
     words,
 )
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu_paths import P2P, PathGpu
+from ddpdiag.probes.gpu.paths import P2P, PathGpu
 
 _LISTED = 64
 

@@ -43,11 +43,11 @@ from ddpdiag.checks.p2p.transport.data import Data, view_of
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
-from ddpdiag.probes.interfaces import interfaces
-from ddpdiag.probes.nccl_log import Hop, Log, read_log
-from ddpdiag.probes.nvlink import Connections, connections
-from ddpdiag.probes.rdma import has_peer_memory, rdma_ports
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.gpu.links import Connections, connections
+from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.net.interfaces import interfaces
+from ddpdiag.probes.net.nccl_log import Hop, Log, read_log
+from ddpdiag.probes.net.rdma import has_peer_memory, rdma_ports
 
 # All of them are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING"

@@ -8,7 +8,7 @@ from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.p2p.transport.data import SOCKET, View
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.probes.nccl_log import Hop
+from ddpdiag.probes.net.nccl_log import Hop
 from ddpdiag.stats import odd_ones_out
 
 _LOG_LINES = 4

@@ -40,7 +40,8 @@ from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.interfaces import (
+from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.net.interfaces import (
     Interface,
     Wanted,
     bare,
@@ -56,8 +57,7 @@ from ddpdiag.probes.interfaces import (
     source_towards,
     wanted,
 )
-from ddpdiag.probes.sockets import is_loopback, resolve
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
 _NAME_SECONDS = 5.0
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}

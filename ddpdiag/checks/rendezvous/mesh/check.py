@@ -51,13 +51,20 @@ from ddpdiag.checks.rendezvous.mesh.reach import Surroundings, black_holes, drop
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context, Opening
-from ddpdiag.probes.doors import ephemeral_ports
-from ddpdiag.probes.interfaces import Interface, bindable, interface_of, interfaces, library_of, offered_address, wanted
-from ddpdiag.probes.line import Cell, Peer
-from ddpdiag.probes.listener import Listener
-from ddpdiag.probes.mesh import survey
-from ddpdiag.probes.sockets import allowed_ports, resolve
-from ddpdiag.probes.sysfs import sys_root
+from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.net.interfaces import (
+    Interface,
+    bindable,
+    interface_of,
+    interfaces,
+    library_of,
+    offered_address,
+    wanted,
+)
+from ddpdiag.probes.net.mesh.connection import Cell, Peer
+from ddpdiag.probes.net.mesh.survey import Listener, survey
+from ddpdiag.probes.net.port_check import ephemeral_ports
+from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
 
 # A full mesh of more would take too long: groups of at most so many hosts.
 MAX_HOSTS = 64

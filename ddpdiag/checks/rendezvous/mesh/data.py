@@ -12,9 +12,9 @@ from msgspec import Struct, structs
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Way, explain, ways_of
-from ddpdiag.probes.line import Cell
-from ddpdiag.probes.sockets import Reach
-from ddpdiag.probes.wire import LARGE
+from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.mesh.protocol import LARGE
+from ddpdiag.probes.net.tcp_connect import Reach
 
 D = TypeVar("D")
 

@@ -19,8 +19,8 @@ from ddpdiag.checks.rendezvous.mesh.data import (
     usual_rate,
 )
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.interfaces import Interface
-from ddpdiag.probes.line import Cell
+from ddpdiag.probes.net.interfaces import Interface
+from ddpdiag.probes.net.mesh.connection import Cell
 
 D = TypeVar("D")
 

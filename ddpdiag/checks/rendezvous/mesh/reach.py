@@ -11,9 +11,9 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh.data import Mesh, Subject, failure
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.interfaces import Interface
-from ddpdiag.probes.line import Cell
-from ddpdiag.probes.sockets import Reach
+from ddpdiag.probes.net.interfaces import Interface
+from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.tcp_connect import Reach
 
 D = TypeVar("D")
 

@@ -38,11 +38,9 @@ from ddpdiag.checks.rendezvous.shared_dir.data import Data, little_room, unwrita
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
-from ddpdiag.probes import shared_files
-from ddpdiag.probes.holders import span_text
-from ddpdiag.probes.mounts import mount_of, space
-from ddpdiag.probes.shared_files import View
-from ddpdiag.probes.stores import stores
+from ddpdiag.probes.host import shared_files
+from ddpdiag.probes.host.shared_files import View, mount_of, space, stores
+from ddpdiag.probes.process.port_holders import span_text
 from ddpdiag.stats import odd_ones_out
 
 # Every host looks for every other's file.

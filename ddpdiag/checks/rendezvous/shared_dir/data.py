@@ -7,8 +7,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.probes.mounts import Mount, Space
-from ddpdiag.probes.stores import Store
+from ddpdiag.probes.host.shared_files import Mount, Space, Store
 
 _MIB = 1 << 20
 

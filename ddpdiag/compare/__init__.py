@@ -1,0 +1,1 @@
+"""`ddpdiag compare`: what changed between two runs."""

@@ -1,0 +1,279 @@
+"""Rules on ranks and devices: which rank takes which GPU, and where it learns its numbers."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdiag.lint.reading import Reading, is_bare_cuda, moved
+from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.syntax import is_constant, keyword, text_of, words_in
+from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
+from ddpdiag.model import Severity
+
+# LNT001 rank-as-text -------------------------------------------------------------------------------------------------
+
+_RANK_AS_TEXT = """RANK, LOCAL_RANK or WORLD_SIZE is used as text.
+
+What: variables of the environment are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
+
+Why: a comparison such as `os.environ["RANK"] == 0` is never true, so nobody saves and nobody logs, without an error.
+As a device ("Invalid device string: '0'"), as a rank of a sampler or of init_process_group, it fails at once.
+
+    if os.environ["RANK"] == 0:          # never
+    if int(os.environ["RANK"]) == 0:     # on rank 0
+
+Fix: int(os.environ["LOCAL_RANK"]).
+
+Source: https://docs.python.org/3/library/os.html#os.environ (keys and values are strings);
+https://docs.pytorch.org/docs/stable/elastic/run.html (the variables).
+"""
+_TAKES_NUMBER = {
+    "torch.cuda.set_device": ("device", 0),
+    "torch.cuda.device": ("device", 0),
+    "torch.distributed.init_process_group": ("rank", None),
+    "torch.utils.data.DistributedSampler": ("rank", 2),
+    "torch.utils.data.distributed.DistributedSampler": ("rank", 2),
+}
+
+
+def rank_as_text(read: Reading) -> Iterator[Hit]:
+    """Variables that are read as text and used as numbers: each where it is read, with its first use."""
+    seen: set[ast.expr] = set()
+    for node in read.script.nodes:
+        for used in _used_as_number(read, node):
+            if not read.values.surely(used, *NUMBERS):
+                continue
+            place = next((each for each in read.values.origins(used) if each is not None), used)
+            if place not in seen:
+                seen.add(place)
+                yield _hit(place, used, is_compared=isinstance(node, ast.Compare))
+
+
+def _hit(place: ast.expr, used: ast.expr, *, is_compared: bool) -> Hit:
+    what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
+    outcome = "the comparison is never true" if is_compared else "the call fails, which expects a number"
+    return Hit(place, f"a variable of the environment is text: with {what}, {outcome}", "Write int(...) around it.")
+
+
+def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
+    match node:
+        case ast.Compare(left=left, ops=[_], comparators=[ast.Constant(value=int())]):
+            yield left
+        case ast.Compare(left=ast.Constant(value=int()), ops=[_], comparators=[right]):
+            yield right
+        case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
+            yield from devices
+        case ast.Call():
+            name, position = _TAKES_NUMBER.get(read.script.callee(node), (None, None))
+            if name is not None and (given := keyword(node, name, position)) is not None:
+                yield given
+
+
+# LNT002 device-of-global-rank ----------------------------------------------------------------------------------------
+
+_DEVICE_OF_GLOBAL_RANK = """A GPU is chosen by the global rank.
+
+What: `torch.cuda.set_device(rank)`, `f"cuda:{rank}"` or `device_ids=[rank]` with the rank in the whole job.
+
+Why: GPUs are numbered from 0 on every host, ranks are not. On the second host of two with eight GPUs, rank 8 asks for
+GPU 8: "CUDA error: invalid device ordinal". On one host it works. A number that mp.spawn gives is one of this host, and
+is right; so is `rank % torch.cuda.device_count()`.
+
+    torch.cuda.set_device(dist.get_rank())                  # one host
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number
+
+Fix: take the local rank. An error where the script speaks of several hosts (an option --nnodes, a variable NODE_RANK),
+else a warning.
+
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html (LOCAL_RANK, RANK);
+https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group.
+"""
+
+
+def device_of_global_rank(read: Reading) -> Iterator[Hit]:
+    """Devices that are surely numbered by the global rank."""
+    for node in read.script.nodes:
+        for device in _devices(read, node):
+            if read.values.surely(device, Kind.RANK):
+                yield Hit(
+                    node if isinstance(node, (ast.Call, ast.JoinedStr)) else device,
+                    f"the GPU is chosen by the global rank ({path_or_text(device)}): the second host has no GPU of "
+                    "that number",
+                    'Use the local rank: int(os.environ["LOCAL_RANK"]).',
+                    read.wrong_on_several_hosts,
+                )
+
+
+def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
+    """Expressions that number a GPU in this node."""
+    match node:
+        case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
+            yield from devices
+        case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=device)]):
+            yield device
+        case ast.Call():
+            yield from _argument(read, node)
+
+
+def _argument(read: Reading, call: ast.Call) -> Iterator[ast.expr]:
+    name = read.script.callee(call)
+    if name in ("torch.cuda.set_device", "torch.cuda.device"):
+        device = keyword(call, "device", 0)
+    elif name == "torch.device" and text_of(keyword(call, "type", 0)) == "cuda":
+        device = keyword(call, "index", 1)
+    elif moved(call) is not None:
+        device = keyword(call, "device", 0)
+    else:
+        device = None
+    if device is not None and not isinstance(device, ast.JoinedStr):
+        yield device
+
+
+# LNT003 one-gpu-for-all ----------------------------------------------------------------------------------------------
+
+_ONE_GPU_FOR_ALL = """All ranks of a host take GPU 0.
+
+What: the process group is opened over NCCL, tensors go to "cuda" without a number, and nothing says which GPU a rank
+has: no torch.cuda.set_device, no device_ids, no device_id, no "cuda:N", no CUDA_VISIBLE_DEVICES.
+
+Why: "cuda" is the current device, which is GPU 0 on every rank. NCCL then refuses ("Duplicate GPU detected"), or GPU 0
+runs out of memory while the others idle.
+
+Fix: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#which-backend-to-use (each process needs exclusive access
+to every GPU it uses); https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html.
+"""
+_CHOOSES = {"set_device", "set_device_index", "device_index"}
+
+
+def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
+    """The process group over NCCL, if no line chooses a GPU."""
+    if _chooses(read) or not _takes_current(read):
+        return
+    for call in read.script.groups:
+        if any(word == "nccl" or word.endswith(":nccl") for word in words_in(call)):
+            yield Hit(
+                call,
+                "nothing says which GPU a rank has, so that all ranks of a host take GPU 0",
+                'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.',
+            )
+
+
+def _chooses(read: Reading) -> bool:
+    script = read.script
+    if script.attributes & _CHOOSES or "CUDA_VISIBLE_DEVICES" in script.texts:
+        return True
+    for node in script.nodes:
+        match node:
+            case ast.keyword(arg="device_ids" | "device_id" | "output_device", value=value):
+                if not is_constant(value, None):
+                    return True
+            case ast.Constant(value=str(text)) if text.startswith("cuda:"):
+                return True
+            case ast.Call() if _has_index(read, node):
+                return True
+    # A helper from another file may choose.
+    return any("device" in name.lower() or "distributed" in name.lower() for name in _imported_calls(read))
+
+
+def _imported_calls(read: Reading) -> Iterator[str]:
+    """Last names of called functions that come from files of the user's own, as far as one can tell."""
+    for call in read.script.calls:
+        name = read.script.callee(call)
+        if not read.script.targets(call) and not name.startswith(("torch", "os.", "nn.", "argparse", "parser")):
+            yield name.rpartition(".")[2]
+
+
+def _has_index(read: Reading, call: ast.Call) -> bool:
+    name = read.script.callee(call)
+    if name in ("torch.device", "torch.cuda.device"):
+        return len(call.args) > 1 or bool(call.args and not isinstance(call.args[0], (ast.Constant, ast.IfExp)))
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
+        return bool(call.args or call.keywords)
+    return False
+
+
+def _takes_current(read: Reading) -> bool:
+    """Does anything go to the current GPU?"""
+    for call in read.script.calls:
+        if is_bare_cuda(call):
+            return True
+        device = keyword(call, "device", 0)
+        if is_constant(device, "cuda"):
+            return True
+        if isinstance(device, ast.IfExp) and is_constant(device.body, "cuda"):
+            return True
+    return False
+
+
+# LNT004 local-rank-option --------------------------------------------------------------------------------------------
+
+_LOCAL_RANK_OPTION = """The local rank is expected as an option that no launcher gives.
+
+What: argparse knows `--local_rank`, the script reads args.local_rank, and nothing reads the variable LOCAL_RANK.
+
+Why: torchrun gives no such option; the value stays at its default, and all ranks take one GPU. Since torch 2.0,
+torch.distributed.launch writes `--local-rank`, and argparse answers "unrecognized arguments: --local-rank=0". With both
+spellings it is a hint only (`--details`): torch.distributed.launch works, torchrun and srun do not.
+
+    parser.add_argument("--local_rank", type=int)       # torch before 2.0
+    local_rank = int(os.environ["LOCAL_RANK"])          # any launcher
+
+Fix: read LOCAL_RANK from the environment.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#launch-utility ("Changed in version 2.0.0");
+https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun;
+https://github.com/huggingface/pytorch-image-models/issues/1724.
+"""
+_SETS_UP = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
+
+
+def local_rank_option(read: Reading) -> Iterator[Hit]:
+    """The option, if it is all that the script knows its local rank from."""
+    option = read.script.options.get("local_rank")
+    if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & read.script.texts or not _is_needed(read):
+        return
+    spellings = {text_of(arg) for arg in option.args}
+    if "--local-rank" not in spellings:
+        yield Hit(
+            option,
+            "torchrun gives no --local_rank, and torch.distributed.launch writes --local-rank since torch 2.0: "
+            "the script stops, or all ranks take one GPU",
+            'Read int(os.environ["LOCAL_RANK"]) instead.',
+        )
+    elif "--local_rank" in spellings or len(spellings) == 1:
+        yield Hit(
+            option,
+            "torchrun and srun give no --local-rank; only torch.distributed.launch, which is deprecated, does",
+            'Read int(os.environ["LOCAL_RANK"]) instead.',
+            Severity.INFO,
+        )
+
+
+def _is_needed(read: Reading) -> bool:
+    """Is args.local_rank read, and never set?"""
+    uses = [node for node in read.script.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
+    holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
+    is_set = any(isinstance(node.ctx, ast.Store) for node in uses)
+    return bool(uses) and not is_set and not read.script.starts and not _are_filled_in(read, holders)
+
+
+def _are_filled_in(read: Reading, holders: set[str]) -> bool:
+    """Do the arguments go to a helper of another file that sets up the job, such as init_distributed_mode(args)?"""
+    return any(
+        isinstance(given, ast.Name)
+        and given.id in holders
+        and not read.script.targets(call)
+        and _SETS_UP.search(read.script.callee(call).rpartition(".")[2])
+        for call in read.script.calls
+        for given in call.args
+    )
+
+
+RULES = (
+    Rule("LNT001", "rank-as-text", Severity.ERROR, _RANK_AS_TEXT, rank_as_text),
+    Rule("LNT002", "device-of-global-rank", Severity.WARNING, _DEVICE_OF_GLOBAL_RANK, device_of_global_rank),
+    Rule("LNT003", "one-gpu-for-all", Severity.ERROR, _ONE_GPU_FOR_ALL, one_gpu_for_all),
+    Rule("LNT004", "local-rank-option", Severity.ERROR, _LOCAL_RANK_OPTION, local_rank_option),
+)

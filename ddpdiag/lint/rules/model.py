@@ -1,0 +1,303 @@
+"""Rules on the model and its wrapping in DistributedDataParallel."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddpdiag.lint.reading import Reading, moved, same
+from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, names_in, text_of, trains, words_in
+from ddpdiag.lint.values import RANKS, Kind, path_or_text
+from ddpdiag.model import Severity
+
+# LNT016 wrapped-before-move ------------------------------------------------------------------------------------------
+
+_WRAPPED_BEFORE_MOVE = """The model is wrapped before it is moved to its GPU.
+
+What: `DistributedDataParallel(model).to(device)`, or a wrapped model that is moved afterwards, or device_ids with a
+model that nothing has moved.
+
+Why: DistributedDataParallel takes the parameters as they are when it wraps them: it sends them to all ranks, builds its
+buckets and hooks on them. With device_ids it refuses CPU parameters; over NCCL it fails ("No backend type associated
+with device type cpu").
+
+    model = Net().to(device)
+    model = DistributedDataParallel(model, device_ids=[local_rank])
+
+Fix: move the model first, then wrap it.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (the warning on
+changing parameters after wrapping; device_ids).
+"""
+_DEVICE = re.compile(r"dev|gpu|cuda|rank", re.IGNORECASE)
+_REMEDY = "Move the model first, then wrap it."
+
+
+def wrapped_before_move(read: Reading) -> Iterator[Hit]:
+    """Wrappings of models that are still on the CPU."""
+    if "set_default_device" in read.script.attributes:
+        return
+    for wrapping in read.script.wrappings:
+        model = keyword(wrapping, "module", 0)
+        if model is None or not _is_unmoved(read, wrapping, model):
+            continue
+        move = _move_after(read, wrapping)
+        if move is not None:
+            yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _REMEDY)
+        elif _names_devices(keyword(wrapping, "device_ids", 1)):
+            yield Hit(wrapping, "device_ids is given, and the model is still on the CPU: this call fails", _REMEDY)
+
+
+def _names_devices(device_ids: ast.expr | None) -> bool:
+    return isinstance(device_ids, ast.List) and bool(device_ids.elts)
+
+
+def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
+    """Is it surely a module of a known class that nothing has moved yet?"""
+    found = read.values.origins(model)
+    origins = [each for each in found if each is not wrapping and not _is_move_of(read, each, wrapping)]
+    if not origins or not all(isinstance(each, ast.Call) and _makes_module(read, each) for each in origins):
+        return False
+    here = read.script.function_of(wrapping)
+    return not any(
+        (target := moved(call)) is not None
+        and same(target, model)
+        and (call.lineno < wrapping.lineno or read.script.function_of(call) is not here)
+        for call in read.script.calls
+    )
+
+
+def _is_move_of(read: Reading, origin: ast.expr | None, wrapping: ast.Call) -> bool:
+    """Is it the wrapped model itself, moved (`model = model.to(device)` further down)?"""
+    if not isinstance(origin, ast.Call) or (target := moved(origin)) is None:
+        return False
+    return target is wrapping or (read.is_wrapped(target) and origin.lineno > wrapping.lineno)
+
+
+def _makes_module(read: Reading, call: ast.Call) -> bool:
+    if any(_DEVICE.search(name) for argument in (*call.args, *call.keywords) for name in names_in(argument)):
+        return False
+    name = read.script.callee(call)
+    if name.endswith(".convert_sync_batchnorm"):
+        return bool(call.args) and _is_unmoved(read, call, call.args[0])
+    own = read.script.classes.get(name)
+    if own is not None:
+        return not any(isinstance(each, ast.Call) and moved(each) is not None for each in ast.walk(own))
+    return name.startswith(("torchvision.models.", "torch.nn."))
+
+
+def _move_after(read: Reading, wrapping: ast.Call) -> ast.Call | None:
+    """The call that moves the wrapped model."""
+    outer = read.script.parents.get(read.script.parents.get(wrapping, wrapping))
+    if isinstance(outer, ast.Call) and moved(outer) is wrapping and _goes_to_device(read, outer):
+        return outer
+    statement = read.script.statement_of(wrapping)
+    names = statement.targets if isinstance(statement, ast.Assign) and statement.value is wrapping else []
+    for call in read.script.calls:
+        target = moved(call)
+        after = call.lineno > wrapping.lineno and read.script.function_of(call) is read.script.function_of(wrapping)
+        if after and target is not None and any(same(target, name) for name in names) and _goes_to_device(read, call):
+            return call
+    return None
+
+
+def _goes_to_device(read: Reading, call: ast.Call) -> bool:
+    """Not `.to(torch.bfloat16)`, not `.to(memory_format=...)`."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
+        return True
+    device = keyword(call, "device", 0)
+    if device is None:
+        return False
+    named = any(_DEVICE.search(name) for name in names_in(device)) or (text_of(device) or "").startswith("cuda")
+    return named or read.values.maybe(device, *RANKS)
+
+
+# LNT017 bypassed-ddp -------------------------------------------------------------------------------------------------
+
+_BYPASSED_DDP = """Training goes around DistributedDataParallel.
+
+What: the training loop calls the bare model, `ddp.module(x)` or the variable from before wrapping, and the wrapped one
+is never called.
+
+Why: DistributedDataParallel prepares its all-reduce in its own forward pass. Without it the backward pass averages
+nothing: every rank trains a model of its own, without an error, and the one that is saved has seen a part of the data.
+
+    output = ddp.module(batch)      # no all-reduce
+    output = ddp(batch)
+
+Fix: call the wrapped model. To evaluate with the bare one is right.
+
+Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (forward pass);
+https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
+"""
+
+
+def bypassed_ddp(read: Reading) -> Iterator[Hit]:
+    """Calls of the bare model in training loops, if the wrapped one is never used."""
+    if not read.script.wrappings or any(read.is_wrapped(_of_forward(call)) for call in read.script.calls):
+        return
+    handed_on = [call for call in read.script.calls if _hands_on(read, call)]
+    for call in read.script.calls:
+        if _is_bare(read, call, named=not handed_on) and _is_in_training(read, call):
+            yield Hit(
+                call,
+                f"{path_or_text(call.func)} is the model inside of DistributedDataParallel: its backward pass averages "
+                "nothing, and every rank trains a model of its own",
+                "Call the model that DistributedDataParallel returned.",
+            )
+
+
+def _of_forward(call: ast.Call) -> ast.expr:
+    """`model` of `model.forward(x)`, which is as good as `model(x)`; else what is called."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
+
+
+def _hands_on(read: Reading, call: ast.Call) -> bool:
+    """Does the wrapped model go into a function of another file, which may call it?"""
+    if read.script.targets(call) or read.script.callee(call) in ("isinstance", "print", "len", "type"):
+        return False
+    given = (*call.args, *(each.value for each in call.keywords))
+    return any(not isinstance(each, ast.Call) and read.is_wrapped(each) for each in given)
+
+
+def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
+    """Is it `ddp.module(x)`, or (if `named`) a call of the variable that was wrapped?"""
+    func = _of_forward(call)
+    if not isinstance(func, (ast.Name, ast.Attribute)):
+        return False
+    if read.values.maybe(func, Kind.INSIDE):
+        return not _is_detached(read, call) and not _computes_elsewhere(read, call)
+    scope = read.script.scope_of(call)
+    return named and any(
+        bool(wrapping.args) and same(func, wrapping.args[0]) and read.script.scope_of(wrapping) is scope
+        for wrapping in read.script.wrappings
+    )
+
+
+def _is_detached(read: Reading, call: ast.Call) -> bool:
+    """`ddp.module(x).detach()`: a target, not what is trained."""
+    outer = read.script.parents.get(call)
+    return isinstance(outer, ast.Attribute) and outer.attr == "detach"
+
+
+def _computes_elsewhere(read: Reading, call: ast.Call) -> bool:
+    """Does the same function take a result from a function of another file that gets the wrapped model?"""
+    scope = read.script.scope_of(call)
+    return any(
+        read.script.scope_of(other) is scope
+        and _hands_on(read, other)
+        and not isinstance(read.script.parents.get(other), ast.Expr)
+        for other in read.script.calls
+    )
+
+
+def _is_in_training(read: Reading, call: ast.Call) -> bool:
+    """Within a loop (of its function) that goes backward, and not under no_grad."""
+    looped = False
+    for outer in read.script.around(call):
+        if isinstance(outer, ast.With) and any("no_grad" in text or "inference" in text for text in _contexts(outer)):
+            return False
+        looped = looped or (isinstance(outer, (ast.For, ast.While)) and trains(outer))
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+    return looped
+
+
+def _contexts(node: ast.With) -> Iterator[str]:
+    return (ast.unparse(item.context_expr) for item in node.items)
+
+
+# LNT020 unused-parameters --------------------------------------------------------------------------------------------
+
+_UNUSED_PARAMETERS = """A layer of the wrapped model is never used.
+
+What: a class of this script makes a layer with parameters in `__init__`, no line of the script reads that attribute,
+and the model goes into DistributedDataParallel without find_unused_parameters=True.
+
+Why: DistributedDataParallel waits for the gradient of every parameter. One that gets none stops the second step:
+"Expected to have finished reduction in the prior iteration before starting a new one".
+
+Fix: remove the layer. find_unused_parameters=True is for layers that are used in some steps only: it costs a walk over
+the graph in every step. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the parameters.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+(find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
+"""
+_LAYERS = (
+    "Linear",
+    "Bilinear",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "Embedding",
+    "LSTM",
+    "GRU",
+    "RNN",
+    "LayerNorm",
+    "MultiheadAttention",
+)
+_DEPTH = 5
+# Who walks over its own layers may use any of them.
+_WALKS = {"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "getattr", "vars"}
+
+
+def unused_parameters(read: Reading) -> Iterator[Hit]:
+    """Layers that nobody reads, in models that are wrapped."""
+    for wrapping in read.script.wrappings:
+        if has_unpacking(wrapping) or _tolerates(wrapping):
+            continue
+        for name in sorted(_classes(read, keyword(wrapping, "module", 0), _DEPTH)):
+            owner = read.script.classes.get(name)
+            if owner is not None and not _is_beyond_reading(read, owner):
+                yield from _unused(read, owner)
+
+
+def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
+    """The classes that a model can be of, behind `.to(...)`, torch.compile and convert_sync_batchnorm."""
+    found: set[str] = set()
+    for origin in read.values.origins(model) if model is not None and depth else ():
+        if not isinstance(origin, ast.Call):
+            continue
+        last = read.script.callee(origin).rpartition(".")[2]
+        target = moved(origin)
+        if target is not None:
+            found |= _classes(read, target, depth - 1)
+        elif last in ("convert_sync_batchnorm", "compile") and origin.args:
+            found |= _classes(read, origin.args[0], depth - 1)
+        else:
+            found.add(last)
+    return found
+
+
+def _tolerates(wrapping: ast.Call) -> bool:
+    options = (keyword(wrapping, "find_unused_parameters"), keyword(wrapping, "static_graph"))
+    return any(option is not None and not is_constant(option, False) for option in options)
+
+
+def _is_beyond_reading(read: Reading, model: ast.ClassDef) -> bool:
+    """Another base class, a subclass, or a walk over the layers: what is used cannot be read."""
+    bases = [read.script.name(base) for base in model.bases]
+    parents = {read.script.name(base) for each in read.script.classes.values() for base in each.bases}
+    return bases != ["torch.nn.Module"] or model.name in parents or bool(_WALKS & set(words_in(model)))
+
+
+def _unused(read: Reading, model: ast.ClassDef) -> Iterator[Hit]:
+    for node in ast.walk(model):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=ast.Call() as made):
+                layer = read.script.callee(made)
+                is_layer = layer.startswith("torch.nn.") and layer.rpartition(".")[2] in _LAYERS
+                if is_layer and name not in read.script.attributes and name not in read.script.texts:
+                    yield Hit(
+                        node,
+                        f"no line uses self.{name}: its parameters get no gradient, and DistributedDataParallel stops "
+                        "in the second step",
+                        "Remove the layer, or pass find_unused_parameters=True.",
+                    )
+
+
+RULES = (
+    Rule("LNT016", "wrapped-before-move", Severity.ERROR, _WRAPPED_BEFORE_MOVE, wrapped_before_move),
+    Rule("LNT017", "bypassed-ddp", Severity.ERROR, _BYPASSED_DDP, bypassed_ddp),
+    Rule("LNT020", "unused-parameters", Severity.ERROR, _UNUSED_PARAMETERS, unused_parameters),
+)

@@ -1,0 +1,201 @@
+"""Rules on processes and process groups: where they meet, how they start, how they end."""
+
+import ast
+from collections.abc import Iterator
+
+from ddpdiag.lint.reading import Reading, conditions, is_bare_cuda
+from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.syntax import attribute_path, has_unpacking, is_constant, keyword, names_in, text_of
+from ddpdiag.model import Severity
+
+# LNT005 coordinator-at-home ------------------------------------------------------------------------------------------
+
+_COORDINATOR_AT_HOME = """MASTER_ADDR is this host, though several hosts are meant.
+
+What: the script sets MASTER_ADDR to localhost or 127.0.0.1, whatever the launcher says, or opens the process group at
+tcp://127.0.0.1, and it speaks of several hosts (an option --nnodes or --node-rank, a variable NODE_RANK).
+
+Why: every host then looks for rank 0 on itself. The first waits for ranks that never come, the others for a store that
+is not there, until the time-out: "The client socket has timed out".
+
+Fix: leave MASTER_ADDR to the launcher, or os.environ.setdefault("MASTER_ADDR", "localhost").
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization (address of rank 0).
+"""
+_HOME = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+
+
+def coordinator_at_home(read: Reading) -> Iterator[Hit]:
+    """Where loopback is written as the address of rank 0."""
+    if not read.script.means_several_hosts:
+        return
+    for node in read.script.nodes:
+        if _sets_home(read, node) and not any(conditions(read.script, node)):
+            yield Hit(
+                node,
+                "every host looks for rank 0 on itself: a job on several hosts never starts",
+                'Leave MASTER_ADDR to the launcher, or os.environ.setdefault("MASTER_ADDR", "localhost").',
+            )
+
+
+def _sets_home(read: Reading, node: ast.AST) -> bool:
+    match node:
+        case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
+            is_variable = text_of(key) == "MASTER_ADDR" and read.script.name(whole) == "os.environ"
+            return is_variable and text_of(value) in _HOME
+        case ast.Call() if node in read.script.groups:
+            address = text_of(keyword(node, "init_method", 1)) or ""
+            return address.startswith(tuple(f"tcp://{home}" for home in _HOME))
+    return False
+
+
+# LNT006 spawn-at-import ----------------------------------------------------------------------------------------------
+
+_SPAWN_AT_IMPORT = """Processes are spawned when the script is imported.
+
+What: mp.spawn is called at the top of the script, outside of `if __name__ == "__main__":`, or gets a lambda or a
+function that is defined within another function.
+
+Why: a spawned process imports the script anew to find its function, and would spawn again: "An attempt has been made to
+start a new process before the current process has finished its bootstrapping phase". A lambda or an inner function
+cannot be found by name: "Can't pickle <function <lambda>>".
+
+Fix: move the call into `if __name__ == "__main__":`, and the function to the top of the file.
+
+Source: https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods (safe importing of
+main module); https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses.
+"""
+_SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
+
+
+def spawn_at_import(read: Reading) -> Iterator[Hit]:
+    """Calls of mp.spawn that their children would repeat, or cannot follow."""
+    for call in read.script.calls_of(*_SPAWN):
+        target = keyword(call, "fn", 0)
+        if read.script.function_of(call) is None and not any(conditions(read.script, call)):
+            yield Hit(
+                call,
+                "every spawned process imports this script, and so would spawn again",
+                'Move the call into `if __name__ == "__main__":`.',
+            )
+        elif target is not None and _cannot_be_found(read, target):
+            yield Hit(
+                target,
+                "a spawned process cannot find this function by its name: Can't pickle",
+                "Define the function at the top of the file.",
+            )
+
+
+def _cannot_be_found(read: Reading, target: ast.expr) -> bool:
+    if isinstance(target, ast.Lambda):
+        return True
+    if not isinstance(target, ast.Name):
+        return False
+    found = read.script.functions.get(target.id, ())
+    return bool(found) and all(read.script.function_of(each) is not None for each in found)
+
+
+# LNT007 fork-after-cuda ----------------------------------------------------------------------------------------------
+
+_FORK_AFTER_CUDA = """CUDA is used in a forked process.
+
+What: a Dataset puts its items on a GPU in `__getitem__` while its DataLoader has workers, or the start method "fork" is
+asked for and a GPU is used before the processes are started.
+
+Why: a process that was forked from one that uses CUDA cannot use it: "Cannot re-initialize CUDA in forked subprocess".
+DataLoader's workers are forked on Linux.
+
+Fix: return CPU tensors from the Dataset and move the batch in the loop (pin_memory=True, non_blocking=True); start
+processes with "spawn".
+
+Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing;
+https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading (not recommended to return CUDA tensors);
+https://github.com/pytorch/pytorch/issues/40403.
+"""
+
+
+def fork_after_cuda(read: Reading) -> Iterator[Hit]:
+    """Datasets on a GPU, and forks after CUDA."""
+    workers = any(_has_workers(loader) for loader in read.script.loaders)
+    for function in read.script.functions.get("__getitem__", ()):
+        if workers and _is_dataset(read.script.class_of(function)):
+            yield from (_of_worker(call) for call in ast.walk(function) if _uses_gpu(call))
+    yield from _forks(read)
+
+
+def _has_workers(loader: ast.Call) -> bool:
+    workers = keyword(loader, "num_workers", 5)
+    spawned = text_of(keyword(loader, "multiprocessing_context")) in ("spawn", "forkserver")
+    return workers is not None and not is_constant(workers, 0) and not spawned and not has_unpacking(loader)
+
+
+def _is_dataset(owner: ast.ClassDef | None) -> bool:
+    return owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases)
+
+
+def _uses_gpu(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    devices = [keyword(node, "device", 0)]
+    return is_bare_cuda(node) or any((text_of(device) or "").startswith("cuda") for device in devices)
+
+
+def _of_worker(call: ast.AST) -> Hit:
+    return Hit(
+        call,
+        "a DataLoader's workers are forked, and CUDA cannot be used in a forked process",
+        "Return CPU tensors from the Dataset, and move the batch in the training loop.",
+    )
+
+
+def _forks(read: Reading) -> Iterator[Hit]:
+    """`fork`, after a line of the same function (or of the script's top) that uses a GPU."""
+    for call in read.script.calls:
+        last = read.script.callee(call).rpartition(".")[2]
+        method = keyword(call, "start_method") or keyword(call, "method", 0)
+        if last not in ("set_start_method", "get_context", "start_processes") or text_of(method) != "fork":
+            continue
+        here = read.script.function_of(call)
+        if any(
+            _uses_gpu(each) and each.lineno < call.lineno and read.script.function_of(each) in (None, here)
+            for each in read.script.calls
+        ):
+            yield Hit(
+                call,
+                "CUDA is in use before these processes are forked, and cannot be used in a forked process",
+                'Take the start method "spawn", or use no GPU before.',
+            )
+
+
+# LNT024 no-destroy ---------------------------------------------------------------------------------------------------
+
+_NO_DESTROY = """The process group is never destroyed.
+
+What: the script opens a process group and does not call destroy_process_group. A hint (`--details`).
+
+Why: with NCCL, a process that ends while others still communicate may leave them hanging, and torch warns at exit:
+"destroy_process_group() was not called before program exit, which can leak resources".
+
+Fix: dist.destroy_process_group() at the end, on every rank.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
+"""
+
+
+def no_destroy(read: Reading) -> Iterator[Hit]:
+    """The first process group, if nothing closes it."""
+    closing = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
+    if read.script.groups and not closing & set(names_in(read.script.tree)) and not closing & set(read.script.imports):
+        yield Hit(
+            read.script.groups[0],
+            "nothing destroys the process group: torch warns, and ranks that end early may leave others hanging",
+            "Call dist.destroy_process_group() at the end.",
+        )
+
+
+RULES = (
+    Rule("LNT005", "coordinator-at-home", Severity.ERROR, _COORDINATOR_AT_HOME, coordinator_at_home),
+    Rule("LNT006", "spawn-at-import", Severity.ERROR, _SPAWN_AT_IMPORT, spawn_at_import),
+    Rule("LNT007", "fork-after-cuda", Severity.ERROR, _FORK_AFTER_CUDA, fork_after_cuda),
+    Rule("LNT024", "no-destroy", Severity.INFO, _NO_DESTROY, no_destroy),
+)

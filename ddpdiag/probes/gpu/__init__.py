@@ -1,0 +1,1 @@
+"""GPUs as NVML, sysfs and the kernel's log show them."""

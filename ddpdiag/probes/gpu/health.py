@@ -1,0 +1,266 @@
+"""How well each GPU is, as NVML tells: errors of memory and links, clocks, and who uses it.
+
+Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each field
+by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
+from ddpdiag.probes.gpu.nvml import Broken, Device, memory, supported, sysfs_address
+
+# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t, nvmlPageRetirementCause_t.
+_CORRECTED, _UNCORRECTED = 0, 1
+_VOLATILE, _AGGREGATE = 0, 1
+_SRAM = 7
+_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR = 0, 1
+_SRAM_MEMBERS = (
+    "volatileUncParity",
+    "volatileUncSecDed",
+    "aggregateUncParity",
+    "aggregateUncSecDed",
+    "bThresholdExceeded",
+)
+
+
+class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU's memory errors; None is what it does not say.
+
+    Volatile counters start at the last load of the driver (or reset of the GPU), aggregate ones at its first. Those
+    without `sram` in the name count all memory, SRAM included. Cards before Ampere retire pages, later ones remap rows;
+    what is pending waits for a reset. `uncorrectable_remaps` and `correctable_remaps` count rows by their cause.
+    """
+
+    ecc: bool | None = None
+    ecc_after_reboot: bool | None = None
+    corrected: int | None = None
+    uncorrected: int | None = None
+    uncorrected_ever: int | None = None
+    sram_uncorrected: int | None = None
+    sram_uncorrected_ever: int | None = None
+    sram_threshold_exceeded: bool | None = None
+    retired_pages: int | None = None
+    retirement_pending: bool | None = None
+    correctable_remaps: int | None = None
+    uncorrectable_remaps: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+
+
+def memory_errors(device: Device) -> MemoryErrors:
+    """All that the GPU says of them."""
+    mode = device.numbers("nvmlDeviceGetEccMode") or (None, None)
+    rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
+    sram, sram_ever, exceeded = _sram(device)
+    return MemoryErrors(
+        ecc=_flag(mode[0]),
+        ecc_after_reboot=_flag(mode[1]),
+        corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        uncorrected=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        uncorrected_ever=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE),
+        sram_uncorrected=sram,
+        sram_uncorrected_ever=sram_ever,
+        sram_threshold_exceeded=exceeded,
+        retired_pages=_retired(device),
+        retirement_pending=device.flag("nvmlDeviceGetRetiredPagesPendingStatus"),
+        correctable_remaps=rows[0],
+        uncorrectable_remaps=rows[1],
+        remap_pending=_flag(rows[2]),
+        remap_failed=_flag(rows[3]),
+    )
+
+
+def _sram(device: Device) -> tuple[int | None, int | None, bool | None]:
+    """Uncorrected errors of SRAM since the driver was loaded, and ever, and whether they are too many by NVIDIA's own
+    limit; drivers before 550 know the first two by location only."""
+    status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
+    if status:
+        recent = status["volatileUncParity"] + status["volatileUncSecDed"]
+        ever = status["aggregateUncParity"] + status["aggregateUncSecDed"]
+        return recent, ever, bool(status["bThresholdExceeded"])
+    function = "nvmlDeviceGetMemoryErrorCounter"
+    recent_only, ever_only = (device.number(function, _UNCORRECTED, kind, _SRAM) for kind in (_VOLATILE, _AGGREGATE))
+    return recent_only, ever_only, None
+
+
+def _retired(device: Device) -> int | None:
+    """Pages retired for either cause."""
+    causes = (_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR)
+    pages = [device.numbers("nvmlDeviceGetRetiredPages", cause) for cause in causes]
+    known = [len(own) for own in pages if own is not None]
+    return sum(known) if known else None
+
+
+def _flag(number: int | None) -> bool | None:
+    return None if number is None else bool(number)
+
+
+# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN.
+_GPU_SENSOR = 0
+_SLOWDOWN = 1
+# An older one may give the field's number another meaning.
+_RECOVERY_DRIVER = 570
+
+
+class Process(Struct, frozen=True):
+    """A compute process by its pid on the host; None for bytes that are not told."""
+
+    pid: int
+    used_bytes: int | None
+
+
+class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds the clocks down, and what may: temperatures in degrees Celsius, limits in watts.
+
+    `events` holds the bits of nvmlClocksEventReasons that three looks within the measurement all showed;
+    `margin_celsius` is what is left to the slowdown, negative above it.
+    """
+
+    events: int | None = None
+    celsius: int | None = None
+    margin_celsius: int | None = None
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None
+
+
+class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU. `pci` is written as sysfs does; `error` is NVML's text for a GPU that it could not open.
+
+    `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` leaves out what the driver reserves.
+    """
+
+    index: int
+    uuid: str | None = None
+    pci: str | None = None
+    name: str | None = None
+    vbios: str | None = None
+    error: str | None = None
+    broken: Broken | None = None
+    memory: MemoryErrors = MemoryErrors()
+    pcie: PcieLink = PcieLink()
+    clocks: Clocks = Clocks()
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric: Fabric = Fabric()
+    recovery_action: int | None = None
+    mig: bool | None = None
+    compute_mode: int | None = None
+    persistence: bool | None = None
+    memory_used_bytes: int | None = None
+    processes: tuple[Process, ...] | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Was anything told, beside who the GPU is?"""
+        return self != Health(index=self.index, uuid=self.uuid, pci=self.pci, name=self.name, vbios=self.vbios)
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """What was found: the driver's version and the GPUs, or why there are none in `error`.
+
+    `boot_seconds` says when, on a clock that all processes of a host share, and `kernel_line` which record of the
+    kernel's log was the newest then (None: not known).
+    """
+
+    driver: str | None = None
+    gpus: tuple[Health, ...] = ()
+    error: str | None = None
+    boot_seconds: float | None = None
+    kernel_line: int | None = None
+
+
+def look(sys_root: Path, step: Callable[[str], None]) -> Look:
+    """Ask every GPU that NVML shows; `step` hears which one is asked, for the case that it does not answer."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return Look(error=str(error))
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Look(error=str(error))
+    try:
+        driver = supported(pynvml.nvmlSystemGetDriverVersion)
+        count = pynvml.nvmlDeviceGetCount()
+        return Look(driver=driver, gpus=tuple(_health(index, driver, sys_root, step) for index in range(count)))
+    except pynvml.NVMLError as error:
+        return Look(error=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str], None]) -> Health:
+    import pynvml
+
+    step(f"GPU {index}")
+    try:
+        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError as error:
+        return Health(index=index, error=str(error))
+    pci = device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId)))
+    step(f"GPU {index} (PCI {pci})")
+    # Three looks with questions between them: a reason that all of them show is no flicker.
+    events = [_events(device)]
+    links = nvlinks(device, newer=tells_recovery(driver))
+    events.append(_events(device))
+    used = device.of(memory)
+    mig = device.numbers("nvmlDeviceGetMigMode")
+    processes = device.processes()
+    errors = memory_errors(device)
+    events.append(_events(device))
+    return Health(
+        index=index,
+        uuid=device.text("nvmlDeviceGetUUID"),
+        pci=pci,
+        name=device.text("nvmlDeviceGetName"),
+        vbios=device.text("nvmlDeviceGetVbiosVersion"),
+        memory=errors,
+        pcie=pcie_link(device, pci, sys_root),
+        clocks=_clocks(device, events),
+        nvlinks=links,
+        fabric=fabric(device),
+        recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0] if tells_recovery(driver) else None,
+        mig=None if mig is None else bool(mig[0]),
+        compute_mode=device.number("nvmlDeviceGetComputeMode"),
+        persistence=device.flag("nvmlDeviceGetPersistenceMode"),
+        memory_used_bytes=None if used is None else used[1],
+        processes=None if processes is None else tuple(Process(*process) for process in processes),
+        # Last, because every question may have told.
+        broken=device.broken,
+    )
+
+
+def tells_recovery(driver: str | None) -> bool:
+    """Does a driver of this version ("570.86.15") know what NVML got with 570: the recovery action, Blackwell's?"""
+    major = (driver or "").partition(".")[0]
+    return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
+
+
+def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
+    celsius = device.number("nvmlDeviceGetTemperature", _GPU_SENSOR)
+    margin = device.number("nvmlDeviceGetMarginTemperature")
+    if margin is None:
+        slowdown = device.number("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
+        margin = slowdown - celsius if slowdown and celsius is not None else None
+    told = [bits for bits in looks if bits is not None]
+    return Clocks(
+        events=reduce(and_, told) if told else None,
+        celsius=celsius,
+        margin_celsius=margin,
+        power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementLimit")),
+        default_power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementDefaultLimit")),
+    )
+
+
+def _events(device: Device) -> int | None:
+    # Renamed with driver 535.54.03.
+    bits = device.number("nvmlDeviceGetCurrentClocksEventReasons")
+    return device.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

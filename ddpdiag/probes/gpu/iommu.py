@@ -1,0 +1,192 @@
+"""What stands in the way of PCIe peers, as far as it can be read without asking a GPU: IOMMU, ACS, virtual machine.
+
+ACS (Access Control Services) on a bridge sends what one GPU writes to another up to the root complex instead of across
+the switch, and an IOMMU then translates it. NVML knows nothing of either: its P2P status says OK all the same.
+Without root the kernel shows the first 64 bytes of a config space only, so ACS is often not known.
+"""
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.host.files import read_pairs, read_text
+
+# Kernel parameters that concern P2P (Documentation/admin-guide/kernel-parameters.txt); of pci= these parts only.
+_PARAMETERS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "pcie_acs_override")
+_PCI_PARTS = ("noacs", "disable_acs_redir", "config_acs", "realloc", "noats")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+# linux/pci_regs.h: where the extended capabilities start, and the one that is looked for.
+_CONVENTIONAL_BYTES, _EXTENDED_BYTES = 0x100, 0x1000
+_ACS_ID, _ACS_CONTROL = 0x000D, 0x06
+# Request Redirect, Completion Redirect, Egress Control: what the kernel itself takes for a redirection (p2pdma.c,
+# pci_bridge_has_acs_redir). Upstream Forwarding alone only passes on what a bridge below has redirected.
+_REDIRECTS = 0x0004 | 0x0008 | 0x0020
+
+
+class Bridge(Struct, frozen=True, array_like=True):
+    """A PCI bridge and its ACS control register: 0 where it has no ACS, None where that cannot be read."""
+
+    address: str
+    acs: int | None
+
+    @property
+    def redirects(self) -> bool:
+        """Does it send traffic between peers upstream?"""
+        return bool((self.acs or 0) & _REDIRECTS)
+
+
+class Slot(Struct, frozen=True, kw_only=True):
+    """Where a GPU sits: the bridges above it, from the root port down.
+
+    `domain` is the kernel's word for how the IOMMU treats it: "DMA" or "DMA-FQ" where it translates, "identity" where
+    it does not, None where the GPU is in no group or the kernel does not say. `grouped` is None where sysfs does not
+    show the GPU at all.
+    """
+
+    pci: str
+    bridges: tuple[str, ...] = ()
+    grouped: bool | None = None
+    domain: str | None = None
+
+
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """A host around its GPUs.
+
+    `parameters` are those of the kernel that concern P2P. `virtual` is None where the processor has no flag for it.
+    `processor` is its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
+    `peermem`: the module for GPUDirect RDMA is loaded; `imex` and `uvm`: the driver's device files are there.
+    """
+
+    parameters: tuple[str, ...] = ()
+    iommus: tuple[str, ...] = ()
+    iommu_groups: int = 0
+    virtual: bool | None = None
+    slots: tuple[Slot, ...] = ()
+    bridges: tuple[Bridge, ...] = ()
+    peermem: bool = False
+    imex: bool = False
+    uvm: bool = False
+    processor: str | None = None
+
+    def slot(self, pci: str | None) -> Slot:
+        """Where that GPU sits; an empty slot if it is not known."""
+        return next((slot for slot in self.slots if slot.pci == pci), Slot(pci=pci or "?"))
+
+    def between(self, one: str | None, other: str | None) -> tuple[Bridge, ...]:
+        """The bridges that lie between two GPUs: above one of them and not above both."""
+        first, second = self.slot(one).bridges, self.slot(other).bridges
+        apart = {*first} ^ {*second}
+        return tuple(bridge for bridge in self.bridges if bridge.address in apart)
+
+    def share_a_bridge(self, one: str | None, other: str | None) -> bool:
+        """Is there a bridge above both, so that traffic between them need not reach the processor?"""
+        return bool({*self.slot(one).bridges} & {*self.slot(other).bridges})
+
+    def translates(self, pci: str | None) -> bool | None:
+        """Does the IOMMU translate what this GPU writes? None if the kernel does not say."""
+        slot = self.slot(pci)
+        if slot.domain is not None:
+            return slot.domain.upper().startswith("DMA")
+        if slot.grouped is False:
+            return False
+        passed = {"iommu=pt", "iommu.passthrough=1", "iommu.passthrough=on", "iommu.passthrough=y"}
+        return False if passed & {parameter.lower() for parameter in self.parameters} else None
+
+
+def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root: Path = Path("/dev")) -> Surroundings:
+    """What these roots show around the GPUs with these PCI addresses."""
+    slots = tuple(_slot(address, sys_root) for address in gpus)
+    above = dict.fromkeys(address for slot in slots for address in slot.bridges)
+    cpu = read_pairs(proc_root / "cpuinfo", ":")
+    return Surroundings(
+        parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
+        iommus=_names(sys_root / "class" / "iommu"),
+        iommu_groups=len(_names(sys_root / "kernel" / "iommu_groups")),
+        virtual=_is_virtual(cpu, sys_root),
+        slots=slots,
+        bridges=tuple(Bridge(address, _acs(sys_root, address)) for address in above),
+        peermem=(sys_root / "module" / "nvidia_peermem").exists(),
+        imex=(dev_root / "nvidia-caps-imex-channels").exists(),
+        uvm=(dev_root / "nvidia-uvm").exists(),
+        processor=cpu.get("vendor_id") or ("ARM" if "CPU implementer" in cpu else None),
+    )
+
+
+def parameters(cmdline: str) -> Iterator[str]:
+    """The kernel parameters that concern P2P; the others may hold anything and are not recorded."""
+    for word in cmdline.split():
+        name, _, value = word.partition("=")
+        if name in _PARAMETERS:
+            yield word
+        elif name == "pci":
+            yield from (f"pci={part}" for part in value.split(",") if part.startswith(_PCI_PARTS))
+
+
+def acs_control(config: bytes) -> int | None:
+    """The ACS control register in a PCI config space; 0 where there is no ACS, None where it cannot be read.
+
+    Extended capabilities are a chain from 0x100 on: 16 bits of identity, 4 of version, 12 of the next one's offset (PCI
+    Express Base Specification, 7.6.3; ACS is 7.7.11).
+    """
+    if len(config) < _CONVENTIONAL_BYTES:
+        return None
+    offset = _CONVENTIONAL_BYTES
+    if len(config) == offset:
+        return 0  # conventional PCI, which has no extended space
+    for _ in range((_EXTENDED_BYTES - _CONVENTIONAL_BYTES) // 4):
+        if not _CONVENTIONAL_BYTES <= offset <= len(config) - 8:
+            return None
+        (header,) = struct.unpack_from("<I", config, offset)
+        if header & 0xFFFF == _ACS_ID:
+            return int(struct.unpack_from("<H", config, offset + _ACS_CONTROL)[0])
+        offset = header >> 20 & 0xFFC
+        if offset == 0 or header in (0, 0xFFFFFFFF):
+            return 0
+    return None  # a ring
+
+
+def _acs(sys_root: Path, address: str) -> int | None:
+    try:
+        with (sys_root / "bus" / "pci" / "devices" / address / "config").open("rb") as file:
+            return acs_control(file.read(_EXTENDED_BYTES))
+    except OSError:
+        return None
+
+
+def _slot(address: str, sys_root: Path) -> Slot:
+    device = sys_root / "bus" / "pci" / "devices" / address
+    try:
+        # sysfs nests devices as the bus does: .../pci0000:17/0000:17:01.0/0000:18:00.0/0000:1b:00.0
+        parts = device.resolve().parts
+    except (OSError, RuntimeError):
+        parts = ()
+    group = device / "iommu_group"
+    return Slot(
+        pci=address,
+        bridges=tuple(_addresses(parts[:-1])),
+        grouped=group.exists() if device.exists() else None,
+        domain=read_text(group / "type") or None,
+    )
+
+
+def _addresses(parts: Iterable[str]) -> Iterator[str]:
+    return (part for part in parts if _ADDRESS.fullmatch(part))
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(entry.name for entry in folder.iterdir()))
+    except OSError:
+        return ()
+
+
+def _is_virtual(cpu: Mapping[str, str], sys_root: Path) -> bool | None:
+    """x86 has a flag that hypervisors set; Xen also shows itself in sysfs."""
+    if _names(sys_root / "hypervisor"):
+        return True
+    flags = cpu.get("flags")
+    return None if flags is None else "hypervisor" in flags.split()

@@ -1,0 +1,223 @@
+"""Links of a GPU as NVML shows them: its PCIe slot, each NVLink, the NVSwitch fabric. Only a worker calls this.
+
+Rates are what NCCL's own model counts in one direction (topo.h and topo.cc of NCCL 2.28): a NVLink by the generation of
+the GPU, PCIe by generation and width.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.gpu.nvml import Device
+from ddpdiag.probes.host.files import read_int
+
+# nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
+_REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
+_MEGABYTE = 1e6
+# nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
+TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
+_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary")
+
+
+class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The link as it runs now, the most that card and slot can do together, the most that the card alone can.
+
+    A card that is idle lets its generation fall, never its width. `replays` counts what was sent again since the driver
+    was loaded. The card's own width comes from sysfs (LnkCap), since NVML does not tell it.
+    """
+
+    width: int | None = None
+    width_max: int | None = None
+    width_card: int | None = None
+    generation: int | None = None
+    generation_max: int | None = None
+    generation_card: int | None = None
+    replays: int | None = None
+
+
+class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
+    """One NVLink: whether it is up, its speed in one direction, and errors since the driver was loaded.
+
+    Replays and recoveries hold up traffic; what CRC found was sent again. Recorded as a list, in this order, since a
+    host has up to 144 of them: new fields come last.
+    """
+
+    number: int
+    up: bool
+    bytes_per_s: float | None = None
+    replays: int | None = None
+    recoveries: int | None = None
+    crc_errors: int | None = None
+
+
+class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the GPU stands with the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
+
+    `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed.
+    """
+
+    state: int | None = None
+    status: int | None = None
+    health_mask: int | None = None
+    health: int | None = None
+
+
+def pcie_link(device: Device, pci: str | None, sys_root: Path) -> PcieLink:
+    """The card's PCIe link; `pci` is its address in sysfs."""
+    card = sys_root / "bus" / "pci" / "devices" / (pci or "?") / "max_link_width"
+    width = read_int(card)
+    return PcieLink(
+        width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
+        width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
+        # A virtual machine's bus may say 0 or 255: not known.
+        width_card=width if width is not None and 0 < width <= 32 else None,
+        generation=device.number("nvmlDeviceGetCurrPcieLinkGeneration"),
+        generation_max=device.number("nvmlDeviceGetMaxPcieLinkGeneration"),
+        generation_card=device.number("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+        replays=device.number("nvmlDeviceGetPcieReplayCounter"),
+    )
+
+
+def link_states(device: Device) -> dict[int, bool]:
+    """Whether each NVLink is up, of those that tell; none on a card without NVLink."""
+    import pynvml
+
+    states = {
+        number: device.number("nvmlDeviceGetNvLinkState", number) for number in range(int(pynvml.NVML_NVLINK_MAX_LINKS))
+    }
+    return {number: bool(state) for number, state in states.items() if state is not None}
+
+
+def link_end(device: Device, number: int) -> int | None:
+    """What a link leads to: TO_GPU, TO_SWITCH, or another number of nvml.h."""
+    return device.number("nvmlDeviceGetNvLinkRemoteDeviceType", number)
+
+
+def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
+    """The links that tell their state; none on a card without NVLink. `newer`: the driver knows Blackwell's fields."""
+    states = link_states(device)
+    known = list(states)
+    speeds = device.fields("DEV_NVLINK_GET_SPEED", known)
+    replays = _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY")
+    recoveries = _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY")
+    # Blackwell counts them here only, whatever it answers to the older questions.
+    events = device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known) if newer else (None,) * len(known)
+    crc = _errors(device, known, (_CRC_FLIT, _CRC_DATA), "DEV_NVLINK_ERROR_DL_CRC")
+    return tuple(
+        NvLink(
+            number=number,
+            up=states[number],
+            bytes_per_s=None if speed is None else speed * _MEGABYTE,
+            replays=replays[number],
+            recoveries=_sum(recoveries[number], event),
+            crc_errors=crc[number],
+        )
+        for number, speed, event in zip(known, speeds, events, strict=True)
+    )
+
+
+def _errors(device: Device, links: list[int], counters: tuple[int, ...], field: str) -> Mapping[int, int | None]:
+    """The sum of these counters for each link, or the field where the GPU has no such counters."""
+    sums: dict[int, int | None] = {}
+    for link in links:
+        counts = [device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter) for counter in counters]
+        sums[link] = _sum(*counts)
+    missing = [link for link, count in sums.items() if count is None]
+    return sums | dict(zip(missing, device.fields(field, missing), strict=True))
+
+
+def _sum(*counts: int | None) -> int | None:
+    """Of those that are told."""
+    told = [count for count in counts if count is not None]
+    return sum(told) if told else None
+
+
+def fabric(device: Device) -> Fabric:
+    """How the GPU stands with its fabric, by the newest form that library and driver both know."""
+    for function, structure in (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    ):
+        told = device.members(function, structure, _FABRIC_MEMBERS)
+        if told:
+            return Fabric(
+                # 0 says that the GPU is not made for one.
+                state=told["state"] or None,
+                status=told["status"],
+                health_mask=told.get("healthMask"),
+                health=told.get("healthSummary"),
+            )
+    return Fabric()
+
+
+# GB/s of one link by compute capability, the highest that is not above the GPU's (NCCL, src/graph/topo.h).
+_NVLINK = ((60, 18e9), (70, 20e9), (80, 20e9), (86, 12e9), (90, 20.6e9), (100, 40.1e9))
+# One PCIe lane by generation, in 100 Mbit/s, less its overhead (topo.cc, kvDictPciGen; width x speed / 80 is GB/s).
+_PCIE = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
+
+
+class Connections(Struct, frozen=True, kw_only=True):
+    """One GPU's ways out; None is what it does not say. Rates are bytes per second in one direction.
+
+    `nvlink_switched`: do all links that are up lead to a switch? Else they lead to one other GPU each, and not all GPUs
+    of a host need be next to each other.
+    """
+
+    nvlinks: int | None = None
+    nvlinks_max: int | None = None
+    nvlink_switched: bool | None = None
+    nvlink_bytes_per_s: float | None = None
+    pcie_bytes_per_s: float | None = None
+    pcie_now_bytes_per_s: float | None = None
+
+
+def connections(uuid: str, capability: tuple[int, int]) -> Connections:
+    """What NVML says of the GPU with this UUID; nothing where it says nothing."""
+    try:
+        import pynvml
+    except (ImportError, OSError):
+        return Connections()
+    try:
+        pynvml.nvmlInit()
+    except (OSError, pynvml.NVMLError):
+        return Connections()
+    try:
+        device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        states = link_states(device)
+        up = [number for number, is_up in states.items() if is_up]
+        return Connections(
+            nvlinks=len(up) if states else None,
+            nvlinks_max=len(states) or None,
+            nvlink_switched=_switched([link_end(device, number) for number in up]),
+            nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
+            pcie_bytes_per_s=_pcie(device, "Max"),
+            pcie_now_bytes_per_s=_pcie(device, "Curr"),
+        )
+    except pynvml.NVMLError:
+        return Connections()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def nvlink_rate(capability: tuple[int, int]) -> float:
+    """Bytes per second of one link in one direction."""
+    number = capability[0] * 10 + capability[1]
+    return max((entry for entry in _NVLINK if entry[0] <= number), default=_NVLINK[0])[1]
+
+
+def pcie_rate(generation: int, width: int) -> float | None:
+    """Bytes per second of a slot in one direction, as NCCL counts it (16 lanes of generation 4: 24 GB/s)."""
+    return width * _PCIE[generation] / 80 * 1e9 if generation in _PCIE and width > 0 else None
+
+
+def _switched(ends: Sequence[int | None]) -> bool | None:
+    """Do all of these links lead to a switch? None if there is none, or one does not say."""
+    return None if not ends or None in ends else all(end == TO_SWITCH for end in ends)
+
+
+def _pcie(device: Device, which: str) -> float | None:
+    generation = device.number(f"nvmlDeviceGet{which}PcieLinkGeneration")
+    width = device.number(f"nvmlDeviceGet{which}PcieLinkWidth")
+    return pcie_rate(generation, width) if generation and width else None

@@ -1,0 +1,234 @@
+"""GPUs as NVML shows them. NVML may hang in a driver, so only a worker calls this; pynvml is imported inside.
+
+NVML knows nothing of CUDA_VISIBLE_DEVICES and counts in PCI order, so a GPU is known by its UUID, never by its index.
+
+Every question to a GPU (`Device`) has a return code of its own: an old driver lacks a function, a model lacks a sensor,
+a MIG slice may not ask. Whatever is not answered is None. pynvml's names differ between its versions, so a function, a
+structure or a constant that it lacks counts as not answered.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from msgspec import Struct
+
+T = TypeVar("T")
+
+
+class Trouble(Enum):
+    """Why NVML gave nothing."""
+
+    NO_LIBRARY = "no library"
+    NO_DRIVER = "no driver"
+    MISMATCH = "driver and library differ"
+    OTHER = "other"
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """A GPU; a field that it does not support is None.
+
+    `pci` is written as sysfs does (0000:1b:00.0); `error` is NVML's text for a GPU that it could not open.
+    """
+
+    index: int
+    name: str | None = None
+    uuid: str | None = None
+    pci: str | None = None
+    memory_bytes: int | None = None
+    mig: bool | None = None
+    error: str | None = None
+
+
+class Enumeration(Struct, frozen=True, kw_only=True):
+    """All GPUs that NVML opens for this process, or `trouble` and NVML's own text in `error`."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    trouble: Trouble | None = None
+    error: str = ""
+
+
+def enumerate_gpus() -> Enumeration:
+    """Every GPU that NVML shows; trouble is an answer, not an exception."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return Enumeration(trouble=Trouble.NO_LIBRARY, error=str(error))
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Enumeration(trouble=_trouble(error), error=str(error))
+    try:
+        return Enumeration(
+            gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
+            driver=supported(pynvml.nvmlSystemGetDriverVersion),
+        )
+    except pynvml.NVMLError as error:
+        return Enumeration(trouble=Trouble.OTHER, error=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _trouble(error: Exception) -> Trouble:
+    import pynvml
+
+    match error:
+        case pynvml.NVMLError_LibraryNotFound():
+            return Trouble.NO_LIBRARY
+        case pynvml.NVMLError_DriverNotLoaded():
+            return Trouble.NO_DRIVER
+        case pynvml.NVMLError_LibRmVersionMismatch():
+            return Trouble.MISMATCH
+        case _:
+            return Trouble.OTHER
+
+
+def _gpu(index: int) -> Gpu:
+    import pynvml
+
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        return Gpu(index=index, error=str(error))
+    total = supported(lambda: memory(handle)[0])
+    return Gpu(
+        index=index,
+        name=supported(lambda: str(pynvml.nvmlDeviceGetName(handle))),
+        uuid=supported(lambda: str(pynvml.nvmlDeviceGetUUID(handle))),
+        pci=supported(lambda: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
+        memory_bytes=total,
+        mig=supported(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0])),
+    )
+
+
+def memory(handle: object) -> tuple[int, int]:
+    """Bytes in all and in use, the latter without what the driver reserves for itself, if it is new enough to tell."""
+    import pynvml
+
+    try:
+        # Version 2 keeps what the driver reserves (hundreds of MiB) apart from what is used.
+        seen = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError:
+        seen = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(seen.total), int(seen.used)
+
+
+def supported(ask: Callable[[], T]) -> T | None:
+    """The answer, or None if the device does not say."""
+    import pynvml
+
+    # What newer versions raise, and no NVMLError, where a driver before 510 lacks the function behind an old name.
+    mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+    try:
+        return ask()
+    except (pynvml.NVMLError, mismatch):
+        return None
+
+
+def sysfs_address(bus_id: str) -> str:
+    """NVML's bus id ("00000000:1B:00.0") as sysfs names the function ("0000:1b:00.0")."""
+    domain, _, rest = bus_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+class Broken(Enum):
+    """What a return code says of the GPU itself, whatever was asked (nvml.h, nvmlReturn_t)."""
+
+    LOST = "GPU is lost"
+    RESET_REQUIRED = "GPU requires reset"
+
+
+_BROKEN = {15: Broken.LOST, 16: Broken.RESET_REQUIRED}
+# nvml.h, nvmlValueType_t: which member of the union holds a field's value.
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+class Device:
+    """A GPU that NVML has opened; `broken` is what its answers so far said of it."""
+
+    def __init__(self, handle: object) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        self._handle = handle
+        self.broken: Broken | None = None
+
+    def number(self, function: str, *arguments: int) -> int | None:
+        """The one number that the function gives."""
+        return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, *arguments)))
+
+    def towards(self, function: str, other: "Device", *arguments: int) -> int | None:
+        """The one number that the function gives of this GPU and another one."""
+        return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, other._handle, *arguments)))
+
+    def numbers(self, function: str, *arguments: int) -> tuple[int, ...] | None:
+        """The numbers that the function gives (its out parameters, or a list)."""
+        return self._ask(function, lambda: tuple(map(int, getattr(self._nvml, function)(self._handle, *arguments))))
+
+    def flag(self, function: str) -> bool | None:
+        """The one number, as yes or no."""
+        answer = self.number(function)
+        return None if answer is None else bool(answer)
+
+    def text(self, function: str) -> str | None:
+        """The text that the function gives."""
+        return self._ask(function, lambda: str(getattr(self._nvml, function)(self._handle)))
+
+    def members(self, function: str, structure: str, names: Sequence[str]) -> Mapping[str, int]:
+        """Members of the structure that the function fills; empty where it does not, or pynvml lacks either."""
+        kind = getattr(self._nvml, structure, None)
+        if kind is None:
+            return {}
+        filled = kind()
+        done = self._ask(function, lambda: getattr(self._nvml, function)(self._handle, ctypes.byref(filled)) == 0)
+        return {name: int(getattr(filled, name)) for name in names if hasattr(filled, name)} if done else {}
+
+    def fields(self, name: str, scopes: Iterable[int] = (0,)) -> tuple[int | None, ...]:
+        """The field NVML_FI_`name` for each scope (a link's number); each value has a return code of its own."""
+        function, field = "nvmlDeviceGetFieldValues", getattr(self._nvml, f"NVML_FI_{name}", None)
+        wanted = [(field, scope) for scope in scopes]
+        if field is None or not wanted:
+            return (None,) * len(wanted)
+        values = self._ask(
+            function,
+            lambda: tuple(
+                _value(int(answer.nvmlReturn), int(answer.valueType), answer.value)
+                for answer in getattr(self._nvml, function)(self._handle, wanted)
+            ),
+        )
+        return (None,) * len(wanted) if values is None else values
+
+    def processes(self) -> tuple[tuple[int, int | None], ...] | None:
+        """Pid (of the host) and bytes of each compute process; None for bytes that are not told, as under MIG."""
+        for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+            found = self._ask(function, lambda function=function: self._processes(function))  # type: ignore[misc]
+            if found is not None:
+                return found
+        return None
+
+    def _processes(self, function: str) -> tuple[tuple[int, int | None], ...]:
+        found = getattr(self._nvml, function)(self._handle)
+        return tuple((int(process.pid), process.usedGpuMemory) for process in found)
+
+    def of(self, ask: Callable[[object], T]) -> T | None:
+        """What `ask` makes of the handle."""
+        return supported(lambda: self._noted(lambda: ask(self._handle)))
+
+    def _ask(self, function: str, ask: Callable[[], T]) -> T | None:
+        return supported(lambda: self._noted(ask)) if hasattr(self._nvml, function) else None
+
+    def _noted(self, ask: Callable[[], T]) -> T | None:
+        try:
+            return ask()
+        except self._nvml.NVMLError as error:
+            self.broken = _BROKEN.get(error.value, self.broken)
+            raise
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            return None  # an answer of another form than this version knows, such as NaN
+
+
+def _value(code: int, kind: int, value: object) -> int | None:
+    """A field's value, if its own return code says that there is one."""
+    return int(getattr(value, _MEMBERS[kind])) if code == 0 and kind < len(_MEMBERS) else None

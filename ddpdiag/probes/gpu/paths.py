@@ -1,0 +1,187 @@
+"""How the GPUs of a host reach each other, as NVML tells: PCIe, NVLink, and whether peer-to-peer (P2P) is allowed.
+
+Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each answer
+by itself. Where each rank is shown GPUs of its own, NVML knows of no other, and so of no pair with them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from enum import IntEnum
+
+from msgspec import Struct
+
+from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
+from ddpdiag.probes.gpu.nvml import Device, sysfs_address
+
+# nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
+_READ, _WRITE, _NVLINK, _ATOMICS = 0, 1, 2, 3
+# What a virtual machine shows of a device that it may not see; NCCL takes it for an NVSwitch (src/graph/xml.cc).
+_HIDDEN = "fffffff"
+
+
+class Level(IntEnum):
+    """Where the PCIe ways of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t), by the names of `nvidia-smi topo -m`.
+
+    On one board (a card with two GPUs), at one switch, behind several, at the host bridge of a processor, between host
+    bridges of one NUMA node, between sockets.
+    """
+
+    PSB = 0
+    PIX = 10
+    PXB = 20
+    PHB = 30
+    NODE = 40
+    SYS = 50
+
+
+class P2P(IntEnum):
+    """Whether one GPU may reach another's memory (nvml.h, nvmlGpuP2PStatus_t)."""
+
+    OK = 0
+    CHIPSET_NOT_SUPPORTED = 1
+    GPU_NOT_SUPPORTED = 2
+    TOPOLOGY_NOT_SUPPORTED = 3
+    DISABLED_BY_REGKEY = 4
+    NOT_SUPPORTED = 5
+    UNKNOWN = 6
+
+    @classmethod
+    def _missing_(cls, value: object) -> "P2P":
+        return cls.UNKNOWN  # a number of a newer driver
+
+
+class PathGpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU. `pci` is written as sysfs does; `error` is NVML's text for a GPU that it could not open."""
+
+    index: int
+    uuid: str | None = None
+    pci: str | None = None
+    name: str | None = None
+    error: str | None = None
+
+
+class Way(Struct, frozen=True, kw_only=True, array_like=True):
+    """From one GPU to another, both by NVML's index: numbers of `Level` and `P2P`.
+
+    `nvlinks` counts the links of `source` that are up and lead to `target`, or to NVSwitches that `target` is on, too.
+    Recorded as a list, in this order: new fields come last.
+    """
+
+    source: int
+    target: int
+    level: int | None = None
+    nvlinks: int | None = None
+    read: int | None = None
+    write: int | None = None
+    nvlink: int | None = None
+    atomics: int | None = None
+
+
+class Paths(Struct, frozen=True, kw_only=True):
+    """What was found: GPUs and the ways between them, both directions of each; or in `error` why there are none."""
+
+    gpus: tuple[PathGpu, ...] = ()
+    ways: tuple[Way, ...] = ()
+    error: str | None = None
+
+
+class _Links(Struct, frozen=True, kw_only=True):
+    """Where one GPU's NVLinks that are up lead: how many to each GPU (by its PCI address), to switches, or not told."""
+
+    direct: Mapping[str, int]
+    switched: int
+    untold: int
+
+
+def gpu_paths(step: Callable[[str], None]) -> Paths:
+    """Ask NVML for every pair of GPUs that it shows; `step` hears which GPU is asked, should it not answer."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return Paths(error=str(error))
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Paths(error=str(error))
+    try:
+        opened = [_open(index, step) for index in range(pynvml.nvmlDeviceGetCount())]
+        return Paths(gpus=tuple(gpu for gpu, _ in opened), ways=tuple(_ways(opened, step)))
+    except pynvml.NVMLError as error:
+        return Paths(error=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | None]:
+    import pynvml
+
+    step(f"GPU {index}")
+    try:
+        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError as error:
+        return PathGpu(index=index, error=str(error)), None
+    gpu = PathGpu(
+        index=index,
+        uuid=device.text("nvmlDeviceGetUUID"),
+        pci=device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
+        name=device.text("nvmlDeviceGetName"),
+    )
+    return gpu, device
+
+
+def _ways(opened: Sequence[tuple[PathGpu, Device | None]], step: Callable[[str], None]) -> Iterator[Way]:
+    devices = [(gpu, device) for gpu, device in opened if device is not None]
+    peers = frozenset(gpu.pci for gpu, _ in devices if gpu.pci)
+    links = {}
+    for gpu, device in devices:
+        step(f"NVLinks of GPU {gpu.index} (PCI {gpu.pci})")
+        links[gpu.index] = _links(device, peers)
+    for source, device in devices:
+        step(f"ways from GPU {source.index} (PCI {source.pci})")
+        for target, other in devices:
+            if source.index != target.index:
+                count = _count(links[source.index], links[target.index], target.pci)
+                yield _way(source, target, device, other, count)
+
+
+def _way(source: PathGpu, target: PathGpu, device: Device, other: Device, nvlinks: int | None) -> Way:
+    def status(capability: int) -> int | None:
+        return device.towards("nvmlDeviceGetP2PStatus", other, capability)
+
+    return Way(
+        source=source.index,
+        target=target.index,
+        level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),
+        nvlinks=nvlinks,
+        read=status(_READ),
+        write=status(_WRITE),
+        nvlink=status(_NVLINK),
+        atomics=status(_ATOMICS),
+    )
+
+
+def _links(device: Device, peers: Set[str]) -> _Links:
+    direct: Counter[str] = Counter()
+    switched = untold = 0
+    for link in (number for number, is_up in link_states(device).items() if is_up):
+        kind = link_end(device, link)
+        remote = _remote(device, link)
+        if kind == TO_SWITCH or (remote or "").startswith(_HIDDEN):
+            switched += 1
+        elif remote is not None and (remote in peers or kind == TO_GPU):
+            direct[remote] += 1
+        elif kind in (TO_GPU, TO_UNKNOWN, None):
+            untold += 1
+    return _Links(direct=direct, switched=switched, untold=untold)
+
+
+def _remote(device: Device, link: int) -> str | None:
+    import pynvml
+
+    return device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
+
+
+def _count(own: _Links, theirs: _Links, pci: str | None) -> int | None:
+    """Links that lead there; those behind a switch count where both ends have some, as many as the poorer has."""
+    count = own.direct.get(pci or "", 0) + min(own.switched, theirs.switched)
+    return None if count == 0 and own.untold else count

@@ -1,0 +1,1 @@
+"""This host: limits, /proc, /sys, shared files, versions, variables."""

@@ -1,0 +1,226 @@
+"""Limits of this process: resource limits, processors, shared memory, and its control groups (versions 1 and 2).
+
+A limit of a control group holds for everything below it, so every level from this process's own group up to the mount
+is read, and the one with the least room counts.
+"""
+
+import contextlib
+import errno
+import os
+import resource
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.host.files import read_int, read_pairs, read_text
+
+SHM = Path("/dev/shm")
+# What open(2) gives for O_TMPFILE where the file system, or a kernel before 3.11, does not know it.
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR)
+
+
+class Limit(Struct, frozen=True):
+    """A resource limit, soft and hard; None means unlimited."""
+
+    soft: int | None
+    hard: int | None
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Limits of this process: open files and processes are counts, locked memory and stack are bytes."""
+
+    nofile: Limit
+    memlock: Limit
+    nproc: Limit
+    stack: Limit
+
+
+class SharedMemory(Struct, frozen=True):
+    """/dev/shm in bytes. `error` says why a small file could not be given its pages there; None means that it could."""
+
+    size_bytes: int
+    free_bytes: int
+    error: str | None
+
+
+def limits() -> Limits | None:
+    """Resource limits as the launcher left them, which may differ from those of a login shell; None if refused."""
+    try:
+        return Limits(
+            nofile=_limit(resource.RLIMIT_NOFILE),
+            memlock=_limit(resource.RLIMIT_MEMLOCK),
+            nproc=_limit(resource.RLIMIT_NPROC),
+            stack=_limit(resource.RLIMIT_STACK),
+        )
+    except OSError:  # a seccomp filter
+        return None
+
+
+def _limit(which: int) -> Limit:
+    soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
+    return Limit(soft, hard)
+
+
+def cores() -> int | None:
+    """Processors of the host that are switched on, or None if the system does not say."""
+    import psutil
+
+    try:
+        count: int | None = psutil.cpu_count()
+    except OSError:
+        return None
+    return count
+
+
+def affinity() -> tuple[int, ...]:
+    """Numbers of the processors on which this process may run, in rising order; empty if the system does not say."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except OSError:
+        return ()
+
+
+def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMemory | None:
+    """Size and room of `directory`, and whether `probe_bytes` can be had there; None if there is no such place."""
+    try:
+        seen = os.statvfs(directory)
+    except OSError:
+        return None
+    error = _allocation_error(directory, probe_bytes)
+    return SharedMemory(seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize, error)
+
+
+def _allocation_error(directory: Path, probe_bytes: int) -> str | None:
+    # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS.
+    try:
+        file = _unnamed_file(directory)
+        try:
+            os.posix_fallocate(file, 0, probe_bytes)
+        finally:
+            os.close(file)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _unnamed_file(directory: Path) -> int:
+    """A descriptor of a file without a name. O_TMPFILE leaves none behind even when this process is killed."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+    file, path = tempfile.mkstemp(prefix=".ddpdiag-", dir=directory)
+    os.unlink(path)
+    return file
+
+
+def user_processes(proc_root: Path) -> int | None:
+    """Processes of this user that /proc shows, or None if it is not readable; RLIMIT_NPROC counts threads as well."""
+    try:
+        entries = [entry for entry in proc_root.iterdir() if entry.name.isdecimal()]
+    except OSError:
+        return None
+    return sum(_is_own(entry) for entry in entries)
+
+
+def _is_own(entry: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has ended since the list was read
+        return entry.stat().st_uid == os.getuid()
+    return False
+
+
+# Version 1 writes "no limit" as the highest multiple of the page size; no machine has 2**60 bytes.
+_UNLIMITED = 1 << 60
+
+
+class Share(Struct, frozen=True):
+    """A limit and what is used of it, in the same unit."""
+
+    limit: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """What is left; not below 0."""
+        return max(0, self.limit - self.used)
+
+
+class Cgroup(Struct, frozen=True, kw_only=True):
+    """Limits on this process; None means no limit, or none that could be read.
+
+    `cpus` counts processors' worth of time, `memory` is in bytes (page cache that can be dropped is not counted as
+    used), `pids` counts tasks. `oom_kills` counts processes that the kernel killed in this group for want of memory.
+    """
+
+    cpus: float | None = None
+    memory: Share | None = None
+    pids: Share | None = None
+    oom_kills: int | None = None
+
+
+def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
+    """The limits on the calling process."""
+    mounted = sys_root / "fs" / "cgroup"
+    paths = _paths(proc_root)
+    cpu, memory, pids = (_levels(mounted, paths, name) for name in ("cpu", "memory", "pids"))
+    return Cgroup(
+        cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
+        memory=_tightest(_memory(level) for level in memory),
+        pids=_tightest(_pids(level) for level in pids),
+        oom_kills=next((kills for level in memory if (kills := _oom_kills(level)) is not None), None),
+    )
+
+
+def _paths(proc_root: Path) -> dict[str, str]:
+    """Group of this process by controller; "" is version 2."""
+    paths: dict[str, str] = {}
+    for line in (read_text(proc_root / "self" / "cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths
+
+
+def _levels(mounted: Path, paths: dict[str, str], controller: str) -> list[Path]:
+    """Directories from the process's own group up to the mount; those that a container does not show are left out."""
+    mount, path = (mounted / controller, paths[controller]) if controller in paths else (mounted, paths.get("", "/"))
+    own = mount / path.lstrip("/")
+    return [level for level in (own, *own.parents) if level.is_relative_to(mount) and level.is_dir()]
+
+
+def _quota(level: Path) -> float | None:
+    quota, _, period = (read_text(level / "cpu.max") or "").partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+        return int(quota) / int(period)
+    allowed, every = read_int(level / "cpu.cfs_quota_us"), read_int(level / "cpu.cfs_period_us")
+    return allowed / every if allowed is not None and every and allowed > 0 else None
+
+
+def _memory(level: Path) -> Share | None:
+    stat = read_pairs(level / "memory.stat")
+    droppable = int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit, used = read_int(level / limit_name), read_int(level / used_name)
+        if limit is not None and used is not None and limit < _UNLIMITED:
+            return Share(limit, max(0, used - droppable))
+    return None
+
+
+def _pids(level: Path) -> Share | None:
+    limit, used = read_int(level / "pids.max"), read_int(level / "pids.current")
+    return Share(limit, used) if limit is not None and used is not None else None
+
+
+def _oom_kills(level: Path) -> int | None:
+    events = read_pairs(level / "memory.events") or read_pairs(level / "memory.oom_control")
+    return int(events["oom_kill"]) if events.get("oom_kill", "").isdecimal() else None
+
+
+def _tightest(shares: Iterable[Share | None]) -> Share | None:
+    return min((share for share in shares if share is not None), key=lambda share: share.left, default=None)

@@ -1,0 +1,229 @@
+"""Files in a directory that several hosts share: its file system, writing, locking, and torch's FileStore files."""
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.host.files import read_text
+from ddpdiag.probes.process.port_holders import user_name
+
+# How long a host looks for the others' files. NFS keeps attributes for 3 s at least, but asks its server at each open.
+LOOK_SECONDS = 3.0
+# A little longer (this share of it), so that the others find what this host wrote.
+_LINGER_SHARE = 1 / 3
+_POLL_SECONDS = 0.02
+_DONE = "done"
+
+
+class View(Struct, frozen=True):
+    """What a host saw of the others' files: whose it did not, the seconds until the last of the others appeared, and
+    whether it got a lock that the first host held (None: not tried)."""
+
+    unseen: tuple[int, ...] = ()
+    seconds: float = 0.0
+    lock_is_local: bool | None = None
+
+
+def errno_name(error: OSError) -> str:
+    """Such as "ENOSPC"."""
+    return errno.errorcode.get(error.errno or 0, str(error))
+
+
+def write(path: Path, content: str) -> str | None:
+    """Write a new file down to the disk; the errno's name if that failed, and then nothing stays."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(handle, content.encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        remove((path,))
+        return errno_name(error)
+    return None
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove what is there."""
+    for path in paths:
+        with suppress(OSError):  # it was never written, or its file system became read-only
+            path.unlink()
+
+
+def lock(path: Path, take: Callable[[int, int], object]) -> str | None:
+    """Take a lock (`fcntl.flock` or `fcntl.lockf`) without waiting, and give it back; the errno's name if that failed.
+
+    EAGAIN says that somebody else has it.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            take(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(handle, fcntl.LOCK_UN)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        return errno_name(error)
+    return None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a flock meanwhile, where that is possible."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            fcntl.flock(stack.enter_context(path.open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def content(path: Path) -> str | None:
+    """What is in a file, or None: opened anew each time, so that a network file system asks its server."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(handle, 256).decode(errors="replace")
+        finally:
+            os.close(handle)
+    except OSError:
+        return None
+
+
+def watch(expected: Mapping[Path, str | None], end: float) -> dict[Path, float]:
+    """Seconds until each file had its expected content (None: until it is gone); those not so by `end` are left out.
+
+    `end` is of the monotonic clock.
+    """
+    begin, waiting, seen = time.monotonic(), dict(expected), dict[Path, float]()
+    while waiting:
+        for path in [path for path, text in waiting.items() if content(path) == text]:
+            seen[path] = time.monotonic() - begin
+            del waiting[path]
+        if time.monotonic() >= end:
+            break
+        if waiting:
+            time.sleep(_POLL_SECONDS)
+    return seen
+
+
+def file_of(directory: Path, token: str) -> Path:
+    """The file in which a host writes its token."""
+    return directory / f".ddpdiag-{token}"
+
+
+def done_of(own: Path) -> Path:
+    """The file by which a host says that it has seen what there is to see."""
+    return own.with_name(f"{own.name}.done")
+
+
+def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float = LOOK_SECONDS) -> View:
+    """Look for the files of all others, and stay until they have seen ours; `tokens` are "" where none was written.
+
+    The first rank leaves, and removes its file, when all others say by a file that they are done; the others leave
+    when that file is gone. Nobody needs to be told anything by another way.
+    """
+    paths = {other: file_of(directory, token) for other, token in tokens.items() if token}
+    own, first = paths.pop(rank), next(iter(tokens))
+    end = time.monotonic() + seconds
+    late = end + seconds * _LINGER_SHARE
+    seen = watch({path: tokens[other] for other, path in paths.items()}, end)
+    unseen = tuple(other for other, path in paths.items() if path not in seen)
+    lock_is_local = None
+    if rank == first:
+        watch({done_of(path): _DONE for path in paths.values()}, late)
+    else:
+        if first in paths and first not in unseen:
+            lock_is_local = {None: True, "EAGAIN": False}.get(lock(paths[first], fcntl.flock))
+        write(done_of(own), _DONE)
+        watch({paths.get(first, own): None}, late)
+    return View(unseen, max(seen.values(), default=0.0), lock_is_local)
+
+
+class Mount(Struct, frozen=True):
+    """The file system under a directory, as proc(5) mountinfo has it; `read_only` on this host."""
+
+    kind: str
+    source: str
+    read_only: bool
+
+
+class Space(Struct, frozen=True):
+    """Room for our user; None where the file system does not count."""
+
+    free_bytes: int
+    free_inodes: int | None
+
+
+def mount_of(directory: Path, mountinfo: str | None = None) -> Mount | None:
+    """The mount that a directory lies on, or None if /proc does not tell; `directory` must not hold links."""
+    best: tuple[int, Mount] | None = None
+    for line in (mountinfo or read_text(Path("/proc/self/mountinfo")) or "").splitlines():
+        before, _, after = line.partition(" - ")
+        left, right = before.split(), after.split()
+        if len(left) < 6 or len(right) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left[4])
+        # Of two mounts on one point the later one counts: it hides the other.
+        if directory.is_relative_to(point) and (best is None or len(point) >= best[0]):
+            options = {*left[5].split(","), *right[2].split(",")}
+            best = len(point), Mount(right[0], right[1], "ro" in options)
+    return best[1] if best else None
+
+
+def space(directory: Path) -> Space | None:
+    """What is free, or None if it cannot be told."""
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return None
+    return Space(room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
+
+
+_MAX_ENTRIES = 1000
+# What torch's FileStore (2.13) begins with: the length of a key, 4 bytes, and the key that counts the store's users.
+_STORE = b"\t\0\0\0refcount/"
+
+
+class Store(Struct, frozen=True):
+    """A file that torch's FileStore wrote: its path, owner, bytes, and how long ago the last of these was written."""
+
+    path: str
+    owner: str
+    bytes: int
+    age_seconds: float
+
+
+def stores(directory: Path) -> tuple[Store, ...]:
+    """Files directly in a directory that torch's FileStore wrote, of the first thousand entries."""
+    try:
+        with os.scandir(directory) as entries:
+            found = [_store(entry) for entry in islice(entries, _MAX_ENTRIES)]
+    except OSError:
+        return ()
+    return tuple(sorted((store for store in found if store is not None), key=lambda store: store.path))
+
+
+def _store(entry: os.DirEntry[str]) -> Store | None:
+    try:
+        if not entry.is_file(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_size < len(_STORE):
+            return None
+        # Not blocking: what was a file may be a pipe by now.
+        handle = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            about, head = os.fstat(handle), os.read(handle, len(_STORE))
+        finally:
+            os.close(handle)
+    except OSError:
+        return None
+    if not stat.S_ISREG(about.st_mode) or head != _STORE:
+        return None
+    return Store(entry.path, user_name(about.st_uid), about.st_size, max(0.0, time.time() - about.st_mtime))

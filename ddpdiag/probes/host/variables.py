@@ -1,0 +1,136 @@
+"""Variables that decide how a job communicates, and those of Slurm. Allow-lists: nothing else is ever recorded."""
+
+import re
+from collections.abc import Mapping
+from itertools import islice, product
+from pathlib import Path
+
+from ddpdiag.foreign import is_secret, without_secrets
+from ddpdiag.probes.host.files import read_pairs
+
+PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
+NAMES = frozenset(
+    {
+        # who a process is
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT", "USE_LIBUV",
+        # threads
+        "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+        "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
+        # GPUs
+        "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_MODULE_LOADING", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES",
+        # which libraries and modules are loaded
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "CONDA_PREFIX",
+    }
+)  # fmt: skip
+
+MAX_VALUE = 4096
+
+
+def is_recorded(name: str) -> bool:
+    """May the value of this variable be recorded?"""
+    return (name in NAMES or name.startswith(PREFIXES)) and not is_secret(name)
+
+
+def recorded_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
+    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(env) if is_recorded(name)}
+
+
+def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, dict[str, str]]:
+    """NCCL's configuration files by path, as their variables; only files that set something.
+
+    NCCL reads $NCCL_CONF_FILE, or else ~/.nccl.conf, and then /etc/nccl.conf; "#" starts a comment line. The
+    environment wins over both. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    own = env.get("NCCL_CONF_FILE") or (f"{env['HOME']}/.nccl.conf" if env.get("HOME") else "")
+    paths = [Path(own)] if own else []
+    files = {str(path): _settings(path) for path in (*paths, etc / "nccl.conf")}
+    return {path: settings for path, settings in files.items() if settings}
+
+
+def _settings(path: Path) -> dict[str, str]:
+    pairs = read_pairs(path, "=")
+    return {name: without_secrets(value)[:MAX_VALUE] for name, value in pairs.items() if is_recorded(name)}
+
+
+# Output variables of srun(1) and sbatch(1) that tell the layout, and torchrun's number of agents. An allow-list.
+SLURM_VARIABLES = frozenset(
+    {
+        "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES",
+        "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_HET_SIZE",
+        "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_GPUS", "SLURM_DISTRIBUTION",
+        "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_CPU_BIND", "SLURM_THREADS_PER_CORE",
+        "SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
+        "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "CUDA_VISIBLE_DEVICES", "GROUP_WORLD_SIZE",
+    }
+)  # fmt: skip
+
+# slurm.h: SLURM_INTERACTIVE_STEP is 0xfffffffa, SLURM_BATCH_SCRIPT 0xfffffffb, SLURM_EXTERN_CONT 0xfffffffc;
+# SLURM_MAX_NORMAL_STEP_ID is 0xfffffff0.
+FIRST_PSEUDO_STEP = 0xFFFFFFF0
+# More hosts than any cluster has: a list that claims more would only fill the memory.
+MOST_HOSTS = 1 << 16
+
+
+def is_pseudo_step(env: Mapping[str, str]) -> bool:
+    """Is it a step that srun has not started: a batch script, or the shell of `salloc`?"""
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) >= FIRST_PSEUDO_STEP
+
+
+def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
+    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(SLURM_VARIABLES & env.keys())}
+
+
+def job_and_step(env: Mapping[str, str]) -> str:
+    """ "12.0" in a step, "12" elsewhere in a job; empty outside of Slurm, or where its variables are no numbers."""
+    job, step = env.get("SLURM_JOB_ID", ""), env.get("SLURM_STEP_ID", "")
+    if not re.fullmatch(r"[0-9]{1,10}", job):
+        return ""
+    is_step = re.fullmatch(r"[0-9]{1,10}", step) and int(step) < FIRST_PSEUDO_STEP
+    return f"{job}.{step}" if is_step else job
+
+
+def tasks_per_node(text: str) -> tuple[tuple[int, int], ...]:
+    """SLURM_STEP_TASKS_PER_NODE, "2(x3),1", as (tasks, nodes) pairs: ((2, 3), (1, 1)); empty if unreadable."""
+    parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
+    found = tuple((int(part[1]), int(part[2] or 1)) for part in parts if part)
+    return found if len(found) == len(parts) else ()
+
+
+def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
+    """Tasks on the node with that number; 0 if there is none."""
+    for count, repeated in per_node:
+        if node < repeated:
+            return count
+        node -= repeated
+    return 0
+
+
+def expanded(nodelist: str) -> tuple[str, ...]:
+    """All hosts of "z[9,1-3],a1" in Slurm's own order: z9 z1 z2 z3 a1; none if it cannot be read or is too long."""
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", nodelist.strip()):
+        pieces = re.split(r"\[([^\]]*)\]", part)  # every second one stood in brackets
+        choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+        hosts += map("".join, islice(product(*choices), MOST_HOSTS + 1))
+        if not all(choices) or len(hosts) > MOST_HOSTS:
+            return ()
+    return tuple(hosts)
+
+
+def _numbers(text: str) -> list[str]:
+    """ "08-10,12" as 08, 09, 10, 12; nothing if it is none such."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if match is None:
+            return []
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers += (f"{number:0{len(match[1])}}" for number in range(first, min(last, first + MOST_HOSTS) + 1))
+    return numbers

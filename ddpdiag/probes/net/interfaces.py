@@ -1,0 +1,228 @@
+"""Network interfaces and addresses of this host, and which of them gloo and NCCL will choose. Nothing is sent."""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.host.variables import nccl_files
+from ddpdiag.probes.net.tcp_connect import is_loopback
+
+# What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
+_NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+# TEST-NET-2 of RFC 5737: nobody lives there, so the way to it is the default route.
+_ELSEWHERE = "198.51.100.1"
+
+
+class Interface(Struct, frozen=True, kw_only=True):
+    """One interface; its addresses are in the kernel's order, IPv4 first.
+
+    `running` is up with a carrier. `bytes_per_s` is the nominal speed, None where the device does not say or makes it
+    up, as bridges and veth pairs do.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    running: bool = True
+    mtu: int | None = None
+    bytes_per_s: float | None = None
+
+
+def interfaces(sys: Path) -> tuple[Interface, ...] | None:
+    """All interfaces in the order of getifaddrs, with what `sys` (/sys) says; None if they cannot be listed."""
+    import psutil
+
+    try:
+        addresses = psutil.net_if_addrs()
+        states = psutil.net_if_stats()
+    except OSError:  # no /proc
+        return None
+    return tuple(
+        Interface(
+            name=name,
+            addresses=tuple(a.address for a in own if a.family in (socket.AF_INET, socket.AF_INET6)),
+            running=name in states and states[name].isup,
+            mtu=states[name].mtu if name in states else None,
+            bytes_per_s=_nominal(sys / "class" / "net" / name, states[name].speed if name in states else 0),
+        )
+        for name, own in addresses.items()
+    )
+
+
+def _nominal(device: Path, megabits_per_s: int) -> float | None:
+    """The speed of a NIC or a bond; veth pairs and tunnels claim 10 Gbit/s whatever they carry."""
+    real = (device / "device").exists() or (device / "bonding").exists()
+    return megabits_per_s * 125_000.0 if real and megabits_per_s > 0 else None
+
+
+def interface_of(address: str | None, known: Iterable[Interface]) -> Interface | None:
+    """The interface that has this address."""
+    return next((i for i in known if address is not None and bare(address) in map(bare, i.addresses)), None)
+
+
+def bare(address: str) -> str:
+    """The address without its zone: fe80::1%eth0 is fe80::1."""
+    return address.partition("%")[0]
+
+
+def source_towards(addresses: Iterable[str]) -> str | None:
+    """Our own address on the way to the first of these that is no loopback, else on the default route; None if none.
+
+    Connecting a UDP socket asks the kernel for its route, and sends nothing.
+    """
+    for address in (*(a for a in addresses if not is_loopback(a)), _ELSEWHERE):
+        with contextlib.suppress(OSError), _udp(address) as sock:
+            sock.connect((address, 9))
+            return str(sock.getsockname()[0])
+    return None
+
+
+def _udp(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def bindable(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Those of the addresses that are this host's own: gloo takes the first of them."""
+    return tuple(_bindable(addresses))
+
+
+def _bindable(addresses: Iterable[str]) -> Iterator[str]:
+    for address in addresses:
+        with contextlib.suppress(OSError), _udp(address) as sock:
+            sock.bind((address, 0))
+            yield address
+
+
+def network_namespace() -> int | None:
+    """The kernel's number of our network namespace, None where /proc does not say."""
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def gloo_names(variable: str | None) -> tuple[str, ...]:
+    """The interfaces that GLOO_SOCKET_IFNAME names: exact names, separated by commas; one letter counts as unset."""
+    return tuple(name for name in variable.split(",") if name) if variable and len(variable) > 1 else ()
+
+
+def gloo_address(variable: str | None, own: Sequence[str], known: Iterable[Interface]) -> str | None:
+    """The address that gloo will offer to its peers, or None if it will fail.
+
+    The first address of the first interface that GLOO_SOCKET_IFNAME names; without that variable the first address of
+    the host's own name (`own`) that can be bound, else loopback (torch 2.6-2.15, ProcessGroupGloo.cpp; gloo's
+    transport/tcp/device.cc).
+    """
+    names = gloo_names(variable)
+    if not names:
+        return own[0] if own else "127.0.0.1"
+    return next((i.addresses[0] for i in known if i.name == names[0] and i.addresses), None)
+
+
+def nccl_choice(variable: str | None, known: Sequence[Interface]) -> tuple[Interface, ...]:
+    """The interfaces that NCCL will use; the first one is for its bootstrap. Empty if it will find none.
+
+    NCCL_SOCKET_IFNAME holds prefixes, or exact names after "=", or what not to take after "^".
+    """
+    usable = [i for i in known if i.running and any(a != "::1" for a in i.addresses)]
+    for rule in (variable,) if variable and len(variable) > 1 else _NCCL_RULES:
+        if found := tuple(i for i in usable if nccl_takes(rule, i.name)):
+            return found
+    return ()
+
+
+def nccl_takes(rule: str, name: str) -> bool:
+    """Does a value of NCCL_SOCKET_IFNAME allow this interface?"""
+    others, rule = rule.startswith("^"), rule.removeprefix("^")
+    exact, rule = rule.startswith("="), rule.removeprefix("=")
+    words = [word.partition(":")[0] for word in rule.split(",") if word]
+    hit = not words or any(name == word if exact else name.startswith(word) for word in words)
+    return hit != others
+
+
+class Wanted(Struct, frozen=True):
+    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as a job would find them."""
+
+    gloo: str | None
+    nccl: str | None
+
+
+def wanted(env: Mapping[str, str]) -> Wanted:
+    """The variables; NCCL also reads its configuration files."""
+    files = (settings.get("NCCL_SOCKET_IFNAME") for settings in nccl_files(env).values())
+    nccl = env.get("NCCL_SOCKET_IFNAME") or next((value for value in files if value), None)
+    return Wanted(env.get("GLOO_SOCKET_IFNAME") or None, nccl)
+
+
+def library_of(backend: str) -> str:
+    """Whose rule decides which address a job offers over this backend; gloo's, unless it is nccl's own."""
+    return "nccl" if backend == "nccl" else "gloo"
+
+
+def chosen_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
+    """The address that gloo or nccl will offer to its peers, None if it finds none: nccl's first interface's."""
+    if library == "nccl":
+        return next((interface.addresses[0] for interface in nccl_choice(names.nccl, known)), None)
+    return gloo_address(names.gloo, own, known)
+
+
+def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
+    """The same, but None as well where other hosts could not use it: loopback, or good in its host's zone only."""
+    address = chosen_address(library, names, own, known)
+    return None if address is None or is_loopback(address) or "%" in address else address
+
+
+IPV4, IPV6 = "IPv4", "IPv6"
+
+
+def family_of(address: str) -> str:
+    """The family of a numeric address."""
+    return IPV6 if ":" in address else IPV4
+
+
+def reverse_seconds(address: str, seconds: float) -> float | None:
+    """How long the resolver takes for the name of an address, whether there is one or not; `None` if it is longer."""
+    over = threading.Event()
+    begin = time.monotonic()
+    # getnameinfo has no time-out; a thread that is stuck in it dies with the process.
+    threading.Thread(target=_look_back, args=(address, over), name="look back", daemon=True).start()
+    return time.monotonic() - begin if over.wait(seconds) else None
+
+
+def _look_back(address: str, over: threading.Event) -> None:
+    with contextlib.suppress(OSError, ValueError):  # no name: that is an answer as well
+        socket.getnameinfo((address, 0), 0)
+    over.set()
+
+
+def own_addresses() -> tuple[str, ...] | None:
+    """All addresses of this host; None if the kernel does not list them, as in a sandbox that forbids netlink."""
+    import psutil
+
+    try:
+        known = psutil.net_if_addrs()
+    except OSError:
+        return None
+    return tuple(own.address for addresses in known.values() for own in addresses if _is_ip(own.family))
+
+
+def own_families() -> tuple[str, ...] | None:
+    """Families of this host's addresses that other hosts could reach: not loopback or link-local; None as above."""
+    own = own_addresses()
+    return None if own is None else tuple(sorted({family_of(address) for address in own if is_reachable(address)}))
+
+
+def _is_ip(family: int) -> bool:
+    return family in (socket.AF_INET, socket.AF_INET6)
+
+
+def is_reachable(address: str) -> bool:
+    """May other hosts reach a numeric address, beyond their own cable?"""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast)

@@ -1,0 +1,309 @@
+"""The calling side of the mesh: one connection to one peer, and what is learnt over it."""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from msgspec import Struct, structs
+
+from ddpdiag.probes.net.mesh.protocol import (
+    CLOCKS,
+    CONNECT_SECONDS,
+    DONE,
+    GRANTED,
+    LARGE,
+    SMALL,
+    STALL_SECONDS,
+    Request,
+    receive,
+    request,
+)
+from ddpdiag.probes.net.tcp_connect import Reach, dial, resolve
+
+# Offsets in struct tcp_info of <linux/tcp.h>; the last of these fields came with Linux 4.2.
+_ACKNOWLEDGED = struct.Struct("=Q")
+_ACKNOWLEDGED_AT = 120
+_COUNT = struct.Struct("=I")
+_RETRANSMITTED_AT = 100
+_SEGMENTS_AT = 136
+_SIZE = 140
+
+
+class TcpInfo(Struct, frozen=True):
+    """Bytes that the peer's kernel acknowledged, segments sent, and those of them that were sent again."""
+
+    acknowledged_bytes: int
+    segments: int
+    retransmitted: int
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo | None:
+    """The counters of our sending side, or None where the kernel does not say."""
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
+    except OSError:
+        return None
+    if len(data) < _SIZE:
+        return None
+    return TcpInfo(
+        _ACKNOWLEDGED.unpack_from(data, _ACKNOWLEDGED_AT)[0],
+        _COUNT.unpack_from(data, _SEGMENTS_AT)[0],
+        _COUNT.unpack_from(data, _RETRANSMITTED_AT)[0],
+    )
+
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+# One look at a time, so that a connection without progress is noticed.
+_LOOK_SECONDS = 0.05
+_PINGS = 4
+_REPEATS = 3
+_SHORT_SECONDS = 0.1
+_TURN_SECONDS = 0.3
+# Time for a small size; a way that takes longer for 64 KiB (16 kB/s) is of no use to anybody.
+_SMALL_SECONDS = 4.0
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """A host of the group: its leader's rank, and its number in the group.
+
+    `offered` is the address that a job would use there ("" if it has none), `host` the one by which rank 0 knows it.
+    """
+
+    rank: int
+    number: int
+    offered: str
+    host: str
+    port: int
+    token: str
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """The way from this host to one peer.
+
+    `missed` is how the address that a job would use there failed, if another one (`address`) was taken in its place.
+    `passed_bytes` is the largest size that went through, 0 if not even a hello was answered; `stalled_bytes` is the one
+    that did not, and `broken` says that the connection was cut then. Rates count from the first byte to the
+    acknowledgement of the last one. `segments` and `retransmitted` are those of the repetition with the least loss.
+    `offset_seconds` is the peer's clock minus ours. None: not measured, or the kernel does not say.
+    """
+
+    peer: int
+    reach: Reach
+    address: str | None = None
+    missed: Reach | None = None
+    source: str | None = None
+    connect_seconds: float | None = None
+    round_trip_seconds: float | None = None
+    offset_seconds: float | None = None
+    passed_bytes: int = 0
+    stalled_bytes: int | None = None
+    broken: bool = False
+    bytes_per_s: float | None = None
+    segments: int | None = None
+    retransmitted: int | None = None
+
+
+class _Pushed(Struct, frozen=True):
+    """So many bytes acknowledged in so many seconds; `segments` of -1: the kernel does not say."""
+
+    bytes: int
+    seconds: float
+    complete: bool
+    segments: int
+    retransmitted: int
+
+
+class Connection:
+    """A connection to `peer`, as far as there is one, and the cell so far."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.cell, self._sock = _call(peer)
+
+    @property
+    def is_open(self) -> bool:
+        """Can more be measured?"""
+        return self._sock is not None
+
+    def try_sizes(self, own_number: int) -> None:
+        """Hello, round trips, and the small sizes."""
+        self._attempt(0, lambda sock: self._greet(sock, own_number))
+        for size in SMALL:
+            self._attempt(size, partial(self._send_small, size=size))
+
+    def transfer(self, load: memoryview, turn: threading.Lock, *, first: bool, seconds: float) -> bool:
+        """Measure the rate while nothing else of ours runs on both hosts; false if one of them was busy.
+
+        All take the turn of the lower number first (`first`: that is ours), so nobody waits in a circle.
+        """
+        with contextlib.ExitStack() as held:
+            if first and not _take(turn, held):
+                return False
+            if not self._granted():
+                return not self.is_open
+            held.callback(self._say, Request.END)
+            if not first and not _take(turn, held):
+                return False
+            self._attempt(LARGE, lambda sock: self._measure(sock, load, seconds))
+        return True
+
+    def close(self, *, politely: bool = True) -> None:
+        """Say bye, or drop what is still on the way."""
+        if politely:
+            self._say(Request.BYE)
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            with sock, contextlib.suppress(OSError):
+                if not politely:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+    def _attempt(self, size: int, stage: Callable[[socket.socket], object]) -> bool:
+        """One stage; a failure is noted as the size that did not pass, and ends the connection."""
+        if self._sock is None:
+            return False
+        try:
+            stage(self._sock)
+        except OSError as error:
+            broken = not isinstance(error, TimeoutError)
+            self.cell = structs.replace(self.cell, stalled_bytes=size, broken=broken)
+            self.close(politely=False)
+            return False
+        return True
+
+    def _say(self, kind: Request) -> None:
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.sendall(request(kind))
+
+    def _greet(self, sock: socket.socket, own_number: int) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(request(Request.HELLO, own_number) + self.peer.token.encode())
+        receive(sock, len(DONE), STALL_SECONDS)
+        self._ping(sock)
+
+    def _send_small(self, sock: socket.socket, size: int) -> None:
+        """One small size; what is still on its way after `_SMALL_SECONDS` shows the rate, and is all there will be."""
+        pushed = _push(sock, memoryview(bytes(size)), _SMALL_SECONDS)
+        if pushed.complete:
+            self.cell = structs.replace(self.cell, passed_bytes=size)
+        else:
+            self.cell = _noted(self.cell, pushed)
+            self.close(politely=False)
+
+    def _ping(self, sock: socket.socket) -> None:
+        """Round trips; the shortest one says most about the peer's clock (RFC 5905, section 8)."""
+        for _ in range(_PINGS):
+            before, begin = time.time(), time.perf_counter()
+            sock.sendall(request(Request.PING))
+            received, replied = CLOCKS.unpack(receive(sock, CLOCKS.size, STALL_SECONDS))
+            round_trip = time.perf_counter() - begin
+            if self.cell.round_trip_seconds is None or round_trip < self.cell.round_trip_seconds:
+                offset = ((received - before) + (replied - before - round_trip)) / 2
+                self.cell = structs.replace(self.cell, round_trip_seconds=round_trip, offset_seconds=offset)
+
+    def _granted(self) -> bool:
+        """Is the peer's host free? A peer that says nothing ends the connection, and nothing is known of the rate."""
+        if self._sock is None:
+            return False
+        try:
+            self._sock.sendall(request(Request.TURN, round(_TURN_SECONDS * 1000)))
+            return receive(self._sock, len(GRANTED), _TURN_SECONDS + STALL_SECONDS) == GRANTED
+        except OSError:
+            self.close(politely=False)
+            return False
+
+    def _measure(self, sock: socket.socket, load: memoryview, seconds: float) -> None:
+        """The large size, at most `_REPEATS` times and about `seconds`; a slow one is cut short, and counts.
+
+        Repeated is what was so short that a process that waited for a core would show, and what lost packets: TCP's
+        slow start may lose some by itself.
+        """
+        self._ping(sock)
+        begin = time.monotonic()
+        for _ in range(_REPEATS):
+            pushed = _push(sock, load, seconds)
+            self.cell = _noted(self.cell, pushed)
+            if not pushed.complete:
+                self.close(politely=False)
+                return
+            spent = time.monotonic() - begin
+            if spent + pushed.seconds > seconds or (spent > _SHORT_SECONDS and not pushed.retransmitted):
+                return
+
+
+def _call(peer: Peer) -> tuple[Cell, socket.socket | None]:
+    """Connect to the address that a job would use, else to the one that is known to work for us."""
+    missed = None
+    for host in dict.fromkeys((peer.offered or peer.host, peer.host)):
+        if missed is not None and peer.offered in (resolve(host, peer.port, CONNECT_SECONDS) or ()):
+            break
+        reached, sock = dial(host, peer.port, CONNECT_SECONDS)
+        cell = Cell(peer=peer.rank, reach=reached.reach, address=reached.address or host, missed=missed)
+        if sock is not None:
+            return structs.replace(cell, source=reached.source, connect_seconds=reached.seconds), sock
+        missed = missed or reached.reach
+    return Cell(peer=peer.rank, reach=missed or Reach.UNREACHABLE, address=peer.offered or peer.host), None
+
+
+def _take(turn: threading.Lock, held: contextlib.ExitStack) -> bool:
+    if not turn.acquire(timeout=_TURN_SECONDS):
+        return False
+    held.callback(turn.release)
+    return True
+
+
+def _push(sock: socket.socket, load: memoryview, limit_seconds: float) -> _Pushed:
+    """Send, and wait for the listener's word that all is there, or until the limit, if anything was acknowledged.
+
+    TimeoutError when nothing more is acknowledged for a while: large packets vanish on the way.
+    """
+    before = tcp_info(sock)
+    begin = moved = time.monotonic()
+    sock.sendall(request(Request.DATA, len(load)))
+    sent = acknowledged = 0
+    while True:
+        events = _look(sock, select.POLLIN | (select.POLLOUT if sent < len(load) else 0))
+        if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+            receive(sock, len(DONE), STALL_SECONDS)
+            return _pushed(sock, before, len(load), time.monotonic() - begin, complete=True)
+        if events & select.POLLOUT:
+            sent += sock.send(load[sent:], socket.MSG_DONTWAIT)
+        now, info = time.monotonic(), tcp_info(sock)
+        known = sent if info is None or before is None else info.acknowledged_bytes - before.acknowledged_bytes
+        if known > acknowledged:
+            acknowledged, moved = known, now
+        if now - moved > STALL_SECONDS:
+            raise TimeoutError(f"no progress for {STALL_SECONDS:g} s after {acknowledged} bytes")
+        if acknowledged and now - begin > limit_seconds:
+            return _pushed(sock, before, acknowledged, now - begin, complete=False)
+
+
+def _look(sock: socket.socket, events: int) -> int:
+    poll = select.poll()
+    poll.register(sock, events)
+    return next((seen for _, seen in poll.poll(_LOOK_SECONDS * 1000)), 0)
+
+
+def _pushed(sock: socket.socket, before: TcpInfo | None, count: int, seconds: float, *, complete: bool) -> _Pushed:
+    after = tcp_info(sock)
+    if before is None or after is None:
+        return _Pushed(count, seconds, complete, -1, 0)
+    segments, again = after.segments - before.segments, after.retransmitted - before.retransmitted
+    return _Pushed(count, seconds, complete, segments, again)
+
+
+def _noted(cell: Cell, pushed: _Pushed) -> Cell:
+    """The cell with the better rate, and the lower loss: what a repetition does without is no property of the way."""
+    rate = max(cell.bytes_per_s or 0.0, pushed.bytes / pushed.seconds)
+    cell = structs.replace(cell, bytes_per_s=rate, passed_bytes=LARGE if pushed.complete else cell.passed_bytes)
+    if pushed.segments <= 0:
+        return cell
+    share = pushed.retransmitted / pushed.segments
+    if cell.segments and cell.retransmitted is not None and cell.retransmitted / cell.segments <= share:
+        return cell
+    return structs.replace(cell, segments=pushed.segments, retransmitted=pushed.retransmitted)

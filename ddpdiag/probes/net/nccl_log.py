@@ -1,0 +1,238 @@
+"""What NCCL says of itself (NCCL_DEBUG=INFO): its network, the way to each peer, NVLS, algorithms.
+
+The lines are those of NCCL 2.12 to 2.30 (bootstrap.cc, init.cc, enqueue.cc, graph/topo.cc, net.cc, and transport/
+p2p.cc, shm.cc, net.cc, net_ib.cc, net_socket.cc, nvls.cc). They are meant for people and change from version to
+version: a line of another form is left out, and what no line says is None.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.host.variables import is_recorded
+
+# The start of a log holds the initialisation, which is all that is looked for.
+MAX_BYTES = 4 << 20
+_MOST_LINES = 8
+_MOST_CHARACTERS = 200
+# enqueue.cc printed numbers up to NCCL 2.23 (nccl_common.h and tuning.cc give their order).
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+
+_LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
+_VERSION = re.compile(r"NCCL version (\d[\w.]*)(?:\+cuda([\d.]+))?")
+# "Channel 02 : 0[1000] -> 1[2000]" up to 2.12 and for SHM still; "Channel 02/0 : 0[0] -> 1[1] [send] via ..." else.
+_CHANNEL = re.compile(
+    r"Channel (\d+)(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
+)
+# The name of a plugin may hold a space ("AWS Libfabric"); "(5)" is the rank whose NIC is used (PXN).
+_NET = re.compile(r"NET/([^/]+)/(\d+)(?:\(\d+\))?(/.*)?")
+_GPU = re.compile(r"GPU/(\S+) \((\d+)\)")
+_NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (GPU|NVS)/(\S+)")
+_TUNED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
+_SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
+_GDR = re.compile(r"NET/.+ : GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '(.*)'")
+# Why NCCL chose what it chose.
+_REMARKS = (
+    "NET/IB : No device found",
+    "NET/IB : No IP interface found",
+    "Count not open",  # sic: libibverbs.so
+    "Failed to open lib",
+    "P2P is disabled between",
+    "Could not enable P2P between",
+    "MNNVL is not supported",
+)
+
+
+class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How `source` sends to `target`, both by rank. `kind` is P2P, SHM or NET.
+
+    `name` is the network ("IB", "Socket") or the flavour ("CUMEM", "IPC", "direct"). `gdr`: the NIC reads or writes the
+    GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs.
+    """
+
+    source: int
+    target: int
+    kind: str
+    name: str
+    gdr: bool = False
+    channels: int = 1
+    devices: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Such as "P2P/CUMEM" or "NET/IB/GDRDMA"."""
+        return "/".join(filter(None, (self.kind, self.name, "GDRDMA" if self.gdr else "")))
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """The algorithm and the protocol for one size of a collective; rank 0 alone tells them, since NCCL 2.20."""
+
+    collective: str
+    bytes: int
+    algorithm: str
+    protocol: str
+
+
+class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank's log.
+
+    `network` carries what goes to other hosts. `bootstrap` and `sockets` are names of interfaces, `adapters` RDMA ports
+    ("mlx5_0:1/IB"), `gdr` says of an adapter whether GPUDirect RDMA could be used with it. `nvls`: does the GPU offer
+    NVLink SHARP? It is used if `nvls_channels` is above 0. `nodes` is how many hosts NCCL takes the ranks to be on.
+    `nvlinked` lists, for each GPU of the host by rank, those to which NVLinks lead, directly or through a switch.
+    `settings` are variables that NCCL obeyed, `remarks` reasons, `warnings` its own.
+    """
+
+    version: str | None = None
+    cuda: str | None = None
+    network: str | None = None
+    plugin: str | None = None
+    bootstrap: str | None = None
+    sockets: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    gdr: dict[str, bool] = {}
+    hops: tuple[Hop, ...] = ()
+    nvls: bool | None = None
+    nvls_channels: int | None = None
+    nodes: int | None = None
+    nvlinked: dict[int, tuple[int, ...]] = {}
+    choices: tuple[Choice, ...] = ()
+    settings: dict[str, str] = {}
+    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def read_log(path: Path) -> Log | None:
+    """The log in a file, or None if NCCL wrote nothing there that can be understood."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    log = parse(text)
+    return log if log != Log() else None
+
+
+def parse(text: str) -> Log:
+    """What the lines of a log say; never raises."""
+    told = list(_messages(text))
+    lines = [message for _, message in told]
+    version = next((found for line in lines if (found := _VERSION.match(line))), None)
+    nvls = _said(lines, r"NVLS multicast support is (not )?available")
+    return Log(
+        version=version[1] if version else None,
+        cuda=version[2] if version else None,
+        network=_said(lines, r"Using network (.+)") or _said(lines, r"Assigned NET plugin (.+) to comm"),
+        plugin=_said(lines, r"NET/Plugin ?: Loaded net plugin (.+?)(?: \(v\d+\))?$"),
+        bootstrap=_said(lines, r"Bootstrap ?: Using (?:\[0\])?([^\s:]+):"),
+        sockets=_listed(lines, r"NET/Socket : Using (.*)", r"\[\d+\]([^\s:]+):"),
+        adapters=_listed(lines, r"NET/IB : Using (.*?)(?:; OOB .*)?$", r"\[\d+\](\S+)"),
+        gdr={found[2]: found[1] == "Enabled" for line in lines if (found := _GDR.match(line))},
+        hops=_hops(lines),
+        nvls=None if nvls is None else not nvls,
+        nvls_channels=_number(_said(lines, r"\d+ coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels")),
+        nodes=_number(_said(lines, r"comm \S+ rank \d+ nRanks \d+ nNodes (\d+)")),
+        nvlinked=_nvlinked(lines),
+        choices=_choices(lines),
+        settings=_settings(lines),
+        remarks=_some(line for line in lines if line.startswith(_REMARKS)),
+        warnings=_some(message for level, message in told if level == "WARN"),
+    )
+
+
+def _messages(text: str) -> Iterator[tuple[str, str]]:
+    """Level and message of each line; in front of both stand time, host, process, thread and device."""
+    for line in text.split("\n"):
+        if found := _LINE.search(line):
+            yield found[1], found[2].strip()
+        elif line.startswith("NCCL version"):
+            yield "INFO", line.strip()
+
+
+def _said(lines: Sequence[str], pattern: str) -> str | None:
+    """The first group in the first line that starts so, empty where it took no part; None without such a line."""
+    form = re.compile(pattern)
+    return next((found[1] or "" for line in lines if (found := form.match(line))), None)
+
+
+def _listed(lines: Sequence[str], pattern: str, item: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(re.findall(item, _said(lines, pattern) or "")))
+
+
+def _number(digits: str | None) -> int | None:
+    # A thousand million nodes is no number of nodes.
+    return int(digits) if digits and len(digits) < 10 else None
+
+
+def _some(messages: Iterator[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(message[:_MOST_CHARACTERS] for message in messages))[:_MOST_LINES]
+
+
+def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
+    channels: dict[tuple[int, int, str, str, bool], set[str]] = defaultdict(set)
+    devices: dict[tuple[int, int, str, str, bool], set[int]] = defaultdict(set)
+    for line in lines:
+        if (found := _CHANNEL.match(line)) is None:
+            continue
+        source, target = _number(found[2]), _number(found[3])
+        if source is None or target is None:
+            continue
+        kind, _, rest = found[4].partition("/")
+        net = _NET.match(found[4])
+        name, gdr = (net[1], "GDRDMA" in (net[3] or "")) if net else (rest.partition("/")[0], False)
+        key = (source, target, kind, name, gdr)
+        channels[key].add(found[1])
+        if net and (device := _number(net[2])) is not None:
+            devices[key].add(device)
+    return tuple(
+        Hop(source=s, target=t, kind=k, name=n, gdr=g, channels=len(own), devices=tuple(sorted(devices[s, t, k, n, g])))
+        for (s, t, k, n, g), own in channels.items()
+    )
+
+
+def _nvlinked(lines: Sequence[str]) -> dict[int, tuple[int, ...]]:
+    """From NCCL's map of the host (graph/topo.cc, ncclTopoPrint): below each GPU stand its NVLinks."""
+    ranks: dict[str, int] = {}
+    ends: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    current: int | None = None
+    for line in lines:
+        if found := _NVLINK.search(line):
+            if current is not None:
+                ends[current].add((found[1], found[2]))
+        elif (found := _GPU.search(line)) and (current := _number(found[2])) is not None:
+            ranks[found[1]] = current
+        else:
+            current = None
+    switched = {rank for rank, own in ends.items() if any(kind == "NVS" for kind, _ in own)}
+    links: Mapping[int, set[int]] = {
+        rank: {ranks[name] for kind, name in own if kind == "GPU" and name in ranks}
+        | (switched if rank in switched else set())
+        for rank, own in ends.items()
+    }
+    return {rank: tuple(sorted(own - {rank})) for rank, own in sorted(links.items()) if own - {rank}}
+
+
+def _choices(lines: Sequence[str]) -> tuple[Choice, ...]:
+    """Each collective and size once, as it was chosen last."""
+    found = (match for line in lines if (match := _TUNED.match(line)))
+    rows = [(row[1] or "", size, row[3], row[4]) for row in found if (size := _number(row[2])) is not None]
+    return tuple(
+        Choice(collective=name, bytes=size, algorithm=_named(algo, _ALGORITHMS), protocol=_named(proto, _PROTOCOLS))
+        for (name, size), (algo, proto) in {(name, size): (algo, proto) for name, size, algo, proto in rows}.items()
+    )[-_MOST_LINES:]
+
+
+def _named(word: str, names: Sequence[str]) -> str:
+    number = _number(word) if word.isascii() and word.isdigit() else None
+    return names[number] if number is not None and number < len(names) else word.upper()
+
+
+def _settings(lines: Sequence[str]) -> dict[str, str]:
+    found = (match for line in lines if (match := _SETTING.fullmatch(line)))
+    # How the log itself was asked for is no news.
+    known = {row[1]: row[2][:_MOST_CHARACTERS] for row in found if is_recorded(row[1])}
+    return {name: value for name, value in sorted(known.items()) if not name.startswith("NCCL_DEBUG")}

@@ -1,0 +1,191 @@
+"""TCP connects from this host: is a name known, and does a port accept? No torch, and no call exceeds its time.
+
+torch raises the same exception for an unknown name, a closed port and a firewall that drops packets; a connect without
+torch tells them apart.
+"""
+
+import errno
+import ipaddress
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from enum import Enum
+
+from msgspec import Struct, structs
+
+from ddpdiag.model import Options
+
+
+class Reach(Enum):
+    """How a connect ended, from best to worst as evidence that the host is there."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"  # the host is there, nobody listens
+    DROPPED = "dropped"  # no answer at all: a firewall, a full backlog, or a host that is down
+    UNREACHABLE = "unreachable"  # no route, or something on the way says that there is no such host
+    UNKNOWN_NAME = "unknown name"  # the resolver says that there is no such name
+    SLOW_NAME = "slow name"  # the resolver did not answer in time
+
+
+class Reached(Struct, frozen=True, kw_only=True):
+    """What came of `reach`; `address` was tried, `source` is our own end of an accepted connection."""
+
+    reach: Reach
+    address: str | None = None
+    source: str | None = None
+    seconds: float = 0.0
+
+
+def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
+    """Numeric addresses of a name, in the resolver's order; none if it is unknown, `None` if nothing came in time."""
+    found: list[tuple[str, ...]] = []
+    # getaddrinfo has no time-out; a thread that is stuck in it dies with the process.
+    thread = threading.Thread(target=lambda: found.append(_lookup(host, port)), name="resolve", daemon=True)
+    thread.start()
+    thread.join(max(seconds, 0.0))
+    return found[0] if found else None
+
+
+def _lookup(host: str, port: int) -> tuple[str, ...]:
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):  # ValueError: what cannot be a name, such as a label of 64 letters
+        return ()
+    return tuple(dict.fromkeys(str(info[4][0]) for info in infos))
+
+
+def reach(host: str, port: int, seconds: float) -> Reached:
+    """Connect to `host` within `seconds`, and hang up; of several addresses the best answer counts."""
+    reached, sock = dial(host, port, seconds)
+    if sock is not None:
+        sock.close()
+    return reached
+
+
+def dial(host: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
+    """Connect to `host` within `seconds`; the connection, in blocking mode, if there is one."""
+    start = time.monotonic()
+    addresses = resolve(host, port, seconds)
+    if addresses is None:
+        return Reached(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start), None
+    tries: list[Reached] = []
+    for index, address in enumerate(addresses):
+        left = seconds - (time.monotonic() - start)
+        tried, sock = _connect(address, port, left / (len(addresses) - index))
+        if sock is not None:
+            return structs.replace(tried, seconds=time.monotonic() - start), sock
+        tries.append(tried)
+    order = list(Reach)
+    best = min(tries, key=lambda tried: order.index(tried.reach), default=Reached(reach=Reach.UNKNOWN_NAME))
+    return structs.replace(best, seconds=time.monotonic() - start), None
+
+
+def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
+    """One numeric address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:  # no IPv6 here, or too many open files
+        return Reached(reach=_meaning(error.errno or errno.EIO), address=address), None
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex((address, port))
+        if code == errno.EINPROGRESS:
+            code = _wait(sock, seconds)
+        # A connect to a free ephemeral port of this host can meet itself; nobody listens there.
+        if code == 0 and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED
+        source = str(sock.getsockname()[0]) if code == 0 else None
+    except OSError as error:
+        code, source = error.errno or errno.EIO, None
+    reached = Reached(reach=_meaning(code), address=address, source=source)
+    if code == 0:
+        sock.setblocking(True)
+        return reached, sock
+    sock.close()
+    return reached, None
+
+
+def _wait(sock: socket.socket, seconds: float) -> int:
+    """The errno with which a connect in progress ends; ETIMEDOUT when it does not."""
+    poll = select.poll()  # not select: it fails on descriptors over 1023
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(max(seconds, 0.0) * 1000):
+        return errno.ETIMEDOUT
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def _meaning(code: int) -> Reach:
+    match code:
+        case 0:
+            return Reach.ACCEPTED
+        case errno.ECONNREFUSED | errno.ECONNRESET:
+            return Reach.REFUSED
+        case errno.ETIMEDOUT:
+            return Reach.DROPPED
+        case _:
+            return Reach.UNREACHABLE
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address never leaves its host."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
+    """The first of `ports` (0 is any) on which nobody listens now; the caller must bind it soon, or lose it.
+
+    OSError, as bind gives it, if none is free.
+    """
+    error = OSError(errno.EADDRINUSE, "no port was given")
+    for port in ports:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
+            # A listener on the port still stands in the way; the remains of an earlier connection do not.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1 if port else 0)
+            try:
+                sock.bind((host, port))
+            except OSError as taken:
+                error = taken
+                continue
+            return int(sock.getsockname()[1])
+    raise error
+
+
+def allowed_ports(options: Options) -> tuple[int, ...]:
+    """Ports on which a store may listen: any (0), or the range of `--port-range` for sites with a firewall."""
+    low, _, high = (options.port_range or "").partition("-")
+    return tuple(range(int(low), int(high) + 1)) if low and high else (0,)
+
+
+# Two ports that accept do so within moments of each other, and the caller may prefer the other one.
+_TOGETHER_SECONDS = 0.05
+
+
+def reach_any(address: str, ports: Sequence[int], seconds: float) -> dict[int, Reached]:
+    """What a connect to each port of a numeric address met, in the order of `ports`.
+
+    Over when all have answered, or soon after one has accepted; a port that has said nothing by then counts as dropped.
+    """
+    if not ports:
+        return {}
+    pool = ThreadPoolExecutor(len(ports))
+    tries = {pool.submit(reach, address, port, seconds): port for port in ports}
+    pool.shutdown(wait=False)
+    end = time.monotonic() + seconds + _TOGETHER_SECONDS
+    waiting = set(tries)
+    while waiting and time.monotonic() < end:
+        done, waiting = wait(waiting, timeout=max(0.0, end - time.monotonic()), return_when=FIRST_COMPLETED)
+        if any(tried.result().reach is Reach.ACCEPTED for tried in done):
+            end = min(end, time.monotonic() + _TOGETHER_SECONDS)
+    silent = Reached(reach=Reach.DROPPED, address=address, seconds=seconds)
+    return {port: tried.result() if tried.done() else silent for tried, port in tries.items()}
+
+
+def answers(address: str, ports: Sequence[int], seconds: float) -> bool:
+    """Does that host's kernel say anything at all: that somebody listens there, or that nobody does?"""
+    return any(met.reach in (Reach.ACCEPTED, Reach.REFUSED) for met in reach_any(address, ports, seconds).values())

@@ -1,0 +1,219 @@
+"""Bars of many ranks, and rates of pairs as a heat map.
+
+Bars: one for each rank, or of many ranks the worst as bars and all as a histogram. Those far from the others are
+hatched; those of outliers, of blamed ranks and of ranks that never came say so. A dashed line is the median of all.
+
+Heat map: from the row to the column. Colours are cividis, which is even for all eyes and in grey. Few cells also show
+their numbers; a cross is a way that failed, an empty cell one that was not measured.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpdiag.render.plots.drawing import BAD, HATCHES, INK, PAPER, SERIES, SMALL, WARN, WIDTH, inline, word
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+from typing import TYPE_CHECKING
+
+from ddpdiag.render.plots.drawing import MUTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_ROW_INCHES, _AROUND_INCHES, _HISTOGRAM_INCHES = 0.2, 0.75, 1.6
+_BINS = 40
+# Of a name, so that bars have half of the width at least.
+_LETTERS = 20
+OUTLIER = "outlier"
+
+
+class Bar(NamedTuple):
+    """A rank's value, in the unit of the figure. `mark` says why it stands out ("blamed", OUTLIER), or nothing; `far`:
+    its value lies far from the others'."""
+
+    label: str
+    value: float
+    mark: str = ""
+    far: bool = False
+
+
+class Bars(NamedTuple):
+    """What is drawn: the bars from the top, a dashed line (the median of all values, or what `line_name` says), and all
+    values where the bars are not all."""
+
+    unit: str
+    bars: Sequence[Bar]
+    line: float | None
+    everybody: Sequence[float] = ()
+    noun: str = "ranks"
+    line_name: str = "the median"
+
+
+def draw_bars(what: Bars, name: str) -> str:
+    """The SVG element; within `page_style`."""
+    from matplotlib.figure import Figure
+
+    height = _AROUND_INCHES + _ROW_INCHES * max(2, len(what.bars))
+    if not what.everybody:
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        _bars(figure.subplots(), what)
+        return inline(figure, name)
+    figure = Figure(figsize=(WIDTH, height + _HISTOGRAM_INCHES), layout="constrained")
+    top, bottom = figure.subplots(2, height_ratios=(_HISTOGRAM_INCHES, height))
+    _histogram(top, what)
+    _bars(bottom, what)
+    return inline(figure, name)
+
+
+def _bars(axes: "Axes", what: Bars) -> None:
+    rows = range(len(what.bars))
+    drawn = axes.barh(rows, [bar.value for bar in what.bars], height=0.7, color=SERIES[0])
+    for patch, bar in zip(drawn, what.bars, strict=True):
+        if bar.far:
+            patch.set(facecolor="none", edgecolor=WARN if bar.mark == OUTLIER else BAD, hatch="////")
+        if bar.mark:
+            axes.annotate(
+                bar.mark, (patch.get_width(), patch.get_y() + patch.get_height() / 2), xytext=(3, 0),
+                textcoords="offset points", va="center", fontsize=SMALL, color=INK if bar.mark == OUTLIER else BAD,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+            )  # fmt: skip
+    _line(axes, what)
+    axes.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
+    axes.invert_yaxis()
+    # Room for the word behind the longest bar.
+    axes.margins(x=0.22 if any(bar.mark for bar in what.bars) else 0.05)
+    axes.set_xlim(left=0)
+    dashed = f"dashed: {what.line_name}" if what.line is not None else ""
+    axes.set_xlabel(", ".join(filter(None, (what.unit, dashed))))
+    axes.grid(visible=True, axis="x")
+    axes.tick_params(axis="y", length=0)
+
+
+def _line(axes: "Axes", what: Bars) -> None:
+    if what.line is not None:
+        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
+
+
+def _histogram(axes: "Axes", what: Bars) -> None:
+    axes.hist(what.everybody, bins=_BINS, color=SERIES[0])
+    _line(axes, what)
+    # One of ten thousand shall be seen, too.
+    axes.set_yscale("symlog", linthresh=1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_ylabel(f"{what.noun} (log scale)")
+    axes.set_xlabel(what.unit)
+    axes.grid(visible=True, axis="y")
+
+
+def draw_stacks(unit: str, labels: Sequence[str], parts: Sequence[tuple[str, Sequence[float]]], name: str) -> str:
+    """A row for each label, with its parts one after the other; each part has its colour and its hatch."""
+    from matplotlib.figure import Figure
+
+    height = _AROUND_INCHES + 0.35 + _ROW_INCHES * max(2, len(labels))
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    begin = [0.0] * len(labels)
+    for number, (part, values) in enumerate(parts):
+        color, hatch = SERIES[number % len(SERIES)], HATCHES[number % len(HATCHES)]
+        axes.barh(
+            range(len(labels)), values, left=begin, height=0.7, label=word(part), facecolor=color, edgecolor=PAPER,
+            hatch=hatch, linewidth=0,
+        )  # fmt: skip
+        begin = [left + value for left, value in zip(begin, values, strict=True)]
+    axes.set_yticks(range(len(labels)), [word(label, _LETTERS) for label in labels])
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.grid(visible=True, axis="x")
+    axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside lower left", ncols=min(3, len(parts)), handlelength=1.6, columnspacing=1.0)
+    return inline(figure, name)
+
+
+Cells = Sequence[Sequence[float | None]]
+
+# So many numbers in a row can be read.
+NUMBERS_SHOWN = 8
+_ROOMY, _MOST_DIGITS = 4, 5
+# Beside a row for each, and across, where they are turned.
+_NAMES_DOWN, _NAMES_ACROSS = 24, 12
+_SCALE_INCHES = 0.75
+# A long name is cut; a letter is so wide. A map of one row still has a height.
+_LONGEST, _LETTER_INCHES, _LEAST_INCHES = 14, 0.075, 0.25
+# Colours reach down to half of the best at least.
+_LEAST_SPAN = 0.5
+
+
+class Scale(NamedTuple):
+    """The values at both ends of the colours, and their unit."""
+
+    low: float
+    high: float
+    unit: str
+
+
+def scale_of(rates: Sequence[float], unit: str) -> Scale:
+    """For these rates (0 is none); noise is not stretched over all colours."""
+    found = [rate for rate in rates if rate]
+    high = max(found, default=1.0)
+    return Scale(min(min(found, default=0.0), _LEAST_SPAN * high), high, unit)
+
+
+def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, scale: Scale, name: str) -> str:
+    """The SVG element; `cells` are in the scale's unit, 0 is a way that failed. Within `page_style`."""
+    from matplotlib.figure import Figure
+
+    left, above = (_LETTER_INCHES * max(len(word(name, _LONGEST)) for name in names) for names in (rows, columns))
+    inches = min(WIDTH - left - 0.15, 0.2 + 0.5 * len(columns))
+    height = max(_LEAST_INCHES, inches * len(rows) / max(1, len(columns)))
+    figure: Figure = Figure(figsize=(WIDTH, height + above + _SCALE_INCHES), layout="constrained")
+    top, bottom = figure.subplots(2, height_ratios=(height + above, 0.12))
+    _map(top, cells, scale.low, scale.high)
+    _names(top, rows, columns)
+    _legend(bottom, scale)
+    return inline(figure, name)
+
+
+def _map(axes: "Axes", cells: Cells, low: float, high: float) -> None:
+    numbers = [[cell if cell else float("nan") for cell in row] for row in cells]
+    axes.imshow(numbers, cmap="cividis", vmin=low, vmax=high, interpolation="none", aspect="equal")
+    failed = [(x, y) for y, row in enumerate(cells) for x, cell in enumerate(row) if cell == 0]
+    if failed:
+        across, down = zip(*failed, strict=True)
+        axes.scatter(across, down, marker="x", color=BAD, s=max(4.0, 600 / len(cells[0]) ** 1.5))
+    if max(len(cells), len(cells[0])) > NUMBERS_SHOWN:
+        return
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            if cell:
+                # Cividis is dark at its low end: white on dark, black on light.
+                ink = "#ffffff" if cell < low + 0.5 * (high - low) else "#000000"
+                axes.text(x, y, _number(cell, len(row)), ha="center", va="center", fontsize=SMALL, color=ink)
+
+
+def _number(cell: float, columns: int) -> str:
+    """Three digits; what needs more room than one of many columns has is next to nothing."""
+    text = f"{cell:.3g}"
+    return text if columns <= _ROOMY or len(text) <= _MOST_DIGITS else "<0.01" if cell < 0.01 else f"{cell:.2g}"
+
+
+def _names(axes: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Of many names every n-th."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    across, down = -(-len(columns) // _NAMES_ACROSS), -(-len(rows) // _NAMES_DOWN)
+    axes.set_xticks(
+        range(0, len(columns), across), [word(name, _LONGEST) for name in columns[::across]], rotation=60, ha="left",
+        rotation_mode="anchor", fontsize=SMALL,
+    )  # fmt: skip
+    axes.set_yticks(range(0, len(rows), down), [word(name, _LONGEST) for name in rows[::down]], fontsize=SMALL)
+
+
+def _legend(axes: "Axes", scale: Scale) -> None:
+    # An image rather than matplotlib's own colour bar, which is 256 shapes.
+    axes.imshow([range(256)], cmap="cividis", aspect="auto", extent=(scale.low, scale.high, 0, 1), interpolation="none")
+    axes.set_yticks([])
+    axes.set_xlabel(scale.unit)
+    axes.spines[:].set(visible=True, edgecolor=MUTED)

@@ -1,0 +1,314 @@
+"""Findings for people: what is wrong, with whom, what to do, and then the figures.
+
+Who reads at night wants the way out before the evidence, so that of the first finding all of it, but for the figures,
+stands on the first screen. Many different findings begin with an index; of those that follow the first three there is
+a title, who is to blame, and the way out, because a run cannot always be had again with --details.
+
+The figures are what the message does not say already, and with `details` all of them. Without `details` one stack is
+enough, and its first frames: of a hang, all ranks but one stand in the same place.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.shell import shell_line
+from ddpdiag.render.units import count, label, quantity
+
+SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+
+# One finding a rank, on a thousand ranks: the first few show what it looks like, the rest is a list of names.
+SAME_SHOWN = 3
+# Where several codes have many, one of each: beyond so many findings a page is no longer read.
+FINDINGS_SHOWN = 5
+# Errors and warnings of so many codes need no index.
+CODES_SHOWN = 3
+# The hosts of findings that are all alike are a list to paste, up to so many letters.
+_LONGEST_LIST = 1_000
+
+# What may stand between a title and the rest of a message that begins with it.
+_BETWEEN = re.compile(r"[:;,.]\s+|[:;,.]?\s*$")
+_ASIDE = re.compile(r"\s+\(([^()]*)\)")
+
+
+def grouped(findings: Iterable[Finding]) -> dict[tuple[Severity, str], list[Finding]]:
+    """Findings of one severity and code together, errors first."""
+    groups: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
+        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    return groups
+
+
+def write_findings(
+    page: Page, findings: Sequence[Finding], *, details: bool, severities: Sequence[Severity] = SEVERITIES
+) -> None:
+    """Those of the `severities`, errors first; where all `findings` are many, a few of each code, unless `details`."""
+    groups = grouped(findings)
+    few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
+    own = [group for (severity, _), group in groups.items() if severity in severities]
+    serious = [group for group in own if group[0].severity is not Severity.INFO]
+    if len(serious) > CODES_SHOWN:
+        _index(page, serious, details=details)
+    earlier: list[Finding] = []
+    for number, group in enumerate(own):
+        if CODES_SHOWN <= number < len(serious) and not details:
+            _brief(page, group)
+            continue
+        most = len(group) if details else shown_of(group, few)
+        for finding in group[:most]:
+            _finding(page, finding, () if details else earlier, details=details)
+            earlier.append(finding)
+        _more(page, group, most)
+
+
+def shown_of(group: Sequence[Finding], few: int) -> int:
+    """How many of one code are shown: "and 1 more" would take the room of the one."""
+    return most_of(group, few)
+
+
+def _lead(finding: Finding) -> str:
+    return f"{finding.severity.value} {one_line(finding.code)}: "
+
+
+def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) -> None:
+    """A line for each code."""
+    rest = "" if details else f", from the {CODES_SHOWN + 1}th kind on in short (--details: in full)"
+    counts = [
+        count(number, severity.value)
+        for severity in SEVERITIES
+        if (number := sum(len(group) for group in groups if group[0].severity is severity))
+    ]
+    page.write(f"{' and '.join(counts)}{rest}:", style="bold")
+    for group in groups:
+        page.write(_headline(group), lead=_lead(group[0]), lead_style=_STYLES[group[0].severity], indent=2)
+    page.blank()
+
+
+def _headline(group: Sequence[Finding]) -> str:
+    return one_line(group[0].title) + (f", and {len(group) - 1:,} more like this" if len(group) > 1 else "")
+
+
+def _brief(page: Page, group: Sequence[Finding]) -> None:
+    """What a line of the index cannot say: who, and the way out."""
+    first = group[0]
+    page.write(_headline(group), style="bold", lead=_lead(first), lead_style=_STYLES[first.severity])
+    _write_subjects(page, group, LIST_SHOWN)
+    _write_fix(page, first)
+    page.blank()
+
+
+def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, details: bool) -> None:
+    page.write(one_line(finding.title), style="bold", lead=_lead(finding), lead_style=_STYLES[finding.severity])
+    if message := finding.message if details else beyond(finding.title, finding.message):
+        page.write(message, indent=4)
+    _write_subjects(page, (finding,), None if details else LIST_SHOWN)
+    above = _same_fix(finding, earlier)
+    _write_fix(page, finding, above)
+    # What follows from another finding is short below it.
+    if above is None or above.code == finding.code:
+        write_evidence(page, finding, details=details, earlier=earlier)
+    page.blank()
+
+
+def beyond(title: str, message: str) -> str:
+    """What a message says beyond the title that it begins with."""
+    if not title or not message.startswith(title):
+        return message
+    rest = message[len(title) :]
+    if match := _BETWEEN.match(rest):
+        told = rest[match.end() :]
+    elif match := _ASIDE.match(rest):
+        told = f"{match[1]}{rest[match.end() :]}"
+    else:
+        return message
+    # A name stays as it is written.
+    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() else told
+
+
+def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
+    first = findings[0]
+    if blame := _blame(findings, limit):
+        # Good to know is no blame.
+        word = "about: " if first.severity is Severity.INFO else "blamed: "
+        page.write(blame, indent=4, lead=word, lead_style="bold")
+    elif nobody := _nobody(findings):
+        page.write(f"{nobody}: the evidence points at no single rank, host, GPU or link", indent=4)
+
+
+def _nobody(findings: Sequence[Finding]) -> str:
+    """That nobody is to blame, where somebody should be."""
+    of_all = all(finding.severity is Severity.INFO or finding.of_the_run for finding in findings)
+    return "" if of_all else "nobody can be blamed"
+
+
+def _same_fix(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
+    """The first of the `earlier` findings that has the same remedy."""
+    same = (other for other in earlier if (other.remedy, other.env) == (finding.remedy, finding.env))
+    return next(same, None) if finding.remedy else None
+
+
+def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
+    """The remedy, and variables that help; if they stand `above` already, where."""
+    if finding.remedy:
+        text = finding.remedy if above is None else f"as for {one_line(above.code)}, above."
+        page.write(text, indent=4, lead="Fix: ", lead_style="bold")
+    for name, value in finding.env.items() if above is None else ():
+        page.verbatim(shell_line(name, value), indent=8)
+
+
+def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
+    """One line for findings that look like those `shown` before them; many hosts, of all, have a line to paste."""
+    findings = group[shown:]
+    if not findings:
+        return
+    every = _nodes(group)
+    paste = one_line(fold_hosts(every))
+    own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
+    blame = _blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
+    text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; with --details, or in the JSON report"
+    page.write(text, lead=_lead(group[0]), lead_style=_STYLES[group[0].severity])
+    if own_line:
+        page.write(f"all {count(len(every), 'host')}:", indent=4)
+        page.verbatim(paste, indent=4)
+    page.blank()
+
+
+def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for finding in findings for node in finding.nodes))
+
+
+def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
+    """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
+    named = subjects(findings, lambda names: listed(tuple(map(one_line, names)), limit), limit, hosts=hosts)
+    return "; ".join(f"{kind} {one_line(names)}" for kind, names in named)
+
+
+# Names and values of one kind in one line.
+LIST_SHOWN = 8
+# Frames of a stack, the innermost first: where it stands, and who called that.
+FRAMES_SHOWN = 3
+_STACK = "stack"
+# For who knows the kernel, or reads the recording beside the report.
+_DETAILS = frozenset({"trial", "pid", "state", "wchan"})
+_BARE_NUMBER = re.compile(r"[\d.,+-]*")
+
+Value = Scalar | list[Scalar]
+
+
+def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iterable[Finding] = ()) -> None:
+    """Figures in one paragraph; below it what takes a line for each item: tables, stacks, an output of many lines.
+
+    A stack that one of the `earlier` findings has is not shown again.
+    """
+    shown = finding.evidence if details else _essential(finding, earlier)
+    tables = {name: rows for name, value in shown.items() if (rows := _rows(name, value, details=details))}
+    limit = None if details else LIST_SHOWN
+    figures = (
+        f"{one_line(label(name))} = {value_text(name, value, limit)}"
+        for name, value in shown.items()
+        if name not in tables
+    )
+    if text := "; ".join(figures):
+        page.write(text, style="dim", indent=4)
+    for name, rows in tables.items():
+        _table(page, label(name), rows, None if details else most_of(rows, _limit(name)))
+
+
+def _limit(name: str) -> int:
+    return FRAMES_SHOWN if name.startswith(_STACK) else LIST_SHOWN
+
+
+def most_of(things: Sequence[object], few: int) -> int:
+    """How many of them are shown: "and 1 more" would take the room of the one."""
+    return len(things) if len(things) <= few + 1 else few
+
+
+def _table(page: Page, name: str, rows: Sequence[str], limit: int | None) -> None:
+    page.write(f"{one_line(name)}:", style="dim", indent=4)
+    for row in rows[:limit]:
+        head, mark, rest = one_line(row).partition(": ")
+        page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
+    if more := left_out(len(rows), limit):
+        page.write(more.strip(), style="dim", indent=6)
+
+
+def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Value]:
+    """The evidence without what is for experts, what is not known, and what title or message say word for word."""
+    prose = one_line(f"{finding.title} {finding.message}")
+    stacks = [name for name, value in finding.evidence.items() if name.startswith(_STACK) and isinstance(value, list)]
+    hidden = {*_DETAILS, *stacks[1:]}
+    if stacks and any(finding.evidence[stacks[0]] in other.evidence.values() for other in earlier):
+        hidden.add(stacks[0])
+    shown: dict[str, Value] = {}
+    for name, whole in finding.evidence.items():
+        value = whole.rstrip().rpartition("\n")[2] if isinstance(whole, str) else whole
+        if name not in hidden and not _is_unknown(value) and (name in stacks or not _is_told(name, value, prose)):
+            shown[name] = value
+    return shown
+
+
+def _is_unknown(value: Value) -> bool:
+    return value is None or (isinstance(value, list) and bool(value) and all(item is None for item in value))
+
+
+def _is_told(name: str, value: Value, prose: str) -> bool:
+    """Does the prose hold each of these, word for word? A number without a unit may mean anything in it."""
+    items = value if isinstance(value, list) else [value]
+    texts = [value_text(name, item) for item in items]
+    return 0 < len(texts) <= LIST_SHOWN and all(
+        not isinstance(item, bool)
+        and not _BARE_NUMBER.fullmatch(text)
+        and re.search(rf"(?<![\w.,]){re.escape(text)}(?!\w)", prose) is not None
+        for item, text in zip(items, texts, strict=True)
+    )
+
+
+def _rows(name: str, value: Value, *, details: bool) -> list[str]:
+    """What has a line for each item: "rank 3: hung", a frame of a stack, with `details` a sentence; else nothing."""
+    if isinstance(value, str):
+        return value.splitlines() if details and "\n" in value else []
+    if not isinstance(value, list):
+        return []
+    mark = "" if name.startswith(_STACK) else " " if details else ": "
+    rows = [item for item in value if isinstance(item, str) and mark in item]
+    return rows if len(rows) == len(value) else []
+
+
+def value_text(name: str, value: Value, limit: int | None = None) -> str:
+    """A value with its unit, in ASCII."""
+    if value is None:
+        return "not known"
+    if isinstance(value, list) and value:
+        return ", ".join(value_text(name, item) for item in value[:limit]) + left_out(len(value), limit)
+    return one_line(quantity(name, value))
+
+
+def listed(words: Sequence[str], limit: int | None) -> str:
+    """Words joined by commas; of more than `limit`, how many are left out."""
+    return ", ".join(words[:limit]) + left_out(len(words), limit)
+
+
+def left_out(number: int, limit: int | None) -> str:
+    """How many names of `number` are not shown."""
+    return f" +{number - limit:,} more" if limit is not None and number > limit else ""
+
+
+def subjects(
+    findings: Iterable[Finding], listed: Callable[[Sequence[str]], str], limit: int | None, *, hosts: bool = True
+) -> list[tuple[str, str]]:
+    """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links as `listed`."""
+    kept = list(findings)
+    ranks = {rank for finding in kept for rank in finding.ranks}
+    nodes = tuple(dict.fromkeys(node for finding in kept for node in finding.nodes)) if hosts else ()
+    gpus = tuple(dict.fromkeys(gpu for finding in kept for gpu in finding.gpus))
+    links = tuple(dict.fromkeys(link for finding in kept for link in finding.links))
+    kinds = (
+        ("rank", len(ranks), fold_ranks(ranks, limit=limit)),
+        ("host", len(nodes), fold_hosts(nodes, limit=limit)),
+        ("GPU", len(gpus), listed(gpus)),
+        ("link", len(links), listed(links)),
+    )
+    return [(noun if number == 1 else noun + "s", text) for noun, number, text in kinds if number]

@@ -1,0 +1,159 @@
+"""Matrices of pairs as tables: one cell for each way, from the row to the column.
+
+Hosts whose matrices are all alike are shown once. A table that is wider than the page drops what its names have in
+common ("GPU 0" becomes "0", hosts lose their domain), then its columns are numbers of rows, and if that is not enough
+it goes on below itself. Rates are in GB/s, in the title.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ddpdiag.model import Finding, Matrix, Scalar, Severity
+from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shorter, write_hosts_rule
+from ddpdiag.render.units import ABSENT, count, figure
+
+# So many different tables are always shown; more of them bury the findings.
+FEW = 2
+# Names in one line.
+LIST_SHOWN = 8
+# In the terminal only where something is wrong with them: what every run among hosts has, and the second way of copies.
+_QUIET = ("fab.pairs", "rdz.mesh", "p2p.staged")
+_GB = 1e9
+
+
+class Alike(NamedTuple):
+    """A matrix, and the hosts that have exactly this one; `what` is its name without the host."""
+
+    what: str
+    hosts: tuple[str, ...]
+    matrix: Matrix
+
+    @property
+    def title(self) -> str:
+        """Such as "ways between GPUs on n[0-3]"."""
+        unit = " (GB/s, from row to column)" if self.matrix.unit == "bytes_per_s" else ""
+        hosts = f" on {one_line(fold_hosts(self.hosts, limit=LIST_SHOWN))}" if self.hosts else ""
+        return f"{one_line(self.matrix.title)}{hosts}{unit}"
+
+
+def write_matrices(
+    page: Page, matrices: Sequence[Matrix], findings: Sequence[Finding] = (), *, details: bool = False
+) -> None:
+    """The tables that are worth their room: with `details` all, else those of warned hosts, or all if they are few."""
+    tables = alike(matrices)
+    few = sum(own.what not in _QUIET for own in tables) <= FEW
+    wanted = [own for own in tables if details or (few and own.what not in _QUIET) or _is_concerned(own, findings)]
+    # A few of a thousand hosts show what it looks like, and a matrix of a thousand hosts is for scripts.
+    small = [own for own in wanted if max(len(own.matrix.rows), len(own.matrix.columns)) <= ALL_SHOWN]
+    shown = wanted if details else small[: 2 * FEW]
+    for own in shown:
+        page.write(own.title, style="bold")
+        _table(page, own.matrix)
+        page.blank()
+    if hidden := len(tables) - len(shown):
+        shows = f"{count(hidden, 'more table')} of pairs: with --details, or in the JSON report"
+        page.write(shows, style="dim")
+        page.blank()
+
+
+def alike(matrices: Sequence[Matrix]) -> list[Alike]:
+    """Matrices in order, those that differ in nothing but the host in their name ("p2p.topology.HOST") put together."""
+    groups: dict[tuple[object, ...], list[Matrix]] = defaultdict(list)
+    for matrix in matrices:
+        groups[_what(matrix), matrix.title, matrix.rows, matrix.columns, matrix.cells, matrix.unit].append(matrix)
+    return [
+        Alike(_what(own[0]), tuple(host for matrix in own if (host := _host(matrix))), own[0])
+        for own in groups.values()
+    ]
+
+
+def _what(matrix: Matrix) -> str:
+    return ".".join(matrix.name.split(".")[:2])
+
+
+def _host(matrix: Matrix) -> str:
+    """A host's name may hold dots."""
+    return ".".join(matrix.name.split(".")[2:])
+
+
+def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
+    """Is there a warning or an error of the same family of checks, about one of these hosts or about none?"""
+    family = own.what.partition(".")[0].upper()
+    return any(
+        finding.severity is not Severity.INFO
+        and finding.code.startswith(family)
+        and (not finding.nodes or not own.hosts or not {*finding.nodes}.isdisjoint(own.hosts))
+        for finding in findings
+    )
+
+
+def _table(page: Page, matrix: Matrix) -> None:
+    cells = _cells(matrix, ABSENT if page.color else "-")
+    drawn = [*_namings(matrix)]
+    fitting = (own for own in drawn if _width(*_columns(own, cells)) <= page.width)
+    naming = next(fitting, drawn[-1])
+    names, figures = _columns(naming, cells)
+    gap = 2 if _width(names, figures) <= page.width else 1
+    write_hosts_rule(page, naming.rule)
+    for table in fitted((names,), figures, len(matrix.rows), width=page.width, gap=gap):
+        page.table(table)
+
+
+class Naming(NamedTuple):
+    """What rows and columns are called; `rule` is what "*" in names of hosts is put into."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    rule: str = ""
+
+
+def _namings(matrix: Matrix) -> Iterator[Naming]:
+    """First the whole names, then ever shorter ones."""
+    rows, columns = tuple(map(one_line, matrix.rows)), tuple(map(one_line, matrix.columns))
+    yield Naming(rows, columns)
+    if shared := _shared(columns):
+        yield Naming(rows, tuple(name[shared:] for name in columns))
+    short = Short({})
+    for short in shorter((*rows, *columns)):
+        if short.rule:
+            yield Naming(
+                tuple(map(short.names.__getitem__, rows)), tuple(map(short.names.__getitem__, columns)), short.rule
+            )
+    if rows == columns and not shared:
+        width = len(str(len(rows) - 1))
+        numbered = (f"{number:>{width}}  {short.names[name]}" for number, name in enumerate(rows))
+        yield Naming(tuple(numbered), tuple(map(str, range(len(rows)))), short.rule)
+
+
+def _cells(matrix: Matrix, absent: str) -> list[tuple[str, ...]]:
+    """Of each column."""
+    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
+    return [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
+
+
+def _columns(naming: Naming, cells: Sequence[tuple[str, ...]]) -> tuple[Column, list[Column]]:
+    """The names of the rows, and the columns."""
+    figures = [Column(name, column, right=True) for name, column in zip(naming.columns, cells, strict=True)]
+    return Column("", naming.rows, right=False, whole=True), figures
+
+
+def _shared(names: Sequence[str]) -> int:
+    """The length of the words that all names begin with, and that only one word follows in the first."""
+    words = names[0].rpartition(" ")[0] + " " if names else ""
+    return len(words) if all(name.startswith(words) for name in names) and words != " " else 0
+
+
+def _width(names: Column, figures: Sequence[Column]) -> int:
+    return names.width + sum(2 + column.width for column in figures)
+
+
+def _cell(value: Scalar, unit: str, absent: str) -> str:
+    if value is None:
+        return absent
+    if unit == "bytes_per_s" and isinstance(value, int | float):
+        rate = value / _GB
+        return f"{rate:.3f}" if 0 < rate < 1 else figure(rate)
+    return one_line(figure(value) if isinstance(value, float) else str(value))

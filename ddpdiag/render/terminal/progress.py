@@ -1,0 +1,273 @@
+"""The progress of a run, from the news so far: in words, and as lines for logs.
+
+In a log there is a line when something has come to an end, and one every 30 s while nothing does. A job that is killed
+in the middle leaves these lines and nothing else, so each says how far the run was:
+`ddpdiag [12 s of 60 s] collective done`. A line is written whole, by one process, and never waited for.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TextIO
+
+from ddpdiag.model.news import (
+    CheckBegan,
+    Gathered,
+    Happened,
+    Joined,
+    News,
+    Pending,
+    Progressed,
+    Seeking,
+    StageBegan,
+    StageEnded,
+    Started,
+    TrialBegan,
+    Waiting,
+)
+from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.page import one_line
+from ddpdiag.render.terminal.streams import Display, columns, put
+from ddpdiag.render.units import count
+
+# Who finds rank 0, or is found, sooner than this need not be talked about.
+PATIENCE_SECONDS = 3.0
+_RANKS_SHOWN = 4
+_HOSTS_SHOWN = 2
+_IMPORT = "its first step is the import of torch"
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What runs now: a check with its latest trial, or only a stage. Times are those of the holder's clock."""
+
+    title: str
+    since: float
+    ends: float | None = None
+    far: str = ""
+    pending: Pending | None = None
+
+    def clock(self, now: float) -> str:
+        """ "2.3 s of 36 s": how long it has run, and when its trial ends at the latest."""
+        spent = f"{now - self.since:.1f} s"
+        return spent if self.ends is None else f"{spent} of {self.ends - self.since:.0f} s"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where the run stands. `waiting` and `seeking` stand with the time at which they were told."""
+
+    began: float
+    budget_seconds: float | None = None
+    stages: Mapping[str, StageEnded] = field(default_factory=dict)
+    doing: Doing | None = None
+    waiting: tuple[Waiting, float] | None = None
+    seeking: tuple[Seeking, float] | None = None
+    happened: tuple[str, ...] = ()
+
+    def after(self, news: News, now: float) -> "RunState":
+        """The state after this news."""
+        match news:
+            case Started(budget_seconds=budget):
+                return replace(self, budget_seconds=budget)
+            case Waiting():
+                return replace(self, waiting=(news, now))
+            case Gathered():
+                return replace(self, waiting=None)
+            case StageEnded():
+                return replace(self, doing=None, stages={**self.stages, news.name: _together(self.stages, news)})
+            case Happened(text=text):
+                return replace(self, happened=(*self.happened, one_line(text)))
+            case Seeking():
+                return replace(self, seeking=(news, now))
+            case Joined():
+                return replace(self, seeking=None)
+            case _:
+                return replace(self, doing=_done_now(self.doing, news, now))
+
+    def clock(self, now: float) -> str:
+        """ "12 s of 60 s"."""
+        spent = f"{now - self.began:.0f} s"
+        return spent if self.budget_seconds is None else f"{spent} of {self.budget_seconds:.0f} s"
+
+    def wait(self, now: float) -> Iterator[str]:
+        """Who is waited for, and how long: a few short lines; none while that is not worth a word."""
+        if now - self.began < PATIENCE_SECONDS:
+            return
+        if self.waiting is not None:
+            news, told = self.waiting
+            yield f"waiting for ranks, {_left(news.left_seconds, told, now)}"
+            came = f"{news.came:,} of {news.came + len(news.missing):,} came"
+            yield f"{came}, {len(news.missing):,} missing ({ranks_words(news.missing)})"
+        if self.seeking is not None:
+            seek, told = self.seeking
+            yield f"rank {seek.rank} looks for rank 0 at {one_line(seek.host)}, {_left(seek.left_seconds, told, now)}"
+
+
+def _together(stages: Mapping[str, StageEnded], news: StageEnded) -> StageEnded:
+    """One that ran in two parts stands there once, with the worse status; what was skipped says nothing about it."""
+    before = stages.get(news.name)
+    if before is None:
+        return news
+    order = ("skipped", "done", "cut short", "failed")
+    return StageEnded(
+        name=news.name,
+        status=max(before.status, news.status, key=order.index),
+        seconds=before.seconds + news.seconds,
+        failed=(*before.failed, *news.failed),
+        more=news.more,
+    )
+
+
+def _done_now(doing: Doing | None, news: News, now: float) -> Doing | None:
+    match news:
+        case StageBegan(name=name):
+            return Doing(name, now)
+        case CheckBegan(code=code, name=name):
+            return Doing(one_line(f"{code} {name}"), now)
+        case TrialBegan(deadline_seconds=seconds, importing=importing) if doing is not None:
+            return replace(doing, ends=now + seconds, far=_IMPORT if importing else "", pending=None)
+        case Pending() if doing is not None:
+            return replace(doing, pending=news)
+        case Progressed(text=text) if doing is not None:
+            return replace(doing, far=one_line(text))
+        case _:
+            return doing
+
+
+def ranks_words(ranks: tuple[int, ...]) -> str:
+    """ "rank 3", "ranks 3,7-9", "ranks 1,3,5,7 +40 more"."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks, limit=_RANKS_SHOWN)}"
+
+
+def pending_words(pending: Pending) -> str:
+    """ "3 of 4 ranks done, waiting for rank 3 on n1"; for whom is left out where it is everybody."""
+    text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
+    if not pending.awaited or len(pending.awaited) == pending.ranks:
+        return text
+    hosts = f" on {one_line(fold_hosts(pending.nodes, limit=_HOSTS_SHOWN))}" if pending.nodes else ""
+    return f"{text}, waiting for {ranks_words(pending.awaited)}{hosts}"
+
+
+def gathered_words(news: Gathered) -> str:
+    """ "2 ranks on 1 host"; who never came, too."""
+    text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
+    return f"{text}; {ranks_words(news.missing)} did not come" if news.missing else text
+
+
+def stage_words(news: StageEnded) -> str:
+    """ "collective failed in COL001"."""
+    codes = f" in {', '.join(dict.fromkeys(news.failed))}" if news.failed else ""
+    return f"{news.name} {news.status}{codes}"
+
+
+def _left(seconds: float, told: float, now: float) -> str:
+    return f"{max(0.0, seconds - (now - told)):.0f} s left"
+
+
+EVERY_SECONDS = 30.0
+_DRAWN_AFTER_SECONDS = 0.25
+_LONGEST = 500  # letters; in UTF-8 less than what a pipe takes at once
+_BACK_AND_CLEAR = "\r\x1b[K"
+
+
+class Lines:
+    """Says what came to an end, and every 30 s what runs."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state = RunState(began=clock())
+        self._said: float | None = None
+        self._open = True
+
+    def tell(self, news: News) -> None:
+        """Take it in; say it, if it is worth a line."""
+        with self._lock:
+            now = self._clock()
+            if not self._open or isinstance(news, Joined):
+                return
+            self._state = self._state.after(news, now)
+            if text := self._worth(news, now):
+                self._said = now
+                self._open = put(self._stream, f"ddpdiag [{self._state.clock(now)}] {_short(text)}\n")
+
+    def close(self) -> None:
+        """Say nothing more."""
+        with self._lock:
+            self._open = False
+
+    def _worth(self, news: News, now: float) -> str:
+        """What is said of it; nothing, mostly."""
+        match news:
+            case Gathered():
+                return gathered_words(news)
+            case StageEnded():
+                whole = self._state.stages[news.name]
+                over = not news.more and whole.status != "skipped"
+                return stage_words(whole) if over or news.status == "failed" else ""
+            case Happened(text=text):
+                return text
+            case Waiting() | Seeking() if self._is_time(now):
+                return ", ".join(self._state.wait(now))
+            case Pending() if self._is_time(now):
+                return self._doing(news, now)
+            case _:
+                return ""
+
+    def _is_time(self, now: float) -> bool:
+        """Nothing was said for long; of a wait nothing at all."""
+        return self._said is None or now - self._said >= EVERY_SECONDS
+
+    def _doing(self, pending: Pending, now: float) -> str:
+        doing = self._state.doing
+        if doing is None:
+            return ""
+        return ", ".join(filter(None, (f"{doing.title}: {doing.clock(now)}", doing.far, pending_words(pending))))
+
+
+class Counter:
+    """How far something is that has no stages, in one line: drawn again on a terminal, now and then in a log.
+
+    What is over within `patience_seconds` leaves nothing in a log.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None,
+        display: Display,
+        patience_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream if display is not Display.NONE else None
+        self._live = display is Display.LIVE
+        self._clock = clock
+        self._began = clock()
+        self._next = self._began if self._live else self._began + patience_seconds
+
+    def tell(self, text: str) -> None:
+        """It is so far."""
+        now = self._clock()
+        if self._stream is None or now < self._next:
+            return
+        if self._live:
+            self._next = now + _DRAWN_AFTER_SECONDS
+            line = _BACK_AND_CLEAR + _short(text, columns(self._stream) - 1)
+        else:
+            self._next = now + EVERY_SECONDS
+            line = f"ddpdiag [{now - self._began:.0f} s] {_short(text)}\n"
+        if not put(self._stream, line):
+            self._stream = None
+
+    def close(self) -> None:
+        """Leave no trace on a terminal, nor that of a Ctrl-C."""
+        if self._stream is not None and self._live:
+            put(self._stream, _BACK_AND_CLEAR)
+        self._stream = None
+
+
+def _short(text: str, letters: int = _LONGEST) -> str:
+    line = one_line(text)
+    return line if len(line) <= letters else line[: max(0, letters - 3)] + "..."

@@ -1,0 +1,250 @@
+"""The table of ranks: who is slow, at a glance.
+
+Up to 16 ranks are all shown; of more, the eight that are worth a look, and the range of all. A table that is wider than
+the page goes on below itself, with the names of the ranks repeated. Names are never cut or folded: they are there to be
+copied.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeGuard
+
+from rich.table import Table
+
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.render.hosts import fold_ranks
+from ddpdiag.render.page import one_line
+from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shortened
+from ddpdiag.render.units import ABSENT, Unit, cell, column_unit, count, figure, label
+from ddpdiag.stats import quantile
+
+Row = Mapping[str, Scalar]
+
+IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
+_ORDER = (Severity.ERROR, Severity.WARNING, None)
+WORST_SHOWN = 8
+# CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
+_SHORT_UUID = 12
+_MARKS = {Severity.ERROR: ("FAIL", "bold red"), Severity.WARNING: ("warn", "yellow")}
+
+
+class Line(NamedTuple):
+    """A line of the table: one rank, or `ranks` of one host of which all figures are the same ("3440-3447")."""
+
+    name: str
+    row: Row
+    mark: Severity | None
+    ranks: int = 1
+
+
+def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
+    """The worst that each rank is blamed for; a host that is blamed as a whole means each rank of it."""
+    marks: dict[int, Severity] = {}
+    for severity in (Severity.WARNING, Severity.ERROR):
+        own = [finding for finding in findings if finding.severity is severity]
+        hosts = {node for finding in own if not finding.ranks for node in finding.nodes}
+        theirs = (row.get("rank") for row in rows if row.get("node") in hosts) if hosts else ()
+        named = (rank for finding in own for rank in finding.ranks)
+        marks.update(dict.fromkeys((*named, *(rank for rank in theirs if isinstance(rank, int))), severity))
+    return marks
+
+
+def line_of(row: Row, marks: Mapping[int, Severity]) -> Line:
+    """The line of a rank alone; it has no name where the row has no rank."""
+    rank = row.get("rank")
+    return Line("" if rank is None else one_line(str(rank)), row, marks.get(rank) if isinstance(rank, int) else None)
+
+
+def by_host(lines: Iterable[Line], names: Sequence[str]) -> list[Line]:
+    """Ranks of one host of which all figures are the same as one line."""
+    groups: dict[tuple[object, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line.row.get("node"), line.mark, *map(line.row.get, names)), []).append(line)
+    return [_together(group) for group in groups.values()]
+
+
+def _together(lines: Sequence[Line]) -> Line:
+    ranks = [rank for line in lines if isinstance(rank := line.row.get("rank"), int)]
+    first = lines[0]
+    if len(ranks) < 2 or len(ranks) < len(lines) or first.row.get("node") is None:
+        return first
+    row = {**first.row, "local_rank": None, "gpu_uuid": None}
+    return Line(fold_ranks(ranks), row, first.mark, len(ranks))
+
+
+def worst_first(lines: Iterable[Line], names: Sequence[str], numbers: Mapping[str, Sequence[float]]) -> list[Line]:
+    """Blamed, silent and slowest lines first.
+
+    The lines are compared by their figures `names`, of which `numbers` has the finite values in rising order.
+    """
+    medians = {name: quantile(values, 0.5) for name, values in numbers.items() if values}
+
+    def worth(line: Line) -> tuple[int, int, float]:
+        silent = sum(line.row.get(name) is None for name in names)
+        slowness = max((_slowness(name, line.row.get(name), median) for name, median in medians.items()), default=0.0)
+        return _ORDER.index(line.mark), -silent, -slowness
+
+    return sorted(lines, key=worth)
+
+
+def in_turns(lines: Iterable[Line]) -> list[Line]:
+    """Of those blamed, one of each host before the next of any, or one host alone would fill the table."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    turns: list[tuple[int, int, Line]] = []
+    for line in lines:
+        own = (line.mark, line.row.get("node"))
+        turns.append((_ORDER.index(line.mark), seen[own] if line.mark else 0, line))
+        seen[own] += 1
+    return [line for *_, line in sorted(turns, key=lambda turn: turn[:2])]
+
+
+def _slowness(name: str, value: Scalar, median: float) -> float:
+    """How many times slower than the median; 0 for what has no better and worse."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or median <= 0:
+        return 0.0
+    if not math.isfinite(value):
+        return math.inf
+    if name.endswith(("_per_s", "_per_second")):
+        return median / value if value > 0 else math.inf
+    # Who is fast waits in backward for who is slow, so a long backward says nothing against a rank.
+    return value / median if name.endswith("_seconds") and name != "backward_seconds" else 0.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The rows of a report, and who among them is blamed.
+
+    With `brief`, ranks of a host that all have the same figures share a line, hosts have short names, and of a large
+    world in which nobody is looked for (`healthy`) the ranges are enough.
+    """
+
+    rows: Sequence[Row]
+    marks: Mapping[int, Severity]
+    details: bool = False
+    all_shown: int = ALL_SHOWN
+    worst_shown: int = WORST_SHOWN
+    brief: bool = False
+    healthy: bool = False
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Columns beyond a rank's identity that have a value, in the order in which they appear."""
+        names = dict.fromkeys(name for row in self.rows for name, value in row.items() if value is not None)
+        return tuple(name for name in names if name not in IDENTITY)
+
+    @cached_property
+    def numbers(self) -> dict[str, list[float]]:
+        """The finite values of each column, in rising order."""
+        return {name: sorted(filter(_is_number, (row.get(name) for row in self.rows))) for name in self.names}
+
+    @cached_property
+    def lines(self) -> Sequence[Line]:
+        """All ranks of a small world; of a large one those to look at, the worst first."""
+        every = [line_of(row, self.marks) for row in self.rows]
+        if self.details or len(every) <= self.all_shown:
+            return every
+        if not self.brief:
+            return worst_first(every, self.names, self.numbers)[: self.worst_shown]
+        if self.healthy:
+            return ()
+        hosts = by_host(every, self.names)
+        return in_turns(worst_first(hosts, self.names, self.numbers))[: self.worst_shown]
+
+    @property
+    def shown(self) -> Sequence[Row]:
+        """The rows of the lines."""
+        return [line.row for line in self.lines]
+
+    @cached_property
+    def hosts(self) -> Short:
+        """The names of the hosts in the table."""
+        names = [one_line(node) for row in self.shown if isinstance(node := row.get("node"), str)]
+        return shortened(names) if self.brief and not self.details else Short({name: name for name in names})
+
+    @property
+    def remark(self) -> str:
+        """What a shortened table leaves out: how many ranks, and between which figures all lie."""
+        hidden = len(self.rows) - sum(line.ranks for line in self.lines)
+        if not hidden or not self.names:
+            return ""
+        # Where nobody is shown, nobody is seen to be silent either.
+        whole = 0 if self.lines else len(self.rows)
+        ranges = "; ".join(_range(name, numbers, whole) for name, numbers in self.numbers.items() if numbers)
+        if not self.lines:
+            return f"{count(whole, 'rank')}: {ranges}." if ranges else ""
+        head = f"{count(hidden, 'rank')} more; blamed, silent and slowest ranks come first."
+        return f"{head} All {len(self.rows):,}: {ranges}." if ranges else head
+
+    def tables(self, *, color: bool, width: int) -> Iterator[Table]:
+        """The table in pieces that fit `width`; nothing if there are no figures."""
+        if not self.lines or not (self.names or self.details):
+            return
+        absent = ABSENT if color else "-"
+        who = _identity(self, absent)
+        figures = [self._figures(name, absent) for name in self.names]
+        if self.details and self.brief and (gpus := _gpus(self, absent)) is not None:
+            # Whole UUIDs would take half of each piece.
+            figures.insert(0, gpus)
+        yield from fitted(who, figures, len(self.lines), width=width)
+
+    def _figures(self, name: str, absent: str) -> Column:
+        values = [row.get(name) for row in self.shown]
+        # Those looked for may have no figure at all, and what they lack is then in the unit of the others.
+        unit: Unit = column_unit(name, self.numbers[name] if self.brief else values)
+        cells = tuple(absent if value is None else one_line(cell(value, unit)) for value in values)
+        header = f"{one_line(label(name))}\n{unit.symbol}"
+        return Column(header, cells, right=not any(isinstance(value, str) for value in values))
+
+
+def _is_number(value: Scalar) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _range(name: str, numbers: Sequence[float], of: int) -> str:
+    """From the least to the largest; of how many, if those are fewer than `of`."""
+    unit = column_unit(name, numbers)
+    low, high = figure(numbers[0] / unit.size), figure(numbers[-1] / unit.size)
+    span = low if low == high else f"{low} to {high}"
+    some = f" ({len(numbers):,} of {of:,})" if len(numbers) < of else ""
+    return f"{one_line(label(name))} {span} {unit.symbol}".rstrip() + some
+
+
+def _identity(ranks: Ranks, absent: str) -> list[Column]:
+    """Who the lines are: a mark for those blamed, rank, host, GPU; without what nobody has."""
+    lines, whole = ranks.lines, ranks.brief
+    seen = [_MARKS[line.mark] if line.mark else ("", "") for line in lines]
+    together = any(line.ranks > 1 for line in lines)
+    columns = [Column("ranks" if together else "rank", tuple(line.name or absent for line in lines), right=True)]
+    if any(mark for mark, _ in seen):
+        columns.insert(0, Column("", tuple(m for m, _ in seen), right=False, styles=tuple(s for _, s in seen)))
+    if ranks.details:
+        columns.append(Column("local", tuple(_word(line.row.get("local_rank"), absent) for line in lines), right=True))
+    hosts = (_word(line.row.get("node"), absent) for line in lines)
+    short = ranks.hosts.names
+    columns.append(Column("host", tuple(short.get(host, host) for host in hosts), right=False, whole=whole))
+    if not (ranks.details and ranks.brief) and (gpus := _gpus(ranks, absent)) is not None:
+        columns.append(gpus)
+    return columns
+
+
+def _gpus(ranks: Ranks, absent: str) -> Column | None:
+    """The GPUs' UUIDs, with `details` whole; None if nobody has one."""
+    if all(row.get("gpu_uuid") is None for row in ranks.shown):
+        return None
+    short = {} if ranks.details else short_uuids(ranks.rows)
+    uuids = (_word(row.get("gpu_uuid"), absent) for row in ranks.shown)
+    return Column("gpu", tuple(short.get(uuid, uuid) for uuid in uuids), right=False, whole=ranks.brief)
+
+
+def short_uuids(rows: Sequence[Row]) -> dict[str, str]:
+    """The beginning of each GPU's UUID, as far as those are all different; else nothing."""
+    uuids = {one_line(uuid) for row in rows if isinstance(uuid := row.get("gpu_uuid"), str)}
+    short = {uuid: uuid[:_SHORT_UUID] for uuid in uuids}
+    return short if len(set(short.values())) == len(short) else {}
+
+
+def _word(value: Scalar, absent: str) -> str:
+    return absent if value is None else one_line(str(value))

@@ -1,0 +1,89 @@
+"""A listener of our own and its callers, on loopback only."""
+
+import os
+import socket
+
+import pytest
+
+from ddpdiag.probes.net.port_check import PortListener, answered, check_port, ephemeral_ports, is_local
+from ddpdiag.probes.net.tcp_connect import Reach, free_port
+
+
+@pytest.fixture
+def listener():
+    port = free_port()
+    own = PortListener(port, "word")
+    own.port = port
+    yield own
+    own.close()
+
+
+def test_a_visitor_hears_the_word_and_is_counted(listener):
+    found = check_port("127.0.0.1", listener.port, 5.0, who="3", word="word")
+    assert (found.reached.reach, found.ours) == (Reach.ACCEPTED, True)
+    assert answered(found)
+    assert listener.wait(1, 5.0)
+
+
+def test_the_same_visitor_counts_once(listener):
+    for _ in range(2):
+        check_port("127.0.0.1", listener.port, 5.0, who="3", word="word")
+    assert not listener.wait(2, 0.05)
+
+
+def test_another_word_is_a_strangers(listener):
+    found = check_port("127.0.0.1", listener.port, 5.0, who="3", word="other")
+    assert (found.reached.reach, found.ours) == (Reach.ACCEPTED, False)
+    assert not answered(found)
+
+
+def test_who_says_nothing_is_a_stranger():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = check_port("127.0.0.1", server.getsockname()[1], 0.05, who="3", word="word")
+    assert found.ours is False
+
+
+def test_whoever_answers_is_right_where_no_word_is_expected(listener):
+    found = check_port("127.0.0.1", listener.port, 5.0, who="3", word=None)
+    assert found.ours is None
+    assert answered(found)
+
+
+def test_nobody_at_home_is_refused():
+    found = check_port("127.0.0.1", free_port("127.0.0.1"), 5.0, who="3", word="word")
+    assert found.reached.reach is Reach.REFUSED
+    assert not answered(found)
+
+
+def test_a_visitor_that_leaves_at_once_does_not_keep_others_out(listener):
+    socket.create_connection(("127.0.0.1", listener.port)).close()
+    assert answered(check_port("127.0.0.1", listener.port, 5.0, who="3", word="word"))
+
+
+def test_a_port_that_is_held_raises_and_is_free_after_a_door_is_closed(listener):
+    with pytest.raises(OSError, match="in use"):
+        PortListener(listener.port, "word")
+    listener.close()
+    PortListener(listener.port, "word").close()
+
+
+def test_a_host_knows_its_own_addresses():
+    assert is_local("127.0.0.1")
+    assert not is_local("192.0.2.1")
+    assert not is_local("2001:db8::1")
+
+
+def test_the_range_of_outgoing_connections_is_read(tmp_path):
+    folder = tmp_path / "sys/net/ipv4"
+    folder.mkdir(parents=True)
+    (folder / "ip_local_port_range").write_text("32768\t60999\n")
+    assert ephemeral_ports(tmp_path) == (32768, 60999)
+    assert ephemeral_ports(tmp_path / "none") is None
+    (folder / "ip_local_port_range").write_text(f"{os.sep}\n")
+    assert ephemeral_ports(tmp_path) is None
+
+
+def test_where_addresses_cannot_be_listed_binding_tells(monkeypatch):
+    monkeypatch.setattr("ddpdiag.probes.net.port_check.own_addresses", lambda: None)
+    assert is_local("127.0.0.1")
+    assert not is_local("192.0.2.1")
