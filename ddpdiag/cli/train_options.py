@@ -119,7 +119,7 @@ def train(
     """Train by several strategies, and say which of them work here and which pay.
 
     Each trains the digits that we ship, with the same first weights and batches, so its loss must be that of one
-    process alone. The code of each is a file to copy: ddpdiag/workloads/strategies.
+    process alone. The code of each is a file to copy: ddpdiag/strategies/workloads.
 
     Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
     none is possible), 4 a bug of ours.

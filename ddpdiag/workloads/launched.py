@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import encode  # noqa: E402
 from ddpdiag.model.launching import RankError, RankTimes  # noqa: E402
+from ddpdiag.strategies.workloads.trainer import Lesson  # noqa: E402
 from ddpdiag.workloads.devices import choose_device  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402
-from ddpdiag.workloads.strategies.lesson import Lesson  # noqa: E402
 
 IMPORTED_AT = time.monotonic()
 # The first steps find algorithms and buffers.

@@ -26,11 +26,10 @@ import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth.formulas import counts
 from ddpdiag.bandwidth.text import size_text, time_text
+from ddpdiag.bench.workloads.operations import Case, one_by_one, prepare, time_calls
 from ddpdiag.cli.bench import size
 from ddpdiag.model.bench import Blocking
 from ddpdiag.stats import quantile
-from ddpdiag.workloads.operations import Case, prepare
-from ddpdiag.workloads.timing import one_by_one, time_calls
 
 RESAMPLES = 2000
 CLOSE = 0.02

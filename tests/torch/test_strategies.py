@@ -14,11 +14,9 @@ from ddpdiag.model import Options, Place, Trial
 from ddpdiag.model.context import Opening
 from ddpdiag.model.train import Train
 from ddpdiag.model.trial import Kind
+from ddpdiag.strategies.workloads import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
+from ddpdiag.strategies.workloads.trainer import Lesson, held_bytes, union
 from ddpdiag.workloads import mnist
-from ddpdiag.workloads.strategies import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
-from ddpdiag.workloads.strategies.course import held_bytes
-from ddpdiag.workloads.strategies.lesson import Lesson
-from ddpdiag.workloads.strategies.traffic import union
 from ddpdiag.workloads.training import checksum
 
 CPU = torch.device("cpu")
@@ -139,8 +137,8 @@ class Asked(Alone):
 def test_what_torch_lacks_is_told(monkeypatch):
     # None in sys.modules makes an import fail, as where there is no such module.
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
-    monkeypatch.delitem(sys.modules, "ddpdiag.workloads.strategies.fsdp")
-    monkeypatch.delattr("ddpdiag.workloads.strategies.fsdp")
+    monkeypatch.delitem(sys.modules, "ddpdiag.strategies.workloads.fsdp")
+    monkeypatch.delattr("ddpdiag.strategies.workloads.fsdp")
     data = strategies.measure(Asked())
     assert "torch.distributed.fsdp.fully_shard" in data.not_possible
     assert data.losses == ()

@@ -56,7 +56,7 @@ _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=
 
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
-    from ddpdiag.workloads.bench import Benched, bench, pair
+    from ddpdiag.bench.workloads.measure import Benched, bench, pair
     from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group, unknown_backend

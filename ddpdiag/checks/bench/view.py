@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddpdiag.bandwidth.bottleneck import assess
 from ddpdiag.bandwidth.expectations import bound
-from ddpdiag.bandwidth.facts import Facts, Slow
-from ddpdiag.bandwidth.fit import fit
 from ddpdiag.bandwidth.formulas import algbw, busbw
 from ddpdiag.bandwidth.lines import Cell, Line
+from ddpdiag.bench.bottleneck import Facts, Slow, assess
+from ddpdiag.bench.fit import fit
 from ddpdiag.checks.api import Row, Seen
 from ddpdiag.checks.bench.data import Data
 from ddpdiag.checks.bench.limits import links_up, lowest

@@ -6,7 +6,7 @@ each strategy that was asked for: single (one process alone), dp (nn.DataParalle
 under DDP). All begin with the same weights and take the same images in each step, and nothing in the network depends on
 how a batch is divided, so the loss of every step must be that of single but for rounding (`tolerance`; float32 is
 computed as float32, without TF32). Each runs in fresh processes with a deadline of its own: one that hangs is an
-answer, and the next one still runs. The code of each is one file in ddpdiag/workloads/strategies, made to be copied.
+answer, and the next one still runs. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
 Communication is the share of a step in which a collective, a send or a receive is under way, waiting included, from
@@ -22,7 +22,7 @@ Findings and their causes:
 
 Fix: `ddpdiag check` finds out what is wrong below; of those that work take the simplest that is fast enough.
 
-Confirm by hand: Each file in ddpdiag/workloads/strategies runs by itself under torchrun; compare its losses with those
+Confirm by hand: Each file in ddpdiag/strategies/workloads runs by itself under torchrun; compare its losses with those
 of single.
 
 Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials); Gustafson,
@@ -46,9 +46,8 @@ from ddpdiag.model.context import Context
 from ddpdiag.model.train import Strategy, TrainReport
 
 if TYPE_CHECKING:
+    from ddpdiag.strategies.workloads.trainer import Lesson, Trained
     from ddpdiag.workloads.mnist import Digits
-    from ddpdiag.workloads.strategies.course import Trained
-    from ddpdiag.workloads.strategies.lesson import Lesson
 
 # What a strategy needs of torch, as users search for it.
 _NEEDS = {
@@ -85,8 +84,8 @@ def measure(ctx: Context) -> Data:
     """Train by the trial's strategy, if this torch has it."""
     import torch
 
+    from ddpdiag.strategies.workloads.trainer import Lesson, exact
     from ddpdiag.workloads import mnist
-    from ddpdiag.workloads.strategies.lesson import Lesson, exact
     from ddpdiag.workloads.training import checksum
 
     params, asked = ctx.trial.params, asked_of(ctx.options)
@@ -122,32 +121,32 @@ def _train(ctx: Context, strategy: Strategy, lesson: "Lesson", digits: "Digits")
     backend = str(ctx.trial.params["backend"])
     match strategy:
         case Strategy.SINGLE:
-            from ddpdiag.workloads.strategies import single
+            from ddpdiag.strategies.workloads import single
 
             parts = ctx.place.world_size if lesson.steps * ctx.place.world_size <= _MOST_PARTS else 0
             return single.train(ctx, lesson, digits, backend, parts)
         case Strategy.DP:
-            from ddpdiag.workloads.strategies import dp
+            from ddpdiag.strategies.workloads import dp
 
             return dp.train(ctx, lesson, digits)
         case Strategy.DDP:
-            from ddpdiag.workloads.strategies import ddp
+            from ddpdiag.strategies.workloads import ddp
 
             return ddp.train(ctx, lesson, digits, backend)
         case Strategy.FSDP:
-            from ddpdiag.workloads.strategies import fsdp
+            from ddpdiag.strategies.workloads import fsdp
 
             return fsdp.train(ctx, lesson, digits, backend)
         case Strategy.TENSOR_PARALLEL:
-            from ddpdiag.workloads.strategies import tensor_parallel
+            from ddpdiag.strategies.workloads import tensor_parallel
 
             return tensor_parallel.train(ctx, lesson, digits, backend)
         case Strategy.PIPELINE:
-            from ddpdiag.workloads.strategies import pipeline
+            from ddpdiag.strategies.workloads import pipeline
 
             return pipeline.train(ctx, lesson, digits, backend)
         case Strategy.MODEL_PARALLEL:
-            from ddpdiag.workloads.strategies import model_parallel
+            from ddpdiag.strategies.workloads import model_parallel
 
             return model_parallel.train(ctx, lesson, digits, backend, asked_of(ctx.options).group_size)
 

@@ -10,7 +10,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Trial
 from ddpdiag.model.train import Curve, Strategy, Train
 
-# The network has four blocks (workloads.strategies.lesson), and a rank of a pipeline has one or more.
+# The network has four blocks (workloads.trainer), and a rank of a pipeline has one or more.
 BLOCKS = 4
 # As in the lesson; tensor-parallel cuts it evenly.
 _HIDDEN = 128

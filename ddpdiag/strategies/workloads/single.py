@@ -3,10 +3,9 @@
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
+from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.mnist import Digits
-from ddpdiag.workloads.strategies.course import Course, Trained
-from ddpdiag.workloads.strategies.lesson import Lesson
 
 
 def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, parts: int) -> Trained:

@@ -8,10 +8,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
+from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
-from ddpdiag.workloads.strategies.course import Course, Trained
-from ddpdiag.workloads.strategies.lesson import Lesson
 
 
 def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:

@@ -14,10 +14,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
+from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
-from ddpdiag.workloads.strategies.course import Course, Trained
-from ddpdiag.workloads.strategies.lesson import Lesson
 
 # More make the bubble smaller, and each piece less worth its messages.
 MOST_PIECES = 8

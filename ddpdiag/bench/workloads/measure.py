@@ -10,6 +10,8 @@ import torch.distributed as dist
 from msgspec import structs
 
 from ddpdiag.bandwidth.lines import Line
+from ddpdiag.bench.workloads.operations import finish
+from ddpdiag.bench.workloads.sweep import Means, Swept, sweep
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.context import Context
 from ddpdiag.probes.cgroup import cgroup
@@ -18,8 +20,6 @@ from ddpdiag.probes.own_rates import Copier, loopback_bytes_per_s
 from ddpdiag.probes.procfs import memory, proc_root
 from ddpdiag.probes.sysfs import sys_root
 from ddpdiag.workloads.devices import ways_out
-from ddpdiag.workloads.kinds import finish
-from ddpdiag.workloads.sweep import Means, Swept, sweep
 
 # 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.
 _LOOPBACK_SECONDS = 0.2

@@ -13,10 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpdiag.model.context import Context
+from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
-from ddpdiag.workloads.strategies.course import Course, Trained
-from ddpdiag.workloads.strategies.lesson import Lesson
 from ddpdiag.workloads.training import checksum
 
 

@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
+from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
 from ddpdiag.workloads.mnist import Digits
-from ddpdiag.workloads.strategies.course import Course, Trained
-from ddpdiag.workloads.strategies.lesson import Lesson
 
 
 def train(ctx: Context, lesson: Lesson, digits: Digits) -> Trained:

@@ -1,0 +1,1 @@
+"""`ddpdiag train`: training by several strategies, and by several launchers."""
