@@ -32,7 +32,7 @@ from msgspec import structs
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.bandwidth.lines import Line
 from ddpdiag.bandwidth.text import rate_text, size_text
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
 from ddpdiag.checks.bench.data import Data
 from ddpdiag.checks.bench.judge import findings
 from ddpdiag.checks.bench.report import bench_of
@@ -175,6 +175,19 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return out
 
 
+def section(seen: Seen[Data]) -> Section | None:
+    """The benchmark, if the run was made for it rather than for this check among others."""
+    if seen.options.bench is None:
+        return None
+    report = bench_of(seen)
+    return Section(
+        question="How well {} can communicate",
+        sentence=report.sentence,
+        measured=bool(report.series),
+        bench=report,
+    )
+
+
 CHECK = Check(
     "COL002",
     "bench",
@@ -187,6 +200,7 @@ CHECK = Check(
     plan=plan,
     ground=ground,
     figures=figures,
+    section=section,
     kind=Kind.TORCH,
     deadline=60,
     by_name=True,

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
 from ddpdiag.checks.strategies.data import Data, asked_of
 from ddpdiag.checks.strategies.jobs import Job, hidden_of, jobs, trial_of
 from ddpdiag.checks.strategies.judge import findings
@@ -171,6 +171,19 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
 
 
+def section(seen: Seen[Data]) -> Section | None:
+    """The table, if the run was made for it."""
+    if seen.options.train is None:
+        return None
+    train = report(seen)
+    return Section(
+        question="By which strategies {} can train",
+        sentence=train.sentence,
+        measured=any(row.samples_per_second is not None for row in train.rows),
+        train=train,
+    )
+
+
 CHECK = Check(
     "TRN002",
     "strategies",
@@ -183,6 +196,7 @@ CHECK = Check(
     plan=plan,
     ground=without_gpu,
     figures=figures,
+    section=section,
     kind=Kind.TORCH,
     deadline=30,
     fresh=True,
