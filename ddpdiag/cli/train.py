@@ -4,8 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddpdiag.checks.strategies.jobs import BLOCKS
-from ddpdiag.checks.strategies.view import TOLERANCES
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.repeated import split
@@ -15,6 +13,7 @@ from ddpdiag.model.train import Strategy, Train
 from ddpdiag.probes.gpus import visible_gpus
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.runtime.launchers import Asked
+from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
 
 # Who came, what they run, cores of their own, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")

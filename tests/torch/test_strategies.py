@@ -9,11 +9,11 @@ import torch.distributed as dist
 from msgspec import Struct, structs
 from torch import nn
 
-from ddpdiag.checks.strategies import check as strategies
 from ddpdiag.model import Options, Place, Trial
 from ddpdiag.model.context import Opening
 from ddpdiag.model.train import Train
 from ddpdiag.model.trial import Kind
+from ddpdiag.strategies import check as strategies
 from ddpdiag.strategies.workloads import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
 from ddpdiag.strategies.workloads.trainer import Lesson, held_bytes, union
 from ddpdiag.workloads import mnist

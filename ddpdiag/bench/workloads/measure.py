@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from ddpdiag.bandwidth.lines import Line
+from ddpdiag.bench.data import Line
 from ddpdiag.bench.workloads.operations import finish
 from ddpdiag.bench.workloads.sweep import Means, Swept, sweep
 from ddpdiag.model.bench import Bench, Limits

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.bandwidth.formulas import Counts, counts
-from ddpdiag.bandwidth.lines import Cell, Line, spread, together
 from ddpdiag.bandwidth.text import size_text
+from ddpdiag.bench.data import Cell, Line, spread, together
 from ddpdiag.bench.workloads.call_budget import LEAST_CALLS, PROBE_BYTES, Pace
 from ddpdiag.bench.workloads.operations import (
     IN_FLIGHT,

@@ -1,6 +1,6 @@
-"""What one rank knows of a benchmark: the lines that it measured.
+"""What one rank gives of the benchmark (COL002), and its times in few numbers.
 
-There may be millions, and they hold no cycles, so the collector of garbage need not look at them.
+There may be millions of lines, and they hold no cycles, so the collector of garbage need not look at them.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ddpdiag.model.bench import Spread
+from ddpdiag.model.bench import Limits, Spread
 from ddpdiag.stats import quantile
 
 
@@ -77,3 +77,30 @@ def together(
     last = sum(mine <= least for mine, least in zip(own, shortest, strict=True))
     skew = sorted(most - least for least, most in zip(shortest, longest, strict=True))
     return quantile(lag, 0.5), last, quantile(sorted(shortest), 0.5), quantile(skew, 0.5)
+
+
+# One rank's answer ---------------------------------------------------------------------------------------------------
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """One rank's part in one trial. `device` is the name of what it ran on; index, UUID and PCI address are a GPU's.
+
+    `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `remarks` say
+    what was left out and why, and are the same on all ranks; `unsupported` names what was asked for and is not there.
+    `whole`: neither time nor room was short.
+    """
+
+    backend: str
+    collective: str
+    ranks: int
+    pid: int
+    device: str
+    device_index: int | None = None
+    gpu_uuid: str | None = None
+    pci: str | None = None
+    limits: Limits = Limits()
+    lines: tuple[Line, ...] = ()
+    copies: tuple[float, ...] = ()
+    remarks: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
+    whole: bool = True

@@ -35,15 +35,12 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
-from ddpdiag.checks.strategies.data import Data, asked_of
-from ddpdiag.checks.strategies.jobs import Job, hidden_of, jobs, trial_of
-from ddpdiag.checks.strategies.judge import findings
-from ddpdiag.checks.strategies.report import train_of
-from ddpdiag.checks.strategies.view import TOLERANCES
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.train import Strategy, TrainReport
+from ddpdiag.strategies.judge import findings, train_of
+from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, jobs, trial_of
 
 if TYPE_CHECKING:
     from ddpdiag.strategies.workloads.trainer import Lesson, Trained

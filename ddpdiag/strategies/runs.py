@@ -1,16 +1,175 @@
-"""How each training ended, and how far its loss was from that of one process alone. Pure."""
+"""Which trainings a run of TRN002 takes, how each ended, and how far its loss was from that of one process. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.strategies.data import Data
-from ddpdiag.checks.strategies.jobs import Job, job_of, key_of, trial_of
-from ddpdiag.model import Outcome, Status, Trial
-from ddpdiag.model.train import Ended, Strategy
+from ddpdiag.checks.world import World
+from ddpdiag.model import Options, Outcome, Status, Trial
+from ddpdiag.model.train import Curve, Ended, Strategy, Train
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """One rank's part in one trial. `not_possible` says what this torch lacks; then nothing was trained.
+
+    `losses` are the mean loss over the `images` that this rank saw in a step; `parts` (of single alone) those of each
+    rank's share of the images. `start` is the SHA-256 of the first weights. `seconds` are those of `timed_steps`.
+    """
+
+    device: str
+    not_possible: str = ""
+    start: str = ""
+    end: str = ""
+    losses: tuple[float, ...] = ()
+    parts: tuple[tuple[float, ...], ...] = ()
+    images: int = 0
+    timed_steps: int = 0
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    state_bytes: int | None = None
+    communication_share: float | None = None
+
+
+def asked_of(options: Options) -> Train:
+    """What `ddpdiag train` was asked for; the defaults for a check that was selected by its code."""
+    return options.train if options.train is not None else Train()
+
+
+# Trainings -----------------------------------------------------------------------------------------------------------
+
+
+# The network has four blocks (workloads.trainer), and a rank of a pipeline has one or more.
+BLOCKS = 4
+# As in the lesson; tensor-parallel cuts it evenly.
+_HIDDEN = 128
+
+
+class Job(NamedTuple):
+    """One training: so many images in a step of these ranks together."""
+
+    strategy: Strategy
+    ranks: tuple[int, ...]
+    batch: int
+
+
+def jobs(world: World) -> tuple[Job, ...]:
+    """All trainings, each once, in their order: single first, since the others are held against it."""
+    asked = asked_of(world.options)
+    if not possible(world) and not asked.scaling:
+        return ()
+    table = [job_of(strategy, world) for strategy in (Strategy.SINGLE, *asked.strategies)]
+    curves = [job for _, job in points(world)] if asked.scaling else []
+    return tuple(dict.fromkeys(job for job in (*table, *curves) if job is not None))
+
+
+def job_of(strategy: Strategy, world: World) -> Job | None:
+    """The training of one line of the table; None if it is not possible here."""
+    if why_not(strategy, world) is not None:
+        return None
+    return Job(strategy, _ranks(strategy, world), batch_of(world))
+
+
+def points(world: World) -> Iterator[tuple[Curve, Job]]:
+    """ddp on 1, 2, 4 ... ranks, and on all; one rank alone is single."""
+    batch = batch_of(world)
+    for curve in Curve:
+        for ranks in counts(world.size):
+            together = batch * ranks if curve is Curve.WEAK else batch
+            strategy = Strategy.SINGLE if ranks == 1 else Strategy.DDP
+            yield curve, Job(strategy, world.living[:ranks], together)
+
+
+def counts(size: int) -> tuple[int, ...]:
+    """The powers of two up to `size`, and `size`."""
+    return tuple(dict.fromkeys([*(1 << power for power in range(size.bit_length())), size]))
+
+
+def batch_of(world: World) -> int:
+    """The images of a step: those asked for, and at least one for each rank."""
+    return max(asked_of(world.options).batch_size, world.size)
+
+
+def hidden_of(world: World) -> int:
+    """The width of the last layers: a multiple of the ranks, for tensor-parallel to cut."""
+    return math.ceil(_HIDDEN / world.size) * world.size
+
+
+def key_of(trial: Trial) -> Job:
+    """The job of a trial."""
+    return Job(Strategy(trial.params["strategy"]), trial.ranks, int(trial.params["batch"]))
+
+
+def trial_of(seen: Seen[Data], job: Job) -> Trial | None:
+    """The trial of a job, if there was one."""
+    return next((trial for trial in seen.trials if key_of(trial) == job), None)
+
+
+def devices_of(job: Job, world: World) -> int:
+    """On how many devices it computes."""
+    match job.strategy:
+        case Strategy.DP:
+            return world.arrivals[job.ranks[0]].gpus
+        case Strategy.MODEL_PARALLEL if world.backend == "nccl":
+            return len(job.ranks) * asked_of(world.options).group_size
+        case _:
+            return len(job.ranks)
+
+
+def _ranks(strategy: Strategy, world: World) -> tuple[int, ...]:
+    match strategy:
+        case Strategy.SINGLE | Strategy.DP:
+            return world.living[:1]
+        case Strategy.PIPELINE:
+            return world.living[:BLOCKS]
+        case Strategy.MODEL_PARALLEL if world.backend == "nccl":
+            return _with_own_devices(world, asked_of(world.options))
+        case _:
+            return world.living
+
+
+def _with_own_devices(world: World, asked: Train) -> tuple[int, ...]:
+    """Of each host as many ranks as it has groups of GPUs."""
+    return tuple(
+        rank
+        for rank in world.living
+        if (world.places[rank].local_rank or 0) < world.arrivals[rank].gpus // asked.group_size
+    )
+
+
+def why_not(strategy: Strategy, world: World) -> str | None:
+    """Why a strategy is not possible here, or None."""
+    asked = asked_of(world.options)
+    match strategy:
+        case Strategy.DP:
+            return _why_not_dp(world)
+        case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _with_own_devices(world, asked):
+            most = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
+            return f"a rank needs {asked.group_size} GPUs (--group-size), and no rank sees more than {most}"
+        case Strategy.SINGLE | Strategy.MODEL_PARALLEL:
+            return None
+        case _:
+            return "it needs 2 ranks or more, and there is one" if world.size == 1 else None
+
+
+def _why_not_dp(world: World) -> str | None:
+    if world.backend != "nccl":
+        return f"it copies the network to GPUs, and over {world.backend} ranks train on their CPU"
+    gpus = world.arrivals[world.living[0]].gpus if world.living else 0
+    return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
+
+
+def possible(world: World) -> tuple[Strategy, ...]:
+    """Those of the strategies asked for that can be tried here."""
+    return tuple(each for each in asked_of(world.options).strategies if why_not(each, world) is None)
+
+
+# How they ended ------------------------------------------------------------------------------------------------------
+
 
 # In nats, where the loss begins at ln 10 = 2.3. Sums in another order differ by the last bits: the largest deviations
 # that were measured, of all strategies over 200 steps on a CPU, are a fifth of these or less.
