@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ddpdiag.bandwidth.baseline import series_of, shape_of
+from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.bench.aggregate import Sweep, asked_of, ranks, rows, series, sweeps
+from ddpdiag.bench.baseline import series_of
 from ddpdiag.bench.data import Data
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.launch import variables as lch002

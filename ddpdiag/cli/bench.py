@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ddpdiag.bandwidth import baseline
+from ddpdiag.bench.baseline import dumps, merge, read_baseline
 from ddpdiag.cli import check
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.repeated import split
-from ddpdiag.codec import read_bytes, readable
+from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model import Report, Severity
@@ -121,7 +121,7 @@ def _with_baseline(path: str, report: Report, bench: BenchReport) -> str:
     if own or broken or not bench.complete or not bench.saved:
         why = ", ".join(dict.fromkeys(f.code for f in (*own, *broken))) or "it was cut short"
         raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others: {why}")
-    return baseline.dumps(baseline.merge(read_baseline("--save-baseline", path, missing=()), bench.saved))
+    return dumps(merge(read_baseline("--save-baseline", path, missing=()), bench.saved))
 
 
 def _plot_kind(path: str) -> Literal["svg", "png"]:
@@ -276,17 +276,3 @@ def _baseline(flags: Flags, launch: Launch) -> tuple[BaselineSeries, ...] | None
         return None
     begins = flags.baseline == flags.save_baseline
     return read_baseline("--baseline", flags.baseline, missing=() if begins else None) or None
-
-
-def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...] | None) -> tuple[BaselineSeries, ...]:
-    """The runs in a baseline file; `missing` if there is no such file, or UsageError where that is None."""
-    try:
-        text = read_bytes(path).decode()
-    except FileNotFoundError as error:
-        if missing is not None:
-            return missing
-        raise UsageError(f"{option} {path}: no such file; `--save-baseline {path}` makes one") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{option} {path}: {reason}") from error
-    return baseline.loads(text, f"{option} {path}")
