@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from ddpdiag.bandwidth.expectations import Bound
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text
 from ddpdiag.bench.fit import SMALL_BYTES, Point, usable
 from ddpdiag.model.bench import Bottleneck, Fit, Limits
 from ddpdiag.stats import quantile
+from ddpdiag.text import rate_text, share_text, size_text, time_text
 
 # At least this much of the expectation is as it should be (stas00, ml-engineering: 80 %).
 GOOD_SHARE = 0.8

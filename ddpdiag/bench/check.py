@@ -30,7 +30,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.bandwidth.text import rate_text, size_text
 from ddpdiag.bench.data import Data, Line
 from ddpdiag.bench.judge import findings
 from ddpdiag.bench.report import bench_of
@@ -40,6 +39,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.context import Context
+from ddpdiag.text import rate_text, size_text
 
 # Rounds of pairs, each with other partners: of three ranks all pairs are needed to tell one from its partners.
 ROUNDS = 3

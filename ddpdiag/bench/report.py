@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.bandwidth.baseline import shape_of
-from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.bench.aggregate import Sweep, asked_of, ranks, rows, series, sweeps
 from ddpdiag.bench.baseline import series_of
 from ddpdiag.bench.data import Data
@@ -11,6 +10,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow, Series
+from ddpdiag.text import rate_text
 
 # So many sentences; of more, how many there are.
 MOST_SAID = 3

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.bandwidth.text import share_text, times_text
 from ddpdiag.bench.data import Cell, Data
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.stats import quantile
+from ddpdiag.text import share_text, times_text
 
 # Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
 # ranks differ by more than a third now and then; a rank that is worth leaving out is at least half as slow again.

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN
 from ddpdiag.model import Matrix
 from ddpdiag.model.comparison import Change, Direction
 from ddpdiag.stats import quantile
+from ddpdiag.text import rate_text
 
 Way = tuple[str, str]
 # Chosen, as the slow rank's (bandwidth/slow.py): one connection varies more than the median of many calls.

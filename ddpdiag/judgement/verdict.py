@@ -6,7 +6,6 @@ from itertools import islice
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.api import Section, Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import exports_text
@@ -19,6 +18,7 @@ from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.text import rate_text, share_text
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
 # CODE.unmeasured, that there was nothing to judge; CODE.incomparable, that it could not be held against what the user

@@ -25,11 +25,11 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth.formulas import counts
-from ddpdiag.bandwidth.text import size_text, time_text
 from ddpdiag.bench.workloads.operations import Case, one_by_one, prepare, time_calls
 from ddpdiag.cli.bench import size
 from ddpdiag.model.bench import Blocking
 from ddpdiag.stats import quantile
+from ddpdiag.text import size_text, time_text
 
 RESAMPLES = 2000
 CLOSE = 0.02

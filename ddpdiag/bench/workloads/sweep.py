@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.bandwidth.formulas import Counts, counts
-from ddpdiag.bandwidth.text import size_text
 from ddpdiag.bench.data import Cell, Line, spread, together
 from ddpdiag.bench.workloads.call_budget import LEAST_CALLS, PROBE_BYTES, Pace
 from ddpdiag.bench.workloads.operations import (
@@ -31,6 +30,7 @@ from ddpdiag.bench.workloads.operations import (
 )
 from ddpdiag.bench.workloads.values import DTYPES, OPS
 from ddpdiag.model.bench import Bench, Blocking
+from ddpdiag.text import size_text
 
 # What torch and its backends say of a dtype or an op that they lack. Anything else is a failure: a GPU that dies in its
 # first call must not pass for the user's mistake.
