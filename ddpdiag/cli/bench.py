@@ -83,9 +83,9 @@ class BenchOutputs(Outputs):
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError for files that cannot be written, and for a plot of unknown kind, or without matplotlib."""
         if self.plot is not None:
-            from ddpdiag.render import plots
+            from ddpdiag.render.plots.drawing import check_available
 
-            plots.check_available()
+            check_available()
             _plot_kind(self.plot)
         if self.save_baseline is not None:
             read_baseline("--save-baseline", self.save_baseline, missing=())
@@ -98,19 +98,19 @@ class BenchOutputs(Outputs):
 
     def contents(self, report: Report, lines: Iterable[Line]) -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """nccl-tests' JSON instead of the report's, and the benchmark's own files."""
-        from ddpdiag.render import bench_csv, bench_json, plots
+        from ddpdiag.bench import files, plot
 
         for path, content in super().contents(report, lines):
-            yield path, (lambda: bench_json.render(report)) if path == self.json else content
+            yield path, (lambda: files.to_json(report)) if path == self.json else content
         bench = report.bench
         if bench is None:
             return
         if self.csv is not None:
-            yield self.csv, lambda: bench_csv.render(report)
+            yield self.csv, lambda: files.to_csv(report)
         if (file := self.save_baseline) is not None:
             yield file, lambda: _with_baseline(file, report, bench)
         if (picture := self.plot) is not None:
-            yield picture, lambda: plots.render(bench, _plot_kind(picture))
+            yield picture, lambda: plot.render(bench, _plot_kind(picture))
 
 
 def _with_baseline(path: str, report: Report, bench: BenchReport) -> str:

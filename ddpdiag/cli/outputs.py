@@ -18,6 +18,7 @@ from ddpdiag.model.recording import Line
 
 if TYPE_CHECKING:
     from ddpdiag.render.progress_lines import Counter
+    from ddpdiag.render.sections import Sections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +88,10 @@ class Outputs:
             from ddpdiag.render import nagios
 
             return nagios.render(report)
-        if report.train is not None:
-            from ddpdiag.render import train
-
-            return train.render(report, color=color, width=width, details=self.details)
-        if report.bench is not None:
-            from ddpdiag.render import bench
-
-            return bench.render(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings)
+        if features := features_of(report):
+            return features[-1].render(
+                report, tty=tty, color=color, width=width, details=self.details, timings=self.timings
+            )
         from ddpdiag.render import terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
@@ -107,7 +104,7 @@ class Outputs:
 
         makers: dict[str, Callable[[], str | bytes]] = {
             "--json": lambda: json.render(report),
-            "--markdown": lambda: markdown.render(report),
+            "--markdown": lambda: markdown.render(report, features_of(report)),
             "--record": lambda: b"".join(map(encode_line, lines)),
             "--exclude-file": lambda: _lines(report.hosts.bad),
             "--good-hosts": lambda: _lines(report.hosts.good),
@@ -134,10 +131,24 @@ class Outputs:
         return "-" in self._files.values()
 
 
+def features_of(report: Report) -> tuple["Sections", ...]:
+    """The features that have a part in this report; of others nothing is imported."""
+    features: list[Sections] = []
+    if report.bench is not None:
+        from ddpdiag.bench import sections as bench
+
+        features.append(bench)
+    if report.train is not None:
+        from ddpdiag.strategies import sections as strategies
+
+        features.append(strategies)
+    return tuple(features)
+
+
 def _metrics(report: Report) -> bytes:
     from ddpdiag.render import prometheus  # its client library takes 60 ms to import
 
-    return prometheus.render(report)
+    return prometheus.render(report, features_of(report))
 
 
 def _cases(report: Report) -> bytes:
@@ -149,7 +160,7 @@ def _cases(report: Report) -> bytes:
 def _web_page(report: Report) -> str | bytes:
     from ddpdiag.render import html
 
-    return html.render(report)
+    return html.render(report, features_of(report))
 
 
 def _lines(words: Iterable[str]) -> str:

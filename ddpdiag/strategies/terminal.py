@@ -8,7 +8,7 @@ from ddpdiag.render.findings import write_findings
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.tables import Column, draw, pieces
 from ddpdiag.render.terminal import write_head, write_notes, write_verdict
-from ddpdiag.render.units import byte_count, count, figure
+from ddpdiag.render.units import ABSENT, byte_count, count, figure
 
 _STYLES = {
     Ended.WORKS: "green",
@@ -19,25 +19,24 @@ _STYLES = {
     Ended.NOT_COMPARED: "bold yellow",
     Ended.NOT_POSSIBLE: "dim",
 }
+CURVES = {Curve.STRONG: "the same batch for all ranks together", Curve.WEAK: "the same batch for each rank"}
 # The reason stands below the table.
 _SHORT = {Ended.UNFINISHED: "unknown", Ended.NOT_COMPARED: "unknown", Ended.NOT_POSSIBLE: "not here"}
-_CURVES = {
-    Curve.STRONG: "the same batch for all ranks together (strong scaling)",
-    Curve.WEAK: "the same batch for each rank (weak scaling)",
-}
 
 
-def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
-    """`report.train` as text of `width` columns; `details` shortens nothing."""
+def render(
+    report: Report, *, tty: bool = False, color: bool, width: int, details: bool = False, timings: bool = False
+) -> str:
+    """`report.train` as text of `width` columns, in a terminal or a log; `details` shortens nothing."""
     page, train = Page(color=color, width=width), report.train
     if train is not None:
         write_head(page, report)
         page.write(f"{_ground(train)}{_lesson(train)}", style="dim")
         page.blank()
-        _table(page, train.rows)
-        _reasons(page, train.rows)
+        _write_rows(page, train.rows)
+        _write_reasons(page, train.rows)
         for curve in Curve:
-            _curve(page, curve, [row for row in train.scaling if row.curve is curve])
+            _write_curve(page, curve, [row for row in train.scaling if row.curve is curve])
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     write_verdict(page, report)
@@ -61,7 +60,7 @@ def _lesson(train: TrainReport) -> str:
     )
 
 
-def _table(page: Page, rows: Sequence[StrategyRow]) -> None:
+def _write_rows(page: Page, rows: Sequence[StrategyRow]) -> None:
     absent = "-"
 
     def column(header: str, show: Callable[[StrategyRow], str | None], *, right: bool = True) -> Column:
@@ -73,7 +72,7 @@ def _table(page: Page, rows: Sequence[StrategyRow]) -> None:
     )
     figures = (
         column("ranks", lambda row: str(len(row.ranks)) if row.ranks else None),
-        column("samples/s", lambda row: None if row.samples_per_second is None else f"{row.samples_per_second:,.0f}"),
+        column("samples/s", lambda row: rate_text(row.samples_per_second, absent)),
         column("x", lambda row: None if row.speedup is None else f"{row.speedup:.2f}"),
         column("eff.", lambda row: None if row.efficiency is None else f"{row.efficiency:.0%}"),
         column("comm", lambda row: None if row.communication_share is None else f"{row.communication_share:.0%}"),
@@ -90,7 +89,7 @@ def _word(ended: Ended) -> str:
     return _SHORT.get(ended, ended.value)
 
 
-def _reasons(page: Page, rows: Sequence[StrategyRow]) -> None:
+def _write_reasons(page: Page, rows: Sequence[StrategyRow]) -> None:
     """Why, of those that do not work."""
     alike: dict[tuple[Ended, str], list[str]] = {}
     for row in rows:
@@ -108,14 +107,14 @@ def _reasons(page: Page, rows: Sequence[StrategyRow]) -> None:
     page.blank()
 
 
-def _curve(page: Page, curve: Curve, rows: Sequence[ScalingRow]) -> None:
+def _write_curve(page: Page, curve: Curve, rows: Sequence[ScalingRow]) -> None:
     if not rows:
         return
-    page.write(f"ddp, {_CURVES[curve]}:", style="bold")
+    page.write(f"ddp, {CURVES[curve]} ({curve.value} scaling):", style="bold")
     columns = (
         Column("ranks", tuple(str(row.ranks) for row in rows), right=True),
         Column("batch", tuple(f"{row.batch_size:,}" for row in rows), right=True),
-        Column("samples/s", tuple(_rate(row) for row in rows), right=True),
+        Column("samples/s", tuple(rate_text(row.samples_per_second, "-") for row in rows), right=True),
         Column("eff.", tuple("-" if row.efficiency is None else f"{row.efficiency:.0%}" for row in rows), right=True),
         Column("", tuple(_bar(row) for row in rows), right=False),
     )
@@ -123,12 +122,13 @@ def _curve(page: Page, curve: Curve, rows: Sequence[ScalingRow]) -> None:
     page.blank()
 
 
-def _rate(row: ScalingRow) -> str:
-    return "-" if row.samples_per_second is None else f"{row.samples_per_second:,.0f}"
-
-
 def _bar(row: ScalingRow) -> str:
     """A bar of twenty for an efficiency of one, or why there is none."""
     if row.ended is not Ended.WORKS or row.efficiency is None:
         return _word(row.ended)
     return "#" * min(30, round(20 * row.efficiency))
+
+
+def rate_text(rate: float | None, absent: str = ABSENT) -> str:
+    """Samples per second without their unit."""
+    return absent if rate is None else f"{rate:,.0f}"

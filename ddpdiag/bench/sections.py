@@ -1,14 +1,18 @@
-"""A benchmark: curves over size, bars of its ranks, and the tables."""
+"""A benchmark in the formats of the report: HTML, with curves over size and bars of its ranks; Markdown; Prometheus."""
 
 from collections.abc import Iterator
 
+from ddpdiag.bench.plot import draw_panels, panel_curves
+from ddpdiag.bench.rows import measured, modes, parts, traits
+from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.render.bench_rows import traits
 from ddpdiag.render.html.bars import Figures, bar_figure
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
-from ddpdiag.render.plots.bench import draw_panels, panel_curves
+from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabled
+from ddpdiag.render.markup import folded
 from ddpdiag.render.rank_lines import Row
+from ddpdiag.render.sections import Sample
 from ddpdiag.render.units import (
     ABSENT,
     byte_count,
@@ -19,12 +23,14 @@ from ddpdiag.render.units import (
     seconds,
 )
 
+__all__ = ["pieces", "render", "samples", "section"]
+
 _ROWS_SHOWN, _RANKS_SHOWN, _OPEN_RANKS = 400, 128, 16
 _SAID, _MOST_BARS = 24, 6
 
 
-def bench_section(report: Report) -> Section:
-    """Bus bandwidth and latency over size, with what was expected; nothing where no benchmark ran."""
+def section(report: Report) -> Section:
+    """For the HTML page: bus bandwidth and latency over size, with what was expected."""
     bench = report.bench
     if bench is None:
         return Section(name="benchmark", title="Benchmark")
@@ -170,3 +176,104 @@ def _size(row: BenchRow, mode: Measured) -> tuple[Cell, ...]:
         Cell(bytes_per_s(mode.busbw_bytes_per_s), mode.busbw_bytes_per_s),
         Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
     )
+
+
+# Markdown ------------------------------------------------------------------------------------------------------------
+
+
+# Rows of a table, or lines of a list, and bytes of these and of one sentence.
+_MARKDOWN_ROWS, _TABLE, _LIST, _SENTENCE = 64, 6_000, 4_000, 600
+
+
+def pieces(report: Report) -> Iterator[Piece]:
+    """For Markdown: a line for each series, and its sizes folded away."""
+    bench = measured(report)
+    sentences = [*(series.sentence for series in bench.series), *bench.remarks]
+    lines = [f"- {said(sentence, _SENTENCE)}" for sentence in sentences[:_MARKDOWN_ROWS]]
+    yield Piece("what the benchmark means", spaced(listed(lines, "line", total=len(sentences), most=_LIST)))
+    slow = [(str(r.rank), name(r.node, cell=True), said(r.slow, _SENTENCE)) for r in bench.ranks if r.slow]
+    table = tabled(("slow rank", "host", "why"), slow[:_MARKDOWN_ROWS], "slow rank", total=len(slow), most=_TABLE)
+    yield Piece("slow ranks", spaced(table))
+    for part in parts(bench):
+        rows = [row for row in map(_markdown_row, part.rows) if row]
+        headers = ("size", "type", "op", "time", "algbw", "busbw", "wrong")
+        table = tabled(headers, rows[:_MARKDOWN_ROWS], "row", total=len(rows), most=_TABLE, right=4)
+        yield Piece("table of a benchmark", folded(f"{part.collective} over {part.backend}"[:_SENTENCE], table))
+
+
+def _markdown_row(row: BenchRow) -> tuple[str, ...]:
+    mode = row.natural()
+    if mode is None:
+        return ()
+    return (
+        byte_count(row.size_bytes),
+        said(row.dtype, _SENTENCE),
+        said(row.op, _SENTENCE),
+        seconds(mode.seconds),
+        bytes_per_s(mode.algbw_bytes_per_s),
+        bytes_per_s(mode.busbw_bytes_per_s),
+        "-" if mode.wrong is None else str(mode.wrong),
+    )
+
+
+# Prometheus ----------------------------------------------------------------------------------------------------------
+
+
+def samples(report: Report) -> Iterator[Sample]:
+    """For Prometheus: every row and mode, the peak of every series, and the ranks."""
+    bench = measured(report)
+    yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
+    for row in bench.rows:
+        for place, mode in modes(row):
+            yield from _row_samples(row, place, mode)
+    for series in bench.series:
+        yield from _series_samples(series)
+    for rank in bench.ranks:
+        who = {"rank": str(rank.rank), "host": rank.node, "gpu_uuid": rank.gpu_uuid or ""}
+        labels = {"backend": rank.backend, "collective": rank.collective, "size_bytes": str(rank.size_bytes), **who}
+        figures = {
+            "seconds": (rank.seconds, "Median of a rank's calls."),
+            "busbw_bytes_per_second": (rank.busbw_bytes_per_s, "Bus bandwidth of a rank."),
+            "pair_busbw_bytes_per_second": (rank.pair_busbw_bytes_per_s, "Best of a rank alone with one other."),
+            "copy_bytes_per_second": (rank.copy_bytes_per_s, "What a rank copies in its own memory."),
+        }
+        for figure, (value, says) in figures.items():
+            if value is not None:
+                yield Sample(f"bench_rank_{figure}", says, value, labels)
+
+
+def _row_samples(row: BenchRow, place: str, mode: Measured) -> Iterator[Sample]:
+    labels = {
+        "backend": row.backend,
+        "collective": row.collective,
+        "dtype": row.dtype,
+        "op": row.op,
+        "root": str(row.root),
+        "cycle": str(row.cycle),
+        "size_bytes": str(row.size_bytes),
+        "mode": place,
+    }
+    yield Sample("bench_seconds", "Time of one call, as nccl-tests has it.", mode.seconds, labels)
+    algbw, busbw = mode.algbw_bytes_per_s, mode.busbw_bytes_per_s
+    yield Sample("bench_algbw_bytes_per_second", "Algorithm bandwidth, as nccl-tests has it.", algbw, labels)
+    yield Sample("bench_busbw_bytes_per_second", "Bus bandwidth, as nccl-tests has it.", busbw, labels)
+    if mode.wrong is not None:
+        yield Sample("bench_wrong_elements", "Elements with a wrong value, on all ranks.", mode.wrong, labels)
+
+
+def _series_samples(series: Series) -> Iterator[Sample]:
+    labels = {
+        "backend": series.backend,
+        "collective": series.collective,
+        "dtype": series.dtype,
+        "op": series.op,
+        "root": str(series.root),
+    }
+    peak = series.peak_busbw_bytes_per_s
+    yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
+    if series.expectation is not None:
+        expected = series.expectation.busbw_bytes_per_s
+        says = "Bus bandwidth that this hardware should reach."
+        yield Sample("bench_expected_busbw_bytes_per_second", says, expected, labels)
+    if series.fit is not None:
+        yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)

@@ -1,20 +1,23 @@
-"""A benchmark for scripts: the JSON of nccl-tests, version 3, and what we know beyond it.
+"""A benchmark for scripts: nccl-tests' JSON, version 3, with what we know beyond it, and a line for each row as CSV.
 
-The keys, microseconds and GB/s are those of nccl-tests' src/util.cu; ours have their unit in the name. Where
-version 3 writes "true", "nan" or "unchecked", a truth value, a number or null is written, and a non-finite number as
-`ddpdiag.codec` spells it.
+The keys, microseconds and GB/s of the JSON are those of nccl-tests' src/util.cu; ours have their unit in the name.
+Where version 3 writes "true", "nan" or "unchecked", a truth value, a number or null is written, and a non-finite number
+as `ddpdiag.codec` spells it. The CSV has SI units.
 """
 
+import csv
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from io import StringIO
 
 import msgspec
 
-from ddpdiag.codec import encode
+from ddpdiag.bench.rows import Calls, calls, devices, measured, modes, parts, reaches, short_pci, slowest
+from ddpdiag.codec import encode, readable
 from ddpdiag.model import Finding, Report, Severity, Verdict
 from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
-from ddpdiag.render.bench_rows import Calls, calls, devices, measured, parts, reaches, short_pci
+from ddpdiag.render.page import one_line
 
 SCHEMA = "ddpdiag.bench/1"
 _VERSION = 3
@@ -23,7 +26,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | dict[str, "Json"]
 _Devices = dict[int, BenchRank]
 
 
-def render(report: Report) -> str:
+def to_json(report: Report) -> str:
     """`report.bench` as indented JSON with a newline at the end."""
     return msgspec.json.format(encode(_document(report, measured(report))), indent=2).decode() + "\n"
 
@@ -224,3 +227,76 @@ def _culprit(finding: Finding) -> dict[str, Json]:
         "gpus": finding.gpus,
         "links": finding.links,
     }
+
+
+# CSV -----------------------------------------------------------------------------------------------------------------
+
+
+# New columns go to the end: scripts may count.
+COLUMNS = (
+    "backend",
+    "collective",
+    "cycle",
+    "size_bytes",
+    "count",
+    "dtype",
+    "op",
+    "root",
+    "mode",
+    "seconds",
+    "algbw_bytes_per_s",
+    "busbw_bytes_per_s",
+    "wrong",
+    "calls",
+    "transfer_seconds",
+    "skew_seconds",
+    "slowest_rank",
+    "slowest_host",
+    "slowest_min_seconds",
+    "slowest_median_seconds",
+    "slowest_p95_seconds",
+    "slowest_p99_seconds",
+    "slowest_cv",
+)
+_Cell = str | int | float | None
+
+
+def to_csv(report: Report) -> str:
+    """`report.bench` as CSV with a header. What is not known is empty; a non-finite number is nan, inf or -inf.
+
+    The slowest rank of a line is the one with the longest mean time.
+    """
+    bench, text = measured(report), StringIO()
+    hosts = {line.rank: readable(one_line(line.node)) for line in devices(bench)}
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in bench.rows:
+        for name, mode in modes(row):
+            writer.writerow((*_key(row), name, *_figures(mode), *_slowest(mode, hosts)))
+    return text.getvalue()
+
+
+def _key(row: BenchRow) -> tuple[_Cell, ...]:
+    words = (row.backend, row.collective, row.dtype, row.op)
+    backend, collective, dtype, op = (readable(one_line(word)) for word in words)
+    return backend, collective, row.cycle, row.size_bytes, row.count, dtype, op, row.root
+
+
+def _figures(mode: Measured) -> tuple[_Cell, ...]:
+    return (
+        mode.seconds,
+        mode.algbw_bytes_per_s,
+        mode.busbw_bytes_per_s,
+        mode.wrong,
+        mode.calls,
+        mode.transfer_seconds,
+        mode.skew_seconds,
+    )
+
+
+def _slowest(mode: Measured, hosts: dict[int, str]) -> tuple[_Cell, ...]:
+    of = slowest(mode)
+    if of is None:
+        return (None,) * 7
+    spread = of.seconds
+    return (of.rank, hosts.get(of.rank), spread.min, spread.median, spread.p95, spread.p99, spread.cv)
