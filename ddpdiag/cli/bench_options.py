@@ -200,7 +200,7 @@ def allreduce_bench(
 
     Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours.
     """
-    from ddpdiag.cli import bench as command
+    from ddpdiag.bench import command
     from ddpdiag.cli.check import Wishes
     from ddpdiag.cli.edge import guarded, leave
     from ddpdiag.runtime.launchers import Asked

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import counter, show, terminal
-from ddpdiag.cli.train import refuse_nccl_without_gpus
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.launching import Seen, judged
@@ -23,6 +22,7 @@ from ddpdiag.runtime.launchers import Asked, Launch
 from ddpdiag.runtime.rounds import Rounds, installed
 from ddpdiag.runtime.signals import Signals
 from ddpdiag.runtime.ways import typed
+from ddpdiag.strategies.command import refuse_nccl_without_gpus
 
 # The options of `train` that mean the same here.
 OPTIONS = (

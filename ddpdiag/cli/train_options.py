@@ -125,13 +125,13 @@ def train(
     none is possible), 4 a bug of ours.
     """
     from ddpdiag.cli import launching
-    from ddpdiag.cli import train as command
     from ddpdiag.cli.check import Wishes
     from ddpdiag.cli.edge import guarded, leave
     from ddpdiag.cli.outputs import Outputs
     from ddpdiag.errors import UsageError
     from ddpdiag.model.launching import Compare
     from ddpdiag.runtime.launchers import Asked
+    from ddpdiag.strategies import command
 
     asked = Asked(
         rank=rank,

@@ -25,8 +25,8 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth.formulas import counts
+from ddpdiag.bench.command import size
 from ddpdiag.bench.workloads.operations import Case, one_by_one, prepare, time_calls
-from ddpdiag.cli.bench import size
 from ddpdiag.model.bench import Blocking
 from ddpdiag.stats import quantile
 from ddpdiag.text import size_text, time_text

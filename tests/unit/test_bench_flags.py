@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from ddpdiag.cli.bench import Flags, bench_of, size
+from ddpdiag.bench.command import Flags, bench_of, size
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.model.bench import Average, Bench, Blocking

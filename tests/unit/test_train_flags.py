@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdiag.cli.train import Flags, train_of
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
+from ddpdiag.strategies.command import Flags, train_of
 
 USUAL = Flags(strategy=("single,ddp,fsdp",), steps=30, batch_size=64, group_size=2, dtype="float32", scaling=False)
 
