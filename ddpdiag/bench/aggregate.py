@@ -18,30 +18,11 @@ from ddpdiag.stats import quantile
 
 
 def lowest(limits: Iterable[Limits]) -> Limits:
-    """The lowest of what ranks have; `nvlink_switched` only where all are."""
+    """The lowest of what ranks have, which no one card has; `nvlink_switched` only where all are."""
     known = tuple(limits)
-    return Limits(
-        copy_bytes_per_s=_least([own.copy_bytes_per_s for own in known]),
-        loopback_bytes_per_s=_least([own.loopback_bytes_per_s for own in known]),
-        nic_bytes_per_s=_least([own.nic_bytes_per_s for own in known]),
-        nic_ports=_fewest([own.nic_ports for own in known]),
-        nic_port_bytes_per_s=_least([own.nic_port_bytes_per_s for own in known]),
-        nvlinks=_fewest([own.nvlinks for own in known]),
-        nvlinks_max=_fewest([own.nvlinks_max for own in known]),
-        nvlink_switched=_all([own.nvlink_switched for own in known]),
-        nvlink_bytes_per_s=_least([own.nvlink_bytes_per_s for own in known]),
-        pcie_bytes_per_s=_least([own.pcie_bytes_per_s for own in known]),
-        pcie_now_bytes_per_s=_least([own.pcie_now_bytes_per_s for own in known]),
-        cores=_fewest([own.cores for own in known]),
-    )
-
-
-def _least(values: Sequence[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
-
-
-def _fewest(values: Sequence[int | None]) -> int | None:
-    return min((value for value in values if value is not None), default=None)
+    values = {name: [getattr(own, name) for own in known] for name in Limits.__struct_fields__}
+    lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
+    return Limits(**lowest | {"nic": None, "nvlink_switched": _all(values["nvlink_switched"])})
 
 
 def _all(values: Sequence[bool | None]) -> bool | None:

@@ -30,6 +30,7 @@ Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -43,7 +44,7 @@ from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, jobs, trial_of
 
 if TYPE_CHECKING:
-    from ddpdiag.strategies.workloads.trainer import Lesson, Trained
+    from ddpdiag.strategies.workloads.trainer import Lesson
     from ddpdiag.workloads.mnist import Digits
 
 # What a strategy needs of torch, as users search for it.
@@ -83,7 +84,6 @@ def measure(ctx: Context) -> Data:
 
     from ddpdiag.strategies.workloads.trainer import Lesson, exact
     from ddpdiag.workloads import mnist
-    from ddpdiag.workloads.training import checksum
 
     params, asked = ctx.trial.params, asked_of(ctx.options)
     lesson = Lesson(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]), dtype=asked.dtype)
@@ -93,59 +93,25 @@ def measure(ctx: Context) -> Data:
     ctx.step("read the digits")
     digits = mnist.load(ctx.options.data_dir)
     try:
-        trained = _train(ctx, strategy, lesson, digits)
+        return _train(ctx, strategy, lesson, digits)
     except ImportError as error:
         if strategy not in _NEEDS:
             raise
         return Data(device="", not_possible=f"torch {torch.__version__} has no {_NEEDS[strategy]} ({error.msg})")
-    return Data(
-        device=trained.device,
-        start=checksum(lesson.network()),
-        end=trained.end,
-        losses=trained.losses,
-        parts=trained.parts,
-        images=trained.images,
-        timed_steps=trained.timed_steps,
-        seconds=trained.seconds,
-        peak_bytes=trained.peak_bytes,
-        state_bytes=trained.state_bytes,
-        communication_share=trained.communication_share,
-    )
 
 
-def _train(ctx: Context, strategy: Strategy, lesson: "Lesson", digits: "Digits") -> "Trained":
+def _train(ctx: Context, strategy: Strategy, lesson: "Lesson", digits: "Digits") -> Data:
     """ImportError where this torch lacks the strategy: nothing was trained then."""
     backend = str(ctx.trial.params["backend"])
-    match strategy:
-        case Strategy.SINGLE:
-            from ddpdiag.strategies.workloads import single
-
-            parts = ctx.place.world_size if lesson.steps * ctx.place.world_size <= _MOST_PARTS else 0
-            return single.train(ctx, lesson, digits, backend, parts)
-        case Strategy.DP:
-            from ddpdiag.strategies.workloads import dp
-
-            return dp.train(ctx, lesson, digits)
-        case Strategy.DDP:
-            from ddpdiag.strategies.workloads import ddp
-
-            return ddp.train(ctx, lesson, digits, backend)
-        case Strategy.FSDP:
-            from ddpdiag.strategies.workloads import fsdp
-
-            return fsdp.train(ctx, lesson, digits, backend)
-        case Strategy.TENSOR_PARALLEL:
-            from ddpdiag.strategies.workloads import tensor_parallel
-
-            return tensor_parallel.train(ctx, lesson, digits, backend)
-        case Strategy.PIPELINE:
-            from ddpdiag.strategies.workloads import pipeline
-
-            return pipeline.train(ctx, lesson, digits, backend)
-        case Strategy.MODEL_PARALLEL:
-            from ddpdiag.strategies.workloads import model_parallel
-
-            return model_parallel.train(ctx, lesson, digits, backend, asked_of(ctx.options).group_size)
+    parts = ctx.place.world_size if lesson.steps * ctx.place.world_size <= _MOST_PARTS else 0
+    wants: dict[Strategy, tuple[str | int, ...]] = {
+        Strategy.SINGLE: (backend, parts),
+        Strategy.DP: (),
+        Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
+    }
+    code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
+    data: Data = code.train(ctx, lesson, digits, *wants.get(strategy, (backend,)))
+    return data
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:

@@ -5,13 +5,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.training import checksum
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Data:
     """Train on this rank's share, together with the other ranks of the group."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -8,11 +8,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits) -> Data:
     """Train on all GPUs that this process sees."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     ctx.step("build DataParallel")

@@ -8,12 +8,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Data:
     """Train on this rank's share of the images, with its share of the network."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()

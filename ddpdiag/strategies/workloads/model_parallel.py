@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.training import checksum
@@ -49,7 +50,7 @@ def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device
     return [torch.device(kind, index) for index in range(first, first + group_size)]
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, group_size: int) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, group_size: int) -> Data:
     """Train on this rank's share of the images, over `group_size` devices of its own."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()

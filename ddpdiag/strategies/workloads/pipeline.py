@@ -14,7 +14,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
@@ -22,7 +23,7 @@ from ddpdiag.workloads.mnist import Digits
 MOST_PIECES = 8
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Data:
     """Train this rank's blocks; there must be as many blocks as ranks, or more."""
     with process_group(ctx, backend) as device:
         stage, stages = dist.get_rank(), dist.get_world_size()

@@ -3,12 +3,13 @@
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, parts: int) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, parts: int) -> Data:
     """Train alone. The losses of each of `parts` parts of the images tell what each of so many ranks should see."""
     device = choose_device(backend, ctx.place.local_rank)
     model = lesson.network().to(device)

@@ -10,12 +10,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.workloads.trainer import Course, Lesson, Trained
+from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.workloads.trainer import Course, Lesson
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Trained:
+def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Data:
     """Train on all images, with a part of the last two layers; `lesson.hidden` must be a multiple of the ranks."""
     with process_group(ctx, backend) as device:
         ctx.step("cut the matrices")

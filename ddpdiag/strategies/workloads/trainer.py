@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from ddpdiag.model.context import Context
+from ddpdiag.strategies.runs import Data
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.mnist import CLASSES, Digits
-from ddpdiag.workloads.training import prepared
+from ddpdiag.workloads.training import checksum, prepared
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 # Wide enough that a matrix is worth cutting, and quick on a CPU.
@@ -140,25 +141,6 @@ WARMUP_STEPS = 3
 WATCHED_STEPS = 5
 
 
-class Trained(Struct, frozen=True, kw_only=True):
-    """One rank's training. `losses` are the mean over the `images` that it saw, step by step; a rank that saw none (a
-    stage of a pipeline that is not the last one) has none. `parts` are the same for each of several parts of the
-    images. `seconds` are those of `timed_steps`. `end` is the checksum of the last parameters, where a rank has all of
-    them. Bytes and share are explained in `model.train.StrategyRow`.
-    """
-
-    device: str
-    losses: tuple[float, ...]
-    parts: tuple[tuple[float, ...], ...]
-    images: int
-    timed_steps: int
-    seconds: float
-    peak_bytes: int
-    state_bytes: int
-    communication_share: float | None
-    end: str
-
-
 class Course:
     """Iterate over it for the images and labels of each step; `note` the loss; `trained` is what was measured.
 
@@ -213,10 +195,11 @@ class Course:
             if parts:
                 self._parts.append(torch.stack(list(parts)).detach())
 
-    def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Trained:
+    def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Data:
         """What was measured; the parameters are those that this rank holds, `end` their checksum if that is all."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
-        return Trained(
+        return Data(
+            start=checksum(self._lesson.network()),
             device=describe(self._devices[0]).name,
             losses=tuple(losses),
             parts=tuple(tuple(part.tolist()) for part in self._parts),
