@@ -40,8 +40,9 @@ from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.train import Strategy, TrainReport
+from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.judge import findings, train_of
-from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, jobs, trial_of
+from ddpdiag.strategies.runs import TOLERANCES, Job, hidden_of, jobs, trial_of
 
 if TYPE_CHECKING:
     from ddpdiag.strategies.workloads.trainer import Lesson

@@ -12,11 +12,10 @@ from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
 from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.runs import (
     Apart,
-    Data,
     Run,
-    asked_of,
     batch_of,
     devices_of,
     job_of,

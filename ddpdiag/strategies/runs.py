@@ -4,44 +4,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.model import Options, Outcome, Status, Trial
+from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.model.train import Curve, Ended, Strategy, Train
-
-
-class Data(Struct, frozen=True, kw_only=True):
-    """One rank's part in one trial. `not_possible` says what this torch lacks; then nothing was trained.
-
-    `losses` are the mean loss over the `images` that this rank saw in a step; `parts` (of single alone) those of each
-    rank's share of the images. `start` is the SHA-256 of the first weights. `seconds` are those of `timed_steps`.
-    """
-
-    device: str
-    not_possible: str = ""
-    start: str = ""
-    end: str = ""
-    losses: tuple[float, ...] = ()
-    parts: tuple[tuple[float, ...], ...] = ()
-    images: int = 0
-    timed_steps: int = 0
-    seconds: float = 0.0
-    peak_bytes: int | None = None
-    state_bytes: int | None = None
-    communication_share: float | None = None
-
-
-def asked_of(options: Options) -> Train:
-    """What `ddpdiag train` was asked for; the defaults for a check that was selected by its code."""
-    return options.train if options.train is not None else Train()
-
-
-# Trainings -----------------------------------------------------------------------------------------------------------
-
+from ddpdiag.strategies.data import Data, asked_of
 
 # The network has four blocks (workloads.trainer), and a rank of a pipeline has one or more.
 BLOCKS = 4
