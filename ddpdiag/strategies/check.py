@@ -45,7 +45,7 @@ from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.runs import TOLERANCES, Job, hidden_of, jobs, trial_of
 
 if TYPE_CHECKING:
-    from ddpdiag.strategies.workloads.trainer import Lesson
+    from ddpdiag.strategies.workloads.trainer import Task
     from ddpdiag.workloads.mnist import Digits
 
 # What a strategy needs of torch, as users search for it.
@@ -83,35 +83,35 @@ def measure(ctx: Context) -> Data:
     """Train by the trial's strategy, if this torch has it."""
     import torch
 
-    from ddpdiag.strategies.workloads.trainer import Lesson, exact
+    from ddpdiag.strategies.workloads.trainer import Task, exact
     from ddpdiag.workloads import mnist
 
     params, asked = ctx.trial.params, asked_of(ctx.options)
-    lesson = Lesson(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]), dtype=asked.dtype)
+    task = Task(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]), dtype=asked.dtype)
     exact()
     strategy = Strategy(params["strategy"])
     ctx.report(Data(device=""), f"{strategy.value} on {len(ctx.group)} of {ctx.place.world_size} ranks")
     ctx.step("read the digits")
     digits = mnist.load(ctx.options.data_dir)
     try:
-        return _train(ctx, strategy, lesson, digits)
+        return _train(ctx, strategy, task, digits)
     except ImportError as error:
         if strategy not in _NEEDS:
             raise
         return Data(device="", not_possible=f"torch {torch.__version__} has no {_NEEDS[strategy]} ({error.msg})")
 
 
-def _train(ctx: Context, strategy: Strategy, lesson: "Lesson", digits: "Digits") -> Data:
+def _train(ctx: Context, strategy: Strategy, task: "Task", digits: "Digits") -> Data:
     """ImportError where this torch lacks the strategy: nothing was trained then."""
     backend = str(ctx.trial.params["backend"])
-    parts = ctx.place.world_size if lesson.steps * ctx.place.world_size <= _MOST_PARTS else 0
+    parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
     wants: dict[Strategy, tuple[str | int, ...]] = {
         Strategy.SINGLE: (backend, parts),
         Strategy.DP: (),
         Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
     }
     code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
-    data: Data = code.train(ctx, lesson, digits, *wants.get(strategy, (backend,)))
+    data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
     return data
 
 

@@ -14,7 +14,7 @@ from ddpdiag.strategies.data import Data, asked_of
 
 # The network has four blocks (workloads.trainer), and a rank of a pipeline has one or more.
 BLOCKS = 4
-# As in the lesson; tensor-parallel cuts it evenly.
+# As in the task; tensor-parallel cuts it evenly.
 _HIDDEN = 128
 
 

@@ -31,7 +31,7 @@ def render(
     page, train = Page(color=color, width=width), report.train
     if train is not None:
         write_head(page, report)
-        page.write(f"{_ground(train)}{_lesson(train)}", style="dim")
+        page.write(f"{_ground(train)}{_task(train)}", style="dim")
         page.blank()
         _write_rows(page, train.rows)
         _write_reasons(page, train.rows)
@@ -50,7 +50,7 @@ def _ground(train: TrainReport) -> str:
     return f"{parts}. " if parts else ""
 
 
-def _lesson(train: TrainReport) -> str:
+def _task(train: TrainReport) -> str:
     asked = train.asked
     return (
         f"A ConvNet learns MNIST digits: {count(asked.steps, 'step')} of {count(train.batch_size, 'image')} over all "

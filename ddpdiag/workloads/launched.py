@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import encode  # noqa: E402
 from ddpdiag.model.launching import RankError, RankTimes  # noqa: E402
-from ddpdiag.strategies.workloads.trainer import Lesson  # noqa: E402
+from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
 from ddpdiag.workloads.devices import choose_device  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402
@@ -119,13 +119,13 @@ def train(asked: Asked, who: Who) -> RankTimes:
     wait_for(device)
     group_at = time.monotonic()
 
-    lesson = Lesson(steps=asked.steps, batch=asked.batch_size)
-    model = DistributedDataParallel(lesson.network().to(device), device_ids=[device] if device.type == "cuda" else None)
-    optimizer = lesson.optimizer(model.parameters())
+    task = Task(steps=asked.steps, batch=asked.batch_size)
+    model = DistributedDataParallel(task.network().to(device), device_ids=[device] if device.type == "cuda" else None)
+    optimizer = task.optimizer(model.parameters())
     losses: list[float] = []
     seconds: list[float] = []
     affordable = asked.steps
-    batches = lesson.batches(load(asked.data_dir), who.rank, who.world_size, device)
+    batches = task.batches(load(asked.data_dir), who.rank, who.world_size, device)
     while len(seconds) < min(asked.steps, affordable):
         begin = time.perf_counter()
         images, labels = next(batches)

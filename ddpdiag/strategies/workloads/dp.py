@@ -9,21 +9,21 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
 from ddpdiag.strategies.data import Data
-from ddpdiag.strategies.workloads.trainer import Course, Lesson
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits) -> Data:
+def train(ctx: Context, task: Task, digits: Digits) -> Data:
     """Train on all GPUs that this process sees."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     ctx.step("build DataParallel")
-    model = nn.DataParallel(lesson.network().to(devices[0]), device_ids=devices)
-    optimizer = lesson.optimizer(model.parameters())
-    course = Course(ctx, lesson, digits, devices, part=0, parts=1)
-    for images, labels in course:
+    model = nn.DataParallel(task.network().to(devices[0]), device_ids=devices)
+    optimizer = task.optimizer(model.parameters())
+    trainer = Trainer(ctx, task, digits, devices, part=0, parts=1)
+    for images, labels in trainer:
         loss = cross_entropy(model(images), labels)  # its output is gathered on the first GPU
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        course.note(loss)
-    return course.trained(list(model.parameters()), optimizer)
+        trainer.note(loss)
+    return trainer.trained(list(model.parameters()), optimizer)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpdiag.model.context import Context
 from ddpdiag.strategies.data import Data
-from ddpdiag.strategies.workloads.trainer import Course, Lesson
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.training import checksum
@@ -50,21 +50,21 @@ def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device
     return [torch.device(kind, index) for index in range(first, first + group_size)]
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, group_size: int) -> Data:
+def train(ctx: Context, task: Task, digits: Digits, backend: str, group_size: int) -> Data:
     """Train on this rank's share of the images, over `group_size` devices of its own."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         devices = devices_of(device.type, ctx.place.local_rank or 0, group_size)
         ctx.step("build DistributedDataParallel over several devices")
         # No device_ids: the network itself knows where its inputs go.
-        model = DistributedDataParallel(Cut(list(lesson.network()), devices), device_ids=None)
-        optimizer = lesson.optimizer(model.parameters())
-        course = Course(ctx, lesson, digits, devices, rank, world_size)
-        for images, labels in course:
+        model = DistributedDataParallel(Cut(list(task.network()), devices), device_ids=None)
+        optimizer = task.optimizer(model.parameters())
+        trainer = Trainer(ctx, task, digits, devices, rank, world_size)
+        for images, labels in trainer:
             losses = cross_entropy(model(images), labels.to(devices[-1]), reduction="none")
-            loss = losses.sum() * world_size / lesson.batch  # as in ddp: gradients are averaged over the ranks
+            loss = losses.sum() * world_size / task.batch  # as in ddp: gradients are averaged over the ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            course.note(losses.mean())
-        return course.trained(list(model.parameters()), optimizer, checksum(model))
+            trainer.note(losses.mean())
+        return trainer.trained(list(model.parameters()), optimizer, checksum(model))

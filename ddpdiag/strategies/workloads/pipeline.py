@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
 from ddpdiag.strategies.data import Data
-from ddpdiag.strategies.workloads.trainer import Course, Lesson
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
@@ -23,33 +23,33 @@ from ddpdiag.workloads.mnist import Digits
 MOST_PIECES = 8
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Data:
+def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
     """Train this rank's blocks; there must be as many blocks as ranks, or more."""
     with process_group(ctx, backend) as device:
         stage, stages = dist.get_rank(), dist.get_world_size()
         ctx.step("build the stage")
-        blocks = list(lesson.network())
+        blocks = list(task.network())
         model = nn.Sequential(*blocks[len(blocks) * stage // stages : len(blocks) * (stage + 1) // stages]).to(device)
-        optimizer = lesson.optimizer(model.parameters())
+        optimizer = task.optimizer(model.parameters())
 
         def share_of_loss(logits: Tensor, labels: Tensor) -> Tensor:
             """Of one piece: those of all pieces add up to the mean of the batch."""
-            return cross_entropy(logits, labels, reduction="sum") / lesson.batch
+            return cross_entropy(logits, labels, reduction="sum") / task.batch
 
         # Since torch 2.7 gradients are divided by the number of pieces, unless told not to; before, they never were.
         told = "scale_grads" in signature(ScheduleGPipe).parameters
         gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
-        schedule = gpipe(PipelineStage(model, stage, stages, device), pieces(lesson.batch), share_of_loss)
-        course = Course(ctx, lesson, digits, [device], part=0, parts=1)
-        for images, labels in course:
+        schedule = gpipe(PipelineStage(model, stage, stages, device), pieces(task.batch), share_of_loss)
+        trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
+        for images, labels in trainer:
             losses: list[Tensor] = []
             optimizer.zero_grad()
             # Forward and backward of all pieces. The first stage gives the images, the last one knows the labels.
             schedule.step(*([images] if stage == 0 else []), target=labels, losses=losses)
             optimizer.step()
             if stage == stages - 1:
-                course.note(torch.stack(losses).sum())
-        return course.trained(list(model.parameters()), optimizer)
+                trainer.note(torch.stack(losses).sum())
+        return trainer.trained(list(model.parameters()), optimizer)
 
 
 def pieces(batch: int) -> int:

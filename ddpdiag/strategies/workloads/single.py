@@ -4,22 +4,22 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
 from ddpdiag.strategies.data import Data
-from ddpdiag.strategies.workloads.trainer import Course, Lesson
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str, parts: int) -> Data:
+def train(ctx: Context, task: Task, digits: Digits, backend: str, parts: int) -> Data:
     """Train alone. The losses of each of `parts` parts of the images tell what each of so many ranks should see."""
     device = choose_device(backend, ctx.place.local_rank)
-    model = lesson.network().to(device)
-    optimizer = lesson.optimizer(model.parameters())
-    course = Course(ctx, lesson, digits, [device], part=0, parts=1)
-    for images, labels in course:
+    model = task.network().to(device)
+    optimizer = task.optimizer(model.parameters())
+    trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
+    for images, labels in trainer:
         losses = cross_entropy(model(images), labels, reduction="none")
         loss = losses.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        course.note(loss, [losses[part::parts].mean() for part in range(parts)])
-    return course.trained(list(model.parameters()), optimizer)
+        trainer.note(loss, [losses[part::parts].mean() for part in range(parts)])
+    return trainer.trained(list(model.parameters()), optimizer)

@@ -11,24 +11,24 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.context import Context
 from ddpdiag.strategies.data import Data
-from ddpdiag.strategies.workloads.trainer import Course, Lesson
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, lesson: Lesson, digits: Digits, backend: str) -> Data:
-    """Train on all images, with a part of the last two layers; `lesson.hidden` must be a multiple of the ranks."""
+def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
+    """Train on all images, with a part of the last two layers; `task.hidden` must be a multiple of the ranks."""
     with process_group(ctx, backend) as device:
         ctx.step("cut the matrices")
-        model = lesson.network().to(device)
+        model = task.network().to(device)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         parallelize_module(model, mesh, {"hidden.1": ColwiseParallel(), "output": RowwiseParallel()})
-        optimizer = lesson.optimizer(model.parameters())
-        course = Course(ctx, lesson, digits, [device], part=0, parts=1)
-        for images, labels in course:
+        optimizer = task.optimizer(model.parameters())
+        trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
+        for images, labels in trainer:
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            course.note(loss)
-        return course.trained(list(model.parameters()), optimizer)
+            trainer.note(loss)
+        return trainer.trained(list(model.parameters()), optimizer)

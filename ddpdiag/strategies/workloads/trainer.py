@@ -28,7 +28,7 @@ HIDDEN = 128
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 
-class Lesson(Struct, frozen=True, kw_only=True):
+class Task(Struct, frozen=True, kw_only=True):
     """What is trained. `batch` counts the images of one step over all ranks; `hidden` is the width of the last layers.
 
     GroupNorm stands where BatchNorm usually does: it normalises each image by itself, so that it does not matter which
@@ -132,7 +132,7 @@ def union(spans: list[tuple[float, float]]) -> float:
     return covered
 
 
-# The course of a training --------------------------------------------------------------------------------------------
+# The trainer -------------------------------------------------------------------------------------------------------
 
 
 # Not timed: the first steps load kernels, open connections and allocate memory.
@@ -141,7 +141,7 @@ WARMUP_STEPS = 3
 WATCHED_STEPS = 5
 
 
-class Course:
+class Trainer:
     """Iterate over it for the images and labels of each step; `note` the loss; `trained` is what was measured.
 
     `part` of `parts` says which images of a step are this rank's; every rank has all of them where parts is 1.
@@ -149,23 +149,23 @@ class Course:
     """
 
     def __init__(
-        self, ctx: Context, lesson: Lesson, digits: Digits, devices: Sequence[torch.device], part: int, parts: int
+        self, ctx: Context, task: Task, digits: Digits, devices: Sequence[torch.device], part: int, parts: int
     ) -> None:
-        self._ctx, self._lesson, self._devices = ctx, lesson, devices
-        self._batches = lesson.batches(digits, part, parts, devices[0])
-        self._images = len(range(part, lesson.batch, parts))
+        self._ctx, self._task, self._devices = ctx, task, devices
+        self._batches = task.batches(digits, part, parts, devices[0])
+        self._images = len(range(part, task.batch, parts))
         self._losses: list[Tensor] = []
         self._parts: list[Tensor] = []
-        self._warmup = min(WARMUP_STEPS, lesson.steps - 1)
+        self._warmup = min(WARMUP_STEPS, task.steps - 1)
         self._seconds = 0.0
         self._peak_bytes = 0
         self._share: float | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The steps of the lesson, and some more in which communication is watched."""
+        """The steps of the task, and some more in which communication is watched."""
         begin = 0.0
-        for step in range(self._lesson.steps):
-            self._ctx.step(f"training step {step + 1} of {self._lesson.steps}")
+        for step in range(self._task.steps):
+            self._ctx.step(f"training step {step + 1} of {self._task.steps}")
             if step == self._warmup:
                 self._finish()
                 begin = time.perf_counter()
@@ -190,7 +190,7 @@ class Course:
 
         Nothing is read from the device here: that would wait for it in every step.
         """
-        if len(self._losses) < self._lesson.steps:
+        if len(self._losses) < self._task.steps:
             self._losses.append(loss.detach())
             if parts:
                 self._parts.append(torch.stack(list(parts)).detach())
@@ -199,12 +199,12 @@ class Course:
         """What was measured; the parameters are those that this rank holds, `end` their checksum if that is all."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return Data(
-            start=checksum(self._lesson.network()),
+            start=checksum(self._task.network()),
             device=describe(self._devices[0]).name,
             losses=tuple(losses),
             parts=tuple(tuple(part.tolist()) for part in self._parts),
             images=self._images if losses else 0,
-            timed_steps=self._lesson.steps - self._warmup,
+            timed_steps=self._task.steps - self._warmup,
             seconds=self._seconds,
             peak_bytes=self._peak_bytes,
             state_bytes=held_bytes(parameters, optimizer),
