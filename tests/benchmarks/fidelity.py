@@ -3,8 +3,8 @@
     python tests/benchmarks/fidelity.py [--ranks 2] [--calls 500] [--min 4] [--max 16M] [--device cpu]
 
 Two runs of one identical loop may differ by half on a machine with two cores, since the processes lie elsewhere, so
-only interleaving measures anything: of every three calls, in an order that changes, one is timed by `workloads.timing`,
-as `ddpdiag allreduce-bench` does (-z 2), one by an ordinary loop, and one by a copy of that loop, which is the control.
+only interleaving measures anything: of every three calls, in an order that changes, one is timed as
+`ddpdiag allreduce-bench` does (-z 2), one by an ordinary loop, and one by a copy of that loop, which is the control.
 For each size the ratios of the medians are printed with their 95 % bootstrap intervals: ours over the loop's, and the
 copy's over the loop's. Ours is faithful where its interval contains 1, or lies within 2 % of it.
 
