@@ -148,7 +148,10 @@ def _measured(sweep: Sweep, line: Line, cells: Mapping[int, Cell], average: Aver
         calls=min(cell.seconds.count for cell in cells.values()),
         transfer_seconds=first.transfer_seconds,
         skew_seconds=first.skew_seconds,
-        ranks=tuple(_rank_time(rank, cell) for rank, cell in cells.items()),
+        ranks=tuple(
+            RankTime(rank=rank, seconds=own.seconds, lag_seconds=own.lag_seconds, wrong=own.wrong, times=own.times)
+            for rank, own in cells.items()
+        ),
     )
 
 
@@ -165,10 +168,6 @@ def _averaged(seconds: Mapping[int, float], average: Average) -> float | None:
             return min(seconds.values())
         case Average.SLOWEST:
             return max(seconds.values())
-
-
-def _rank_time(rank: int, cell: Cell) -> RankTime:
-    return RankTime(rank=rank, seconds=cell.seconds, lag_seconds=cell.lag_seconds, wrong=cell.wrong, times=cell.times)
 
 
 # Series --------------------------------------------------------------------------------------------------------------

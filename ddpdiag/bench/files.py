@@ -13,7 +13,7 @@ from io import StringIO
 
 import msgspec
 
-from ddpdiag.bench.rows import Calls, calls, devices, measured, modes, parts, reaches, short_pci, slowest
+from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci, slowest
 from ddpdiag.codec import encode, readable
 from ddpdiag.model import Finding, Report, Severity, Verdict
 from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
@@ -45,7 +45,10 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
         "config": _config(bench.asked, list(who.values())),
         "results": [_result(row, who, per_iteration=bench.asked.per_iteration) for row in bench.rows],
         "out_of_bounds": {"count": bench.wrong, "okay": None if bench.wrong is None else bench.wrong == 0},
-        "average_bus_bandwidth": {"bandwidth": _gb(average), "okay": reaches(bench, parts(bench))},
+        "average_bus_bandwidth": {
+            "bandwidth": average and average / 1e9,
+            "okay": reaches(bench, parts(bench)),
+        },
         "series": [_builtins(series) for series in bench.series],
         "per_rank": [_builtins(line) for line in bench.ranks],
         "remarks": bench.remarks,
@@ -62,10 +65,6 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
 def _builtins(value: msgspec.Struct) -> Json:
     plain: Json = msgspec.to_builtins(value)
     return plain
-
-
-def _gb(bytes_per_s: float | None) -> float | None:
-    return None if bytes_per_s is None else bytes_per_s / 1e9
 
 
 def _nccl_code(version: str | None) -> int | None:
@@ -271,7 +270,7 @@ def to_csv(report: Report) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in bench.rows:
-        for name, mode in modes(row):
+        for name, mode in row.modes().items():
             writer.writerow((*_key(row), name, *_figures(mode), *_slowest(mode, hosts)))
     return text.getvalue()
 

@@ -64,8 +64,8 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     """One finding for each backend; whose values were wrong is COL001's question."""
     by_backend: dict[str, list[tuple[BenchRow, Measured]]] = {}
     for row in report.rows:
-        for mode in (row.out_of_place, row.in_place):
-            if mode is not None and mode.wrong:
+        for mode in row.modes().values():
+            if mode.wrong:
                 by_backend.setdefault(row.backend, []).append((row, mode))
     for backend, bad in by_backend.items():
         got = sorted({own.rank for _, mode in bad for own in mode.ranks if own.wrong})

@@ -1,6 +1,6 @@
 """The benchmark's whole report from a recording, with what it comes to in one sentence. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.bench.aggregate import Sweep, asked_of, ranks, rows, series, sweeps
@@ -86,6 +86,8 @@ def _put_together(seen: Seen[Data]) -> BenchReport:
     by_sweep = [(sweep, tuple(rows(sweep, asked.average))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)
     found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
+    modes = [mode for row in every for mode in row.modes().values()]
+    rates, checked = [mode.busbw_bytes_per_s for mode in modes], [own.wrong for own in modes if own.wrong is not None]
     versions = seen.of(lch003.CHECK).by_rank
     variables = seen.of(lch002.CHECK).by_rank
     return BenchReport(
@@ -95,8 +97,8 @@ def _put_together(seen: Seen[Data]) -> BenchReport:
         series=found,
         ranks=tuple(line for sweep, own in by_sweep for line in ranks(seen, sweep, own)),
         remarks=_remarks(seen, done),
-        average_busbw_bytes_per_s=_mean(every),
-        wrong=_wrong(every),
+        average_busbw_bytes_per_s=sum(rates) / len(rates) if rates else None,
+        wrong=sum(checked) if checked else None,
         complete=_complete(seen, done),
         sentence=summary(found),
         saved=_saved(seen, done, every),
@@ -104,23 +106,6 @@ def _put_together(seen: Seen[Data]) -> BenchReport:
         nccl_version=next((data.nccl for data in versions.values()), None),
         env=dict(next((data.variables for data in variables.values()), {})),
     )
-
-
-def _modes(found: Iterable[BenchRow]) -> Iterable[tuple[float, int | None]]:
-    for row in found:
-        for mode in (row.out_of_place, row.in_place):
-            if mode is not None:
-                yield mode.busbw_bytes_per_s, mode.wrong
-
-
-def _mean(found: Sequence[BenchRow]) -> float | None:
-    rates = [rate for rate, _ in _modes(found)]
-    return sum(rates) / len(rates) if rates else None
-
-
-def _wrong(found: Sequence[BenchRow]) -> int | None:
-    checked = [wrong for _, wrong in _modes(found) if wrong is not None]
-    return sum(checked) if checked else None
 
 
 def _complete(seen: Seen[Data], done: Sequence[Sweep]) -> bool:

@@ -1,7 +1,7 @@
 """The rows of a benchmark as every renderer needs them: by table, by mode, and by call."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Part(NamedTuple):
     @property
     def modes(self) -> tuple[Measured, ...]:
         """All that was measured, in and out of place."""
-        return tuple(mode for row in self.rows for _, mode in modes(row))
+        return tuple(mode for row in self.rows for mode in row.modes().values())
 
     @property
     def wrong(self) -> int | None:
@@ -77,14 +77,6 @@ def parts(bench: BenchReport) -> tuple[Part, ...]:
     for row in bench.rows:
         rows.setdefault((row.backend, row.collective), []).append(row)
     return tuple(Part(backend, collective, tuple(of)) for (backend, collective), of in rows.items())
-
-
-def modes(row: BenchRow) -> Iterator[tuple[str, Measured]]:
-    """What a row has of "out_of_place" and "in_place", in nccl-tests' order."""
-    if row.out_of_place is not None:
-        yield "out_of_place", row.out_of_place
-    if row.in_place is not None:
-        yield "in_place", row.in_place
 
 
 def reaches(bench: BenchReport, parts: Sequence[Part]) -> bool | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddpdiag.bench.plot import draw_panels, panel_curves
-from ddpdiag.bench.rows import measured, modes, parts, traits
+from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
@@ -224,7 +224,7 @@ def samples(report: Report) -> Iterator[Sample]:
     bench = measured(report)
     yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
     for row in bench.rows:
-        for place, mode in modes(row):
+        for place, mode in row.modes().items():
             yield from _row_samples(row, place, mode)
     for series in bench.series:
         yield from _series_samples(series)

@@ -12,7 +12,7 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
-from ddpdiag.bench.rows import Calls, Part, calls, modes
+from ddpdiag.bench.rows import Calls, Part, calls
 from ddpdiag.model.bench import BenchRow, Measured, Series
 from ddpdiag.render.page import one_line
 from ddpdiag.render.tables import Column
@@ -150,7 +150,7 @@ def wide(part: Part, full: Scale, *, per_iteration: bool, width: int) -> Table |
     for head, label in zip(heads, ("", *full.label), strict=True):
         table.add_row(Text(head, "dim"), Text(label.rjust(room) if room else "", "dim"))
     for row, text in zip(part.rows, lines, strict=True):
-        style = _WRONG if any(mode.wrong for _, mode in modes(row)) else ""
+        style = _WRONG if any(mode.wrong for mode in row.modes().values()) else ""
         table.add_row(Text(text, style), full.bar(row.natural(), room) if room else "")
     return table
 
@@ -158,7 +158,7 @@ def wide(part: Part, full: Scale, *, per_iteration: bool, width: int) -> Table |
 def narrow(part: Part, full: Scale, *, per_iteration: bool, width: int) -> Iterator[tuple[str, Table]]:
     """For each mode that was measured its name and a table, in which columns whose rows are all alike are left out."""
     for name in ("out_of_place", "in_place"):
-        rows = [(row, mode) for row in part.rows for of, mode in modes(row) if of == name]
+        rows = [(row, mode) for row in part.rows if (mode := row.modes().get(name)) is not None]
         if rows:
             yield name.replace("_", " "), _compact(rows, full, per_iteration=per_iteration, width=width)
 

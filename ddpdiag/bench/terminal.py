@@ -235,13 +235,12 @@ def _table(sizes: _Sizes, absent: str) -> Table:
     for size, of in sizes.items():
         busbws = {name: fmean(values) for name, values in of.items()}
         rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
-        ratios = [_ratio(busbws.get(first), busbws.get(other), absent) for other in others]
+        ratios = [
+            figure(busbws[first] / busbws[other]) if first in busbws and busbws.get(other) else absent
+            for other in others
+        ]
         table.add_row(*map(Text, (str(size), *rates, *ratios)))
     return table
-
-
-def _ratio(above: float | None, below: float | None, absent: str) -> str:
-    return figure(above / below) if above is not None and below else absent
 
 
 def _named(collective: str, dtype: str, op: str, root: int) -> str:

@@ -83,17 +83,14 @@ def bench(
 
 def pair(ctx: Context, asked: Bench, device: torch.device, seconds: float) -> Benched:
     """The same, without own limits: two ranks alone, one size."""
-    means = Means(asked, "all_reduce", device, _free_bytes(ctx, device), _end(ctx, seconds), ctx.step, _nobody, (True,))
+    free, end = _free_bytes(ctx, device), _end(ctx, seconds)
+    means = Means(asked, "all_reduce", device, free, end, ctx.step, told=lambda _: None, modes=(True,))
     return Benched(sweep(means), (), Limits())
 
 
 def _end(ctx: Context, seconds: float) -> float:
     """When a sweep must be over: before the trial's deadline."""
     return min(ctx.end - _FAREWELL_SECONDS, time.monotonic() + seconds)
-
-
-def _nobody(_line: Line) -> None:
-    """Nobody wants to hear of it."""
 
 
 class _Copies:

@@ -198,16 +198,13 @@ class _Run:
         width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR * self._at_once
         distinct = {counts_of(means.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
         sizes = sorted(distinct.values())
-        fits = [size for size in sizes if _held(counts_of(means.collective, kind, size)) * width <= self._memory]
+        counted = [counts_of(means.collective, kind, size) for size in sizes]
+        fits = [own for own in counted if (own.send + own.receive) * width <= means.memory_bytes * _MEMORY_SHARE]
         least = self._agree([len(fits)])[0]
         if least < len(sizes):
             remark = f"{means.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
             self._remark(f"{remark} ({means.memory_bytes >> 20} MiB are free for each rank, or less)")
         return sizes[:least]
-
-    @property
-    def _memory(self) -> float:
-        return self._means.memory_bytes * _MEMORY_SHARE
 
     @property
     def _at_once(self) -> int:
@@ -339,10 +336,6 @@ class _Run:
             skew_seconds=skew / 1e9,
             times=times,
         )
-
-
-def _held(sizes: Counts) -> int:
-    return sizes.send + sizes.receive
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:
