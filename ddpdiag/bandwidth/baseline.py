@@ -1,24 +1,16 @@
-"""Earlier runs to hold this one against: what a baseline file says, which run in it is comparable, what became worse.
+"""Earlier runs of a benchmark to hold this one against: which of them is comparable, and what became worse.
 
 Only the same collective on the same shape of world and the same hardware is compared; else a sentence says what
-differs. The file is JSON, and holds any number of runs.
+differs.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-from msgspec import Struct
-
 from ddpdiag.bandwidth.formulas import factor
-from ddpdiag.codec import SMALLEST_NUMBER, decode, encode, readable
-from ddpdiag.errors import UsageError
-from ddpdiag.model.bench import BaselineRow, BaselineSeries, BenchRow, Measured
+from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.stats import quantile
-
-SCHEMA = "ddpdiag.baseline/1"
 
 # SuperBench's rule for one's own baseline.
 WORSE_SHARE = 0.05
@@ -27,15 +19,6 @@ SLOWER_SHARE = 0.2
 # Not cv / sqrt(calls): the calls of one run are disturbed together, so their mean is not that much steadier than they.
 SPREADS = 2
 _SHOWN = 4
-
-
-class _Head(Struct, frozen=True):
-    schema: str
-
-
-class _File(Struct, frozen=True):
-    schema: str
-    series: tuple[BaselineSeries, ...]
 
 
 class Worse(NamedTuple):
@@ -69,72 +52,12 @@ def _number(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def series_of(
-    rows: Iterable[BenchRow], *, shape: Mapping[str, str], fabric: Mapping[str, str], created: str
-) -> tuple[BaselineSeries, ...]:
-    """This run as a baseline: a series for each collective, backend, dtype and op.
-
-    Of a size with several rows (cycles, roots) it holds the median.
-    """
-    groups: dict[tuple[str, str, str, str], dict[int, list[Measured]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if (measured := row.natural()) is not None:
-            groups[row.collective, row.backend, row.dtype, row.op][row.size_bytes].append(measured)
-    return tuple(
-        BaselineSeries(
-            collective=collective,
-            backend=backend,
-            dtype=dtype,
-            op=op,
-            shape=dict(shape),
-            fabric=dict(fabric),
-            created=created,
-            rows=tuple(_row(size, measured) for size, measured in sorted(sizes.items())),
-        )
-        for (collective, backend, dtype, op), sizes in groups.items()
-    )
-
-
-def _row(size_bytes: int, measured: Sequence[Measured]) -> BaselineRow:
-    return BaselineRow(
-        size_bytes=size_bytes,
-        busbw_bytes_per_s=quantile(sorted(each.busbw_bytes_per_s for each in measured), 0.5),
-        cv=quantile(sorted(_cv(each) for each in measured), 0.5),
-    )
-
-
-def _cv(measured: Measured) -> float:
-    """Of the slowest rank, whose time the row shows."""
-    slowest = max(measured.ranks, default=None, key=lambda own: own.seconds.mean)
-    return slowest.seconds.cv if slowest else 0.0
-
-
-def dumps(series: Iterable[BaselineSeries]) -> str:
-    """The text of a baseline file."""
-    return msgspec.json.format(encode(_File(SCHEMA, tuple(series))), indent=1).decode() + "\n"
-
-
-def loads(text: str, where: str) -> tuple[BaselineSeries, ...]:
-    """The runs in a baseline file's text. UsageError, with `where` as its subject, for anything else."""
-    data = readable(text).encode()
-    try:
-        if (schema := decode(data, _Head).schema) != SCHEMA:
-            raise UsageError(f"{where} has schema {schema!r}; this ddpdiag reads {SCHEMA!r}")
-        return decode(data, _File, least=SMALLEST_NUMBER).series
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{where} is no ddpdiag baseline: {error}") from error
-
-
-def merge(old: Iterable[BaselineSeries], new: Iterable[BaselineSeries]) -> tuple[BaselineSeries, ...]:
-    """The runs of both; a new one takes the place of the old one that it is comparable with."""
-    return tuple({_key(series): series for series in (*old, *new)}.values())
-
-
 def _kind(series: BaselineSeries) -> tuple[str, ...]:
     return series.collective, series.backend, series.dtype, series.op
 
 
-def _key(series: BaselineSeries) -> tuple[object, ...]:
+def key_of(series: BaselineSeries) -> tuple[object, ...]:
+    """Runs with the same one are comparable."""
     return *_kind(series), frozenset(series.shape.items()), frozenset(series.fabric.items())
 
 
@@ -146,7 +69,7 @@ def find(baselines: Sequence[BaselineSeries], series: BaselineSeries) -> Baselin
         return f"the baseline has no {_kind_text(series)}, it has {_listed(held) or 'no run at all'}"
     # The last one counts: it is the newest, if a file was put together by hand.
     nearest = min(reversed(alike), key=lambda other: _distance(other, series))
-    return nearest if _key(nearest) == _key(series) else _difference(nearest, series)
+    return nearest if key_of(nearest) == key_of(series) else _difference(nearest, series)
 
 
 def _kind_text(series: BaselineSeries) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.formulas import factor
-from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.model.bench import Bottleneck, Expectation, Limits
 from ddpdiag.stats import quantile
+from ddpdiag.text import rate_text
 
 NVLINK_SHARE = 0.95
 # What an all-reduce may gain where an NVSwitch adds (NVLS), as a multiple of the links' figure by the number of GPUs,

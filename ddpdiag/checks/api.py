@@ -11,6 +11,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
+from msgspec import Struct
+
 from ddpdiag.checks.world import World
 from ddpdiag.codec import decode
 from ddpdiag.model import (
@@ -28,7 +30,9 @@ from ddpdiag.model import (
     Trial,
     Verdict,
 )
+from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.context import Context
+from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import NOTHING
 
 D = TypeVar("D")
@@ -65,6 +69,20 @@ class Row(NamedTuple, Generic[D]):
     place: Place
     data: D
     trial: Trial
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """A check's own part of the report, where the run was made for it: a benchmark, a training by strategies.
+
+    `question` is what is unknown where it could not look ("How well {} can communicate", {} being the ranks and hosts);
+    `sentence` is its answer, which `measured` says that there is.
+    """
+
+    question: str
+    sentence: str
+    measured: bool
+    bench: BenchReport | None = None
+    train: TrainReport | None = None
 
 
 @dataclass(frozen=True)
@@ -300,11 +318,11 @@ class Check(Generic[D]):
     cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
     `effect` is the verdict that an error finding leads to.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
-    `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
-    where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
-    did not go well. A check with `last` looks once more at what the others may have changed, after all of them: it
-    tells the seconds that this takes, which are kept for it. With `first` it also looks before them, in its stage: that
-    is what `first` plans.
+    `matrices` are what it knows of pairs. `section` is its own part of the report, if the run was made for it. `moot`
+    says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). `hindrance`
+    says why a check that needs this one cannot run; usually, that a trial did not go well. A check with `last` looks
+    once more at what the others may have changed, after all of them: it tells the seconds that this takes, which are
+    kept for it. With `first` it also looks before them, in its stage: that is what `first` plans.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -322,6 +340,7 @@ class Check(Generic[D]):
     columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
     figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
     matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
+    section: Callable[[Seen[D]], Section | None] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
     hindrance: Callable[[Seen[D]], str | None] | None = None
     last: Callable[[Seen[D]], float] | None = None

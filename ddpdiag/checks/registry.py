@@ -1,4 +1,7 @@
-"""The list of checks, in the order in which they run and are judged."""
+"""The list of checks, in the order in which they run and are judged.
+
+Those of a feature have their whole name: it is imported when they are asked for, and nothing else here knows it.
+"""
 
 from functools import cache
 from importlib import import_module
@@ -37,7 +40,7 @@ MODULES = {
     "RDZ006": "rendezvous.shared_dir.check",
     "RDZ007": "rendezvous.clocks",
     "COL001": "collective.all_reduce.check",
-    "COL002": "bench.check",
+    "COL002": "ddpdiag.bench.check",
     "P2P001": "p2p.paths.check",
     # Before the copies: what gets a job going comes first, should the time be short.
     "P2P003": "p2p.fallback.check",
@@ -46,7 +49,7 @@ MODULES = {
     "FAB001": "fabric.hosts.check",
     "FAB002": "fabric.gpus.check",
     "TRN001": "training.mnist",
-    "TRN002": "strategies.check",
+    "TRN002": "ddpdiag.strategies.check",
     "TRN003": "training.ddp_step.check",
     "RUN001": "run.joined",
     "RUN002": "run.stayed",
@@ -70,7 +73,13 @@ def by_code(code: str) -> Check[Any]:
     return _load(own)
 
 
+def module_of(code: str) -> str:
+    """The full name of a check's module."""
+    own = MODULES[code]
+    return own if own.startswith("ddpdiag.") else f"ddpdiag.checks.{own}"
+
+
 @cache
 def _load(code: str) -> Check[Any]:
-    check: Check[Any] = import_module(f"ddpdiag.checks.{MODULES[code]}").CHECK
+    check: Check[Any] = import_module(module_of(code)).CHECK
     return check

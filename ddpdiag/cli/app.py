@@ -8,15 +8,15 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from ddpdiag.cli.bench_options import BenchOptions, BenchOutputs
+from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli.command import command, option, typed
 from ddpdiag.cli.edge import leave
 from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, examples
 from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
 from ddpdiag.cli.plugin import guarded
-from ddpdiag.cli.simulate_options import SimulateOptions
-from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
+from ddpdiag.simulate.options import SimulateOptions
+from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch.options import WatchOptions
 
 # People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
@@ -131,7 +131,7 @@ def allreduce_bench(
 
     Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours.
     """
-    from ddpdiag.cli import bench
+    from ddpdiag.bench import command as bench
 
     leave(guarded(lambda: bench.run(launch, what, outputs)))
 
@@ -155,12 +155,12 @@ def train(
     """Train by several strategies, and say which of them work here and which pay.
 
     Each trains the digits that we ship, with the same first weights and batches, so its loss must be that of one
-    process alone. The code of each is a file to copy: ddpdiag/workloads/strategies.
+    process alone. The code of each is a file to copy: ddpdiag/strategies/workloads.
 
     Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
     none is possible), 4 a bug of ours.
     """
-    from ddpdiag.cli import train
+    from ddpdiag.strategies import command as strategies
     from ddpdiag.strategies.launchers import command as launching
 
     if what.compare_launchers:
@@ -168,7 +168,7 @@ def train(
         leave(guarded(lambda: launching.run(launch, what, outputs)))
     if "rounds" in typed(context):
         raise UsageError("--rounds has no meaning without --compare-launchers")
-    leave(guarded(lambda: train.run(launch, what, outputs)))
+    leave(guarded(lambda: strategies.run(launch, what, outputs)))
 
 
 @_command(

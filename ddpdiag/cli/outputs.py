@@ -17,16 +17,21 @@ from ddpdiag.errors import Unwritten, UsageError
 if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
+    from ddpdiag.render.sections import Sections
     from ddpdiag.render.terminal.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
 
 
-def rendered(module: str) -> "Content":
-    """What `render` of a module makes of a report. It is imported then: Prometheus' client takes 60 ms."""
+def rendered(module: str, *, features: bool = False) -> "Content":
+    """What `render` of a module makes of a report, and of the features in it where it shows them.
+
+    The module is imported then: Prometheus' client takes 60 ms.
+    """
 
     def content(report: "Report", _lines: "Iterable[Line]", _path: str) -> str | bytes:
-        text: str | bytes = import_module(module).render(report)
+        own = (features_of(report),) if features else ()
+        text: str | bytes = import_module(module).render(report, *own)
         return text
 
     return content
@@ -48,7 +53,9 @@ class Outputs:
     """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
 
     json: str | None = written(rendered("ddpdiag.render.json"), "Write the JSON report ('-': standard output).")
-    markdown: str | None = written(rendered("ddpdiag.render.markdown"), "Write it as Markdown, for tickets and chat.")
+    markdown: str | None = written(
+        rendered("ddpdiag.render.markdown", features=True), "Write it as Markdown, for tickets and chat."
+    )
     record: str | None = written(recording, "Write the recording, for `ddpdiag judge`.")
     exclude_file: str | None = written(
         lambda report, _lines, _path: _one_a_line(report.hosts.bad),
@@ -70,7 +77,9 @@ class Outputs:
         panel=OUT,
         min=1,
     )
-    prometheus: str | None = written(rendered("ddpdiag.render.prometheus"), "Write Prometheus metrics (text format).")
+    prometheus: str | None = written(
+        rendered("ddpdiag.render.prometheus", features=True), "Write Prometheus metrics (text format)."
+    )
     junit: str | None = written(rendered("ddpdiag.render.junit"), "Write JUnit XML, with one test case for each check.")
     nagios: bool = option(
         False,
@@ -79,7 +88,7 @@ class Outputs:
     )
     strict: bool = option(False, "Warnings count as errors in the exit code.", panel=OUT)
     html: str | None = written(
-        rendered("ddpdiag.render.html"), "Write the report as one HTML page, to attach to a ticket."
+        rendered("ddpdiag.render.html", features=True), "Write the report as one HTML page, to attach to a ticket."
     )
     details: bool = option(False, "Show every check and shorten nothing.", panel=OUT)
     timings: bool = option(False, "Show where the seconds went, and for whom the others waited.", panel=OUT)
@@ -126,14 +135,10 @@ class Outputs:
             from ddpdiag.render import nagios
 
             return nagios.render(report)
-        if report.train is not None:
-            from ddpdiag.render import train
-
-            return train.render(report, color=color, width=width, details=self.details)
-        if report.bench is not None:
-            from ddpdiag.render import bench
-
-            return bench.render(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings)
+        if features := features_of(report):
+            return features[-1].render(
+                report, tty=tty, color=color, width=width, details=self.details, timings=self.timings
+            )
         from ddpdiag.render.terminal import report as terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
@@ -157,6 +162,20 @@ class Outputs:
     def takes_stdout(self) -> bool:
         """Does a file format go to standard output? Then the report for people goes to standard error."""
         return "-" in self._files.values()
+
+
+def features_of(report: "Report") -> tuple["Sections", ...]:
+    """The features that have a part in this report; of others nothing is imported."""
+    features: list[Sections] = []
+    if report.bench is not None:
+        from ddpdiag.bench import sections as bench
+
+        features.append(bench)
+    if report.train is not None:
+        from ddpdiag.strategies import sections as strategies
+
+        features.append(strategies)
+    return tuple(features)
 
 
 def _one_a_line(words: Iterable[str]) -> str:

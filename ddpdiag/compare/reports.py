@@ -12,7 +12,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.text import rate_text
+from ddpdiag.text import rate_text
 from ddpdiag.compare.findings import changed_findings
 from ddpdiag.comparison.figures import Change, Direction, changed_facts, compared_figures, least_busy
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN

@@ -7,10 +7,10 @@ from itertools import chain
 from msgspec import Struct
 
 from ddpdiag.bandwidth.baseline import find, slower, worse
-from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift
 from ddpdiag.comparison.peers import Field, fields, ranks_of
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.text import rate_text, share_text, size_text, time_text
 
 ABSENT = "none"
 

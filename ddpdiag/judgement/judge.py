@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdiag.checks.api import Check, Seen, Stage
-from ddpdiag.checks.bench import check as col002
-from ddpdiag.checks.bench.report import bench_of
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.checks.strategies import check as strategies
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.enough import enough
@@ -21,7 +18,7 @@ from ddpdiag.judgement.settings import settings_of
 from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
-from ddpdiag.judgement.verdict import Own, conclude, who
+from ddpdiag.judgement.verdict import conclude
 from ddpdiag.model import (
     CheckLine,
     EventKind,
@@ -61,9 +58,11 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     judged = with_exports(world, shown, [_judge_check(Seen(world, check, shown), notes) for check in chosen])
-    bench, train = _bench(world, shown, judged), _train(world, shown, judged)
+    sections = [own.section for own in judged if own.section is not None]
+    bench = next((own.bench for own in sections if own.bench is not None), None)
+    train = next((own.train for own in sections if own.train is not None), None)
     needed = needed_of(world, shown, judged)
-    conclusion = conclude(world, recording, judged, _own(world, bench, train), needed)
+    conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
     conclusion = enough(world, shown, judged, conclusion, hosts, needed)
@@ -94,34 +93,16 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         settings=_settings(world, shown, judged),
         created=recording.header.created,
         version=recording.header.version,
-        snapshot=_snapshot(world, shown, bench, train),
+        snapshot=_snapshot(Seen(world, versions.CHECK, shown), bench, train),
     )
 
 
-def _snapshot(
-    world: World, recording: Recording, bench: BenchReport | None, train: TrainReport | None
-) -> Snapshot | None:
+def _snapshot(seen: Seen[Any], bench: BenchReport | None, train: TrainReport | None) -> Snapshot | None:
     """What another run can be held against; None of a recording that this version cannot read."""
     try:
-        return snapshot_of(Seen(world, col002.CHECK, recording), bench.saved if bench is not None else (), train)
+        return snapshot_of(seen, bench.saved if bench is not None else (), train)
     except (ValueError, ArithmeticError, LookupError):
         return None  # `_judge_check` has said so
-
-
-def _bench(world: World, recording: Recording, judged: Sequence[Judged]) -> BenchReport | None:
-    """The benchmark, if there was one that this version can read."""
-    if recording.header.options.bench is None:
-        return None  # COL002 among other checks
-    ran = any(own.check is col002.CHECK and own.readable for own in judged)
-    return bench_of(Seen(world, col002.CHECK, recording)) if ran else None
-
-
-def _train(world: World, recording: Recording, judged: Sequence[Judged]) -> TrainReport | None:
-    """The training by strategies, likewise."""
-    if recording.header.options.train is None:
-        return None
-    ran = any(own.check is strategies.CHECK and own.readable for own in judged)
-    return strategies.report(Seen(world, strategies.CHECK, recording)) if ran else None
 
 
 def _world_line(world: World) -> WorldLine:
@@ -151,17 +132,6 @@ def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> t
     return settings_of(Seen(world, versions.CHECK, recording), readable)
 
 
-def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:
-    """What a run of its own kind says of itself."""
-    if bench is not None:
-        question = f"How well {who(world)} can communicate"
-        return Own(question=question, sentence=bench.sentence, measured=bool(bench.series))
-    if train is not None:
-        measured = any(row.samples_per_second is not None for row in train.rows)
-        return Own(question=f"By which strategies {who(world)} can train", sentence=train.sentence, measured=measured)
-    return None
-
-
 def world_of(recording: Recording) -> World:
     """The world as it was at the end. A rank that was told to leave took part in all that is judged."""
     return World(
@@ -181,10 +151,19 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         columns = dict(check.columns(seen)) if check.columns else {}
         figures = dict(check.figures(seen)) if check.figures else {}
         matrices = tuple(check.matrices(seen)) if check.matrices else ()
+        section = check.section(seen) if check.section else None
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
-    return Judged(check=check, findings=findings, columns=columns, figures=figures, matrices=matrices, skip=skip)
+    return Judged(
+        check=check,
+        findings=findings,
+        columns=columns,
+        figures=figures,
+        matrices=matrices,
+        section=section,
+        skip=skip,
+    )
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:

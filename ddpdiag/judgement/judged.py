@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ddpdiag.checks.api import Check
+from ddpdiag.checks.api import Check, Section
 from ddpdiag.model import Finding, Matrix, Scalar, Skip
 
 
@@ -17,5 +17,6 @@ class Judged(Struct, frozen=True, kw_only=True):
     columns: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
     figures: Mapping[str, Scalar] = field(default_factory=dict)
     matrices: tuple[Matrix, ...] = ()
+    section: Section | None = None
     skip: Skip | None = None
     readable: bool = True

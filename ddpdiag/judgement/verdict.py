@@ -6,8 +6,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.text import rate_text, share_text
-from ddpdiag.checks.api import Stage
+from ddpdiag.checks.api import Section, Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import exports_text
 from ddpdiag.checks.world import World
@@ -19,6 +18,7 @@ from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.text import rate_text, share_text
 
 # A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
 # CODE.unmeasured, that there was nothing to judge; CODE.incomparable, that it could not be held against what the user
@@ -33,18 +33,6 @@ _FEW = 4
 _MOST_NAMED = 1024
 
 
-class Own(Struct, frozen=True, kw_only=True):
-    """A run that says itself what it found (a benchmark, a training by strategies).
-
-    `question` is what is unknown where it could not look ("How fast 4 ranks on 1 host can ..."); `sentence` is its
-    answer, which `measured` says that there is.
-    """
-
-    question: str
-    sentence: str
-    measured: bool
-
-
 class Conclusion(Struct, frozen=True):
     """What the run comes to."""
 
@@ -57,13 +45,14 @@ def conclude(
     world: World,
     recording: Recording,
     judged: Sequence[Judged],
-    own: Own | None = None,
     exports: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
     """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
 
-    A benchmark's sentence is its `own`. `exports` are variables without which it would be UNFIT.
+    A run that was made for one check has that check's own sentence. `exports` are variables without which it would be
+    UNFIT.
     """
+    own = next((j.section for j in judged if j.section is not None), None)
     errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
     mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
     broken = [
@@ -82,8 +71,8 @@ def conclude(
     interrupted = "" if errors else interruption(world, recording, judged)
     unknown = interrupted or _unknown(world, recording, judged, [finding for _, finding in errors])
     if unknown:
-        question = f"Whether {who(world)} can train" if own is None else own.question
-        sentence = f"{question} is not known: {unknown}."
+        question = "Whether {} can train" if own is None else own.question
+        sentence = f"{question.format(who(world))} is not known: {unknown}."
         sentence += f" {own.sentence}" if own is not None and own.measured else ""
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
@@ -92,7 +81,7 @@ def conclude(
     return Conclusion(Verdict.FIT, code, sentence)
 
 
-def _failed(fatal: Sequence[Finding], own: Own) -> str:
+def _failed(fatal: Sequence[Finding], own: Section) -> str:
     """What is wrong first, then what the figures mean."""
     more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
     meaning = f" {own.sentence}" if own.measured else ""

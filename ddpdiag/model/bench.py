@@ -197,6 +197,11 @@ class BenchRow(Struct, frozen=True, kw_only=True):
             return self.in_place or self.out_of_place
         return self.out_of_place or self.in_place
 
+    def modes(self) -> dict[str, Measured]:
+        """What was measured of "out_of_place" and "in_place", in nccl-tests' order."""
+        both = {"out_of_place": self.out_of_place, "in_place": self.in_place}
+        return {name: mode for name, mode in both.items() if mode is not None}
+
 
 class Expectation(Struct, frozen=True, kw_only=True):
     """The bus bandwidth that this hardware should reach, and what says so."""

@@ -9,9 +9,9 @@ from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render.hosts import fold_hosts
-from ddpdiag.render.markdown_bench import bench_pieces, train_pieces
 from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
 from ddpdiag.render.markup import block, folded, words
+from ddpdiag.render.sections import Sections
 from ddpdiag.render.shell import shell_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
 from ddpdiag.render.units import count, label, quantity, seconds
@@ -23,18 +23,18 @@ _SENTENCE, _NOTE, _EXPORTS = 2_000, 600, 4_000
 _SMALL_TABLE, _TABLE, _RANKS = 6_000, 10_000, 16_000
 
 
-def render(report: Report) -> str:
+def render(report: Report, features: Sequence[Sections] = ()) -> str:
     """`report` as Markdown: GitHub, GitLab and most chats draw it."""
-    return "\n".join(fitting(_pieces(report))).rstrip() + "\n"
+    return "\n".join(fitting(_pieces(report, features))).rstrip() + "\n"
 
 
-def _pieces(report: Report) -> Iterator[Piece]:
+def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
     head = f"**{report.verdict.value.upper()}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     yield from serious(report.findings)
     yield Piece("the variables that the job needs", _exports(report))
-    yield from bench_pieces(report.bench) if report.bench is not None else ()
-    yield from train_pieces(report.train) if report.train is not None else ()
+    for feature in features:
+        yield from feature.pieces(report)
     yield Piece("what is good to know", folded("Good to know", infos(report.findings)))
     yield Piece("ranks", folded("Ranks", _ranks(report.ranks)))
     yield Piece("checks and stages", folded("Checks and stages", _checks(report)))

@@ -96,3 +96,8 @@ def _first(lines: Sequence[str], most: int) -> list[str]:
             break
         shown.append(line)
     return shown
+
+
+def spaced(lines: list[str]) -> list[str]:
+    """Lines with an empty one behind them; nothing where there are none."""
+    return [*lines, ""] if lines else []

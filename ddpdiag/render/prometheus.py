@@ -8,7 +8,7 @@ grow with the square of the ranks; the JSON report has them.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -19,7 +19,7 @@ from ddpdiag import __version__
 from ddpdiag.codec import readable
 from ddpdiag.model import Report, Scalar, Verdict
 from ddpdiag.render.page import one_line
-from ddpdiag.render.prometheus_runs import Sample, bench_samples, train_samples
+from ddpdiag.render.sections import Sample, Sections
 
 _WHO = ("rank", "local_rank", "node", "gpu_uuid")
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
@@ -27,24 +27,24 @@ _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
 _UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
 
 
-def render(report: Report) -> bytes:
+def render(report: Report, features: Sequence[Sections] = ()) -> bytes:
     """The metrics as text in UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(report))
+    registry.register(_Once(report, features))
     return generate_latest(registry)
 
 
 class _Once(Collector):
     """What one report says, as families of gauges."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, report: Report, features: Sequence[Sections]) -> None:
+        self._report, self._features = report, features
 
     def collect(self) -> Iterator[Metric]:
         """A family for each name. The collector refuses a whole file in which a sample is there twice: the first
         counts."""
         families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
-        for sample in _samples(self._report):
+        for sample in _samples(self._report, self._features):
             labels = tuple((name, _text(value)) for name, value in sample.labels.items())
             families.setdefault(_name(sample.name), {}).setdefault(labels, sample)
         for name, samples in families.items():
@@ -63,17 +63,15 @@ def _name(words: str) -> str:
     return "ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", words)
 
 
-def _samples(report: Report) -> Iterator[Sample]:
+def _samples(report: Report, features: Sequence[Sections]) -> Iterator[Sample]:
     yield from _run(report)
     yield from _stages_and_checks(report)
     yield from _findings(report)
     yield from _measurements(report)
     for row in report.ranks:
         yield from _rank(row)
-    if report.bench is not None:
-        yield from bench_samples(report.bench)
-    if report.train is not None:
-        yield from train_samples(report.train)
+    for feature in features:
+        yield from feature.samples(report)
 
 
 def _run(report: Report) -> Iterator[Sample]:

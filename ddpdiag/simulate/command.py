@@ -10,13 +10,13 @@ from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import Outputs, counter, publish, show
-from ddpdiag.cli.simulate_options import SimulateOptions
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
 from ddpdiag.render.units import count
 from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
+from ddpdiag.simulate.options import SimulateOptions
 from ddpdiag.simulate.run import host_name
 
 # What is over sooner is not worth a line in a log.

@@ -3,8 +3,8 @@
     python tests/benchmarks/fidelity.py [--ranks 2] [--calls 500] [--min 4] [--max 16M] [--device cpu]
 
 Two runs of one identical loop may differ by half on a machine with two cores, since the processes lie elsewhere, so
-only interleaving measures anything: of every three calls, in an order that changes, one is timed by `workloads.timing`,
-as `ddpdiag allreduce-bench` does (-z 2), one by an ordinary loop, and one by a copy of that loop, which is the control.
+only interleaving measures anything: of every three calls, in an order that changes, one is timed as
+`ddpdiag allreduce-bench` does (-z 2), one by an ordinary loop, and one by a copy of that loop, which is the control.
 For each size the ratios of the medians are printed with their 95 % bootstrap intervals: ours over the loop's, and the
 copy's over the loop's. Ours is faithful where its interval contains 1, or lies within 2 % of it.
 
@@ -25,12 +25,11 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth.formulas import counts
-from ddpdiag.bandwidth.text import size_text, time_text
-from ddpdiag.cli.bench import size
+from ddpdiag.bench.command import size
+from ddpdiag.bench.workloads.operations import Case, one_by_one, prepare, time_calls
 from ddpdiag.model.bench import Blocking
 from ddpdiag.stats import quantile
-from ddpdiag.workloads.operations import Case, prepare
-from ddpdiag.workloads.timing import one_by_one, time_calls
+from ddpdiag.text import size_text, time_text
 
 RESAMPLES = 2000
 CLOSE = 0.02

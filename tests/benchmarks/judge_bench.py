@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 
 from benched import benched, data_of, steady
 
+from ddpdiag.bench.check import judge
+from ddpdiag.bench.data import Data
+from ddpdiag.bench.report import bench_of
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.bench.check import judge
-from ddpdiag.checks.bench.data import Data
-from ddpdiag.checks.bench.report import bench_of
 from ddpdiag.checks.fabric.search.matching import round_robin
 
 SIZES = tuple(8 << power for power in range(25))

@@ -14,6 +14,7 @@ from benches import bench, healthy
 from pages import RECORDED, fleet, hostile, recorded
 from test_render_train import CURVES, report
 
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.model.bench import COLLECTIVES
 from ddpdiag.render import html
 
@@ -96,7 +97,7 @@ def file(chromium, tmp_path_factory) -> Callable[[str], Path]:
     @cache
     def write(name: str) -> Path:
         path = folder / f"{name}.html"
-        path.write_text(html.render(REPORTS[name]()))
+        path.write_text(html.render(report := REPORTS[name](), features_of(report)))
         return path
 
     return write

@@ -7,9 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.baseline import dumps
+from ddpdiag.bench.baseline import dumps, read_baseline
 from ddpdiag.cli import judge
-from ddpdiag.cli.bench_options import read_baseline
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode

@@ -9,20 +9,18 @@ import torch.distributed as dist
 from msgspec import Struct, structs
 from torch import nn
 
-from ddpdiag.checks.strategies import check as strategies
 from ddpdiag.model import Options, Place, Trial
 from ddpdiag.model.context import Opening
 from ddpdiag.model.train import Train
 from ddpdiag.model.trial import Kind
+from ddpdiag.strategies import check as strategies
+from ddpdiag.strategies.workloads import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
+from ddpdiag.strategies.workloads.trainer import Task, held_bytes, union
 from ddpdiag.workloads import mnist
-from ddpdiag.workloads.strategies import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
-from ddpdiag.workloads.strategies.course import held_bytes
-from ddpdiag.workloads.strategies.lesson import Lesson
-from ddpdiag.workloads.strategies.traffic import union
 from ddpdiag.workloads.training import checksum
 
 CPU = torch.device("cpu")
-LESSON = Lesson(steps=6, batch=16, dtype="float64")
+TASK = Task(steps=6, batch=16, dtype="float64")
 DIGITS = mnist.load()
 
 
@@ -49,15 +47,15 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def reference():
-    return single.train(Alone(), LESSON, DIGITS, "gloo", parts=3)
+    return single.train(Alone(), TASK, DIGITS, "gloo", parts=3)
 
 
 def test_single_learns_and_tells_the_loss_of_each_part(reference):
-    assert len(reference.losses) == len(reference.parts) == LESSON.steps
+    assert len(reference.losses) == len(reference.parts) == TASK.steps
     assert reference.losses[-1] < reference.losses[0]
-    sizes = [len(range(part, LESSON.batch, 3)) for part in range(3)]
+    sizes = [len(range(part, TASK.batch, 3)) for part in range(3)]
     for loss, parts in zip(reference.losses, reference.parts, strict=True):
-        assert sum(size * part for size, part in zip(sizes, parts, strict=True)) / LESSON.batch == pytest.approx(loss)
+        assert sum(size * part for size, part in zip(sizes, parts, strict=True)) / TASK.batch == pytest.approx(loss)
 
 
 def test_only_the_steps_after_the_warmup_are_timed(reference):
@@ -67,7 +65,7 @@ def test_only_the_steps_after_the_warmup_are_timed(reference):
 
 
 def test_a_rank_holds_parameters_gradients_and_momentum(reference):
-    size = sum(parameter.numel() for parameter in LESSON.network().parameters())
+    size = sum(parameter.numel() for parameter in TASK.network().parameters())
     assert reference.state_bytes == 3 * 8 * size
     assert reference.peak_bytes > reference.state_bytes
 
@@ -75,7 +73,7 @@ def test_a_rank_holds_parameters_gradients_and_momentum(reference):
 @pytest.mark.parametrize("strategy", [ddp, fsdp, tensor_parallel, model_parallel])
 def test_a_group_of_one_trains_as_one_process(strategy, reference):
     more = (2,) if strategy is model_parallel else ()
-    trained = strategy.train(Alone(), LESSON, DIGITS, "gloo", *more)
+    trained = strategy.train(Alone(), TASK, DIGITS, "gloo", *more)
     assert trained.losses == pytest.approx(reference.losses, abs=1e-12)
     assert trained.state_bytes == reference.state_bytes
     assert not dist.is_initialized()
@@ -83,13 +81,13 @@ def test_a_group_of_one_trains_as_one_process(strategy, reference):
 
 def test_first_weights_are_the_same_each_time():
     torch.rand(1)
-    assert checksum(LESSON.network()) == checksum(LESSON.network())
+    assert checksum(TASK.network()) == checksum(TASK.network())
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
 def test_parts_share_the_images_of_each_step(parts):
-    whole = LESSON.batches(DIGITS, 0, 1, CPU)
-    shares = [LESSON.batches(DIGITS, part, parts, CPU) for part in range(parts)]
+    whole = TASK.batches(DIGITS, 0, 1, CPU)
+    shares = [TASK.batches(DIGITS, part, parts, CPU) for part in range(parts)]
     for _ in range(2):
         images, labels = next(whole)
         for part, share in enumerate(shares):
@@ -99,17 +97,17 @@ def test_parts_share_the_images_of_each_step(parts):
 
 
 def test_images_begin_again_after_the_last_one():
-    stream = Lesson(steps=1, batch=9_999).batches(DIGITS, 0, 1, CPU)
+    stream = Task(steps=1, batch=9_999).batches(DIGITS, 0, 1, CPU)
     first, second = next(stream)[1], next(stream)[1]
     assert len(second) == 9_999
     assert torch.equal(first[:9_998], second[1:])
 
 
 def test_a_cut_network_gives_the_same():
-    images, _ = next(LESSON.batches(DIGITS, 0, 1, CPU))
+    images, _ = next(TASK.batches(DIGITS, 0, 1, CPU))
     for parts in (2, 3, 4):
-        cut = model_parallel.Cut(list(LESSON.network()), model_parallel.devices_of("cpu", 0, parts))
-        assert torch.equal(cut(images), LESSON.network()(images))
+        cut = model_parallel.Cut(list(TASK.network()), model_parallel.devices_of("cpu", 0, parts))
+        assert torch.equal(cut(images), TASK.network()(images))
 
 
 @pytest.mark.parametrize(("batch", "pieces"), [(64, 8), (12, 6), (13, 1), (1, 1), (7, 7)])
@@ -139,8 +137,8 @@ class Asked(Alone):
 def test_what_torch_lacks_is_told(monkeypatch):
     # None in sys.modules makes an import fail, as where there is no such module.
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)
-    monkeypatch.delitem(sys.modules, "ddpdiag.workloads.strategies.fsdp")
-    monkeypatch.delattr("ddpdiag.workloads.strategies.fsdp")
+    monkeypatch.delitem(sys.modules, "ddpdiag.strategies.workloads.fsdp")
+    monkeypatch.delattr("ddpdiag.strategies.workloads.fsdp")
     data = strategies.measure(Asked())
     assert "torch.distributed.fsdp.fully_shard" in data.not_possible
     assert data.losses == ()
@@ -149,4 +147,4 @@ def test_what_torch_lacks_is_told(monkeypatch):
 def test_what_it_has_is_measured():
     data = strategies.measure(Asked())
     assert (data.device, len(data.losses), data.images, data.not_possible) == ("CPU", 2, 8, "")
-    assert data.start == checksum(Lesson(steps=1, batch=1).network())
+    assert data.start == checksum(Task(steps=1, batch=1).network())

@@ -5,9 +5,8 @@ import time
 import pytest
 import torch
 
+from ddpdiag.bench.workloads.operations import Operation, time_calls
 from ddpdiag.model.bench import Blocking
-from ddpdiag.workloads.operations import Operation
-from ddpdiag.workloads.timing import time_calls
 
 CPU = torch.device("cpu")
 

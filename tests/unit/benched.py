@@ -6,10 +6,9 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.bandwidth.formulas import counts
-from ddpdiag.bandwidth.lines import Cell, Line, spread, together
+from ddpdiag.bench import check as col002
+from ddpdiag.bench.data import Cell, Data, Line, spread, together
 from ddpdiag.checks.api import Seen, new_trial
-from ddpdiag.checks.bench import check as col002
-from ddpdiag.checks.bench.data import Data
 from ddpdiag.codec import encode
 from ddpdiag.model import Options, Outcome, Recording, Status
 from ddpdiag.model.bench import Bench, Limits

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth.bottleneck import assess
 from ddpdiag.bandwidth.expectations import Bound
-from ddpdiag.bandwidth.facts import Facts, Slow
-from ddpdiag.bandwidth.fit import fit
 from ddpdiag.bandwidth.formulas import busbw, factor
+from ddpdiag.bench.bottleneck import Facts, Slow, assess
+from ddpdiag.bench.fit import fit
 from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Fit, Limits
 
 # The machine may be busy.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth.text import rate_text, share_text, size_text, time_text, times_text
+from ddpdiag.text import rate_text, share_text, size_text, time_text, times_text
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from ddpdiag.cli.bench import bench_of, size
-from ddpdiag.cli.bench_options import BenchOptions
+from ddpdiag.bench.command import bench_of, size
+from ddpdiag.bench.options import BenchOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.model.bench import Average, Bench, Blocking

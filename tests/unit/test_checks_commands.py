@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import typer
 
-import ddpdiag.checks
+import ddpdiag
 from ddpdiag.checks.api import Stage
-from ddpdiag.checks.registry import MODULES
+from ddpdiag.checks.registry import module_of
 from ddpdiag.cli.app import app
 
-ROOM = Path(ddpdiag.checks.__file__).parent
-SOURCES = {path.relative_to(ROOM): path.read_text() for path in ROOM.rglob("*.py")}
+ROOM = Path(ddpdiag.__file__).parent
+HOMES = ("checks", "bench", "strategies")
+SOURCES = {path.relative_to(ROOM.parent): path.read_text() for home in HOMES for path in (ROOM / home).rglob("*.py")}
 COMMANDS = sorted(
     {
         command
@@ -42,4 +43,4 @@ def test_thresholds_that_are_named_are_read():
     for code, name in {
         pair for text in SOURCES.values() for pair in re.findall(r"--set ([A-Z0-9]{3}\d{3})\.(\w+)", text)
     }:
-        assert f'number("{name}"' in SOURCES[Path(MODULES[code].replace(".", "/")).with_suffix(".py")]
+        assert f'number("{name}"' in SOURCES[Path(module_of(code).replace(".", "/")).with_suffix(".py")]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import ddpdiag.checks
+import ddpdiag
 from ddpdiag.checks.api import Check
-from ddpdiag.checks.registry import MODULES, all_checks, by_code
+from ddpdiag.checks.registry import MODULES, all_checks, by_code, module_of
 from ddpdiag.errors import UsageError
 
 CHECKS = all_checks()
@@ -26,9 +26,9 @@ FAMILIES = {
 
 
 def test_every_module_with_a_check_is_in_the_list() -> None:
-    room = Path(ddpdiag.checks.__file__).parent
-    files = {path for path in room.rglob("*.py") if "\nCHECK = Check(" in path.read_text()}
-    assert files == {room / f"{module.replace('.', '/')}.py" for module in MODULES.values()}
+    room = Path(ddpdiag.__file__).parent.parent
+    files = {path for path in room.glob("ddpdiag/**/*.py") if "\nCHECK = Check(" in path.read_text()}
+    assert files == {room / f"{module_of(code).replace('.', '/')}.py" for code in MODULES}
     assert list(MODULES) == [check.code for check in CHECKS]
 
 

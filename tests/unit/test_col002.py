@@ -5,13 +5,12 @@ from benched import FAST, SIZES, benched, data_of, steady
 from msgspec import structs
 from seen import with_arrivals, world_of
 
-from ddpdiag.bandwidth.lines import spread
+from ddpdiag.bench import check as col002
+from ddpdiag.bench.aggregate import links_up
+from ddpdiag.bench.data import Data, spread
+from ddpdiag.bench.report import bench_of
+from ddpdiag.bench.slow import standing
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.bench import check as col002
-from ddpdiag.checks.bench.data import Data
-from ddpdiag.checks.bench.limits import links_up
-from ddpdiag.checks.bench.report import bench_of
-from ddpdiag.checks.bench.slow import standing
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.model.bench import Average, Bench, Bottleneck, Limits
 from ddpdiag.model.recording import Header, Recording

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.launchers.environment import read_launch
@@ -13,6 +12,7 @@ from ddpdiag.strategies.launchers.command import checked, refuse_launched, refus
 from ddpdiag.strategies.launchers.judge import Seen, judged
 from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, RankTimes, Start, Way
 from ddpdiag.strategies.launchers.render import as_json, render
+from ddpdiag.strategies.options import TrainOptions
 
 ASKED = Compare(ranks=2)
 TYPED = {way: f"start {way.value}" for way in Way}

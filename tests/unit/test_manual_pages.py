@@ -9,17 +9,18 @@ from importlib import import_module
 
 import pytest
 
-import ddpdiag.checks
+import ddpdiag
 from ddpdiag import manual
 from ddpdiag.checks.api import Check
-from ddpdiag.checks.registry import MODULES, all_checks, by_code
+from ddpdiag.checks.registry import all_checks, by_code, module_of
 from ddpdiag.cli.manual import manual_page
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.cards import all_cards
 from ddpdiag.lint import all_rules
 
-CHECKS = {f"ddpdiag.checks.{MODULES[check.code]}": check for check in all_checks()}
-ALL = {m.name for m in pkgutil.walk_packages(ddpdiag.checks.__path__, "ddpdiag.checks.")}
+CHECKS = {module_of(check.code): check for check in all_checks()}
+HOMES = ("ddpdiag.checks.", "ddpdiag.bench.", "ddpdiag.strategies.")
+ALL = {m.name for m in pkgutil.walk_packages(ddpdiag.__path__, "ddpdiag.") if m.name.startswith(HOMES)}
 # What makes a finding, or what one is made of: the word is among the first arguments.
 MAKERS = ("finding", "_finding", "Fault", "Trait", "_Way", "Mishap")
 
@@ -35,7 +36,7 @@ def helpers(module: str) -> set[str]:
     while todo:
         found.add(here := todo.pop())
         for node in ast.walk(tree(here)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddpdiag.checks"):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(HOMES):
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 todo += [n for n in names if n in ALL and n not in CHECKS and n not in found]
     return found
@@ -58,7 +59,7 @@ def test_a_page_has_its_sections(check: Check) -> None:
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_what_a_check_can_find_is_explained(check: Check) -> None:
-    own = set(words(f"ddpdiag.checks.{MODULES[check.code]}"))
+    own = set(words(module_of(check.code)))
     assert {word for word in own if manual.finding_text(check.manual, word) is None} == set()
 
 

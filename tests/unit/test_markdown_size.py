@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.compare import command as comparison
 from ddpdiag.compare.reports import Comparison, Side
 from ddpdiag.comparison.figures import Change, Direction
@@ -77,7 +78,8 @@ def benched_with(text: str, number: int):
 @example("@", 40_000, 20)
 @example("`", 4_000, 1)
 def test_no_report_is_too_long_for_a_comment(part: str, length: int, number: int) -> None:
-    text = markdown.render(crowded(part * (length // max(1, number)), number))
+    report = crowded(part * (length // max(1, number)), number)
+    text = markdown.render(report, features_of(report))
     assert len(text) < GITHUB_TAKES
     assert text.count("<details>") == text.count("</details>")
 
@@ -105,13 +107,15 @@ def test_strategies_and_their_reasons_end_with_how_many_are_missing(golden) -> N
     train = TrainReport(
         asked=Train(), batch_size=1, device="cpu", rows=(row,) * 500, scaling=(), tolerance=0.1, sentence="s"
     )
-    golden(left_out(markdown.render(fit(train=train))))
+    report = fit(train=train)
+    golden(left_out(markdown.render(report, features_of(report))))
 
 
 def test_the_table_of_a_benchmark_ends_with_how_many_rows_are_missing(golden) -> None:
     bench = benched("gloo")
     row = next(row for row in bench.rows if row.in_place is not None)
-    golden(left_out(markdown.render(fit(bench=structs.replace(bench, rows=(row,) * 900)))))
+    report = fit(bench=structs.replace(bench, rows=(row,) * 900))
+    golden(left_out(markdown.render(report, features_of(report))))
 
 
 def test_variables_are_all_there_or_none(golden) -> None:

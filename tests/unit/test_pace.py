@@ -2,8 +2,8 @@
 
 import time
 
+from ddpdiag.bench.workloads.call_budget import LEAST_CALLS, Pace
 from ddpdiag.model.bench import Bench
-from ddpdiag.workloads.pace import LEAST_CALLS, Pace
 
 
 def pace(seconds: float, modes: int = 2, **bench: int) -> Pace:

@@ -8,6 +8,7 @@ import pytest
 from pages import Reader, fleet, recorded, timeline
 from reports import finding_of, fit, rank_row, unfit
 
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.render import html
 from ddpdiag.render.html.build import page_of
@@ -19,7 +20,7 @@ from ddpdiag.render.plots.drawing import page_style
 def built(report: Report) -> Page:
     """The page as data."""
     with page_style():
-        return page_of(report)
+        return page_of(report, features_of(report))
 
 
 @lru_cache(maxsize=8)

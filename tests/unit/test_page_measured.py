@@ -7,6 +7,7 @@ from pages import Reader
 from test_page_blame import built, figure, table, words_of
 from test_render_train import CURVES, report
 
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report
 from ddpdiag.render import html
 
@@ -33,7 +34,7 @@ def test_what_the_numbers_mean_is_a_list_and_no_column(golden):
     own = built(four())
     (section,) = [section for section in own.sections if section.name == "benchmark"]
     assert section.items.items == tuple(f"{name} is bound by copies." for name in FOUR)
-    assert section.items.name in Reader(html.render(four())).text
+    assert section.items.name in Reader(html.render(four(), features_of(four()))).text
     golden(section.items.name, "\n".join(column.title for column in table(own, "series").columns))
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from ddpdiag.bench.tables import header, line, number
+from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
 from ddpdiag.model.bench import Average, Bench, Blocking
-from ddpdiag.render.bench import render
-from ddpdiag.render.bench_table import header, line, number
 
 REPORTS = [
     healthy(),

@@ -12,18 +12,18 @@ from benches import SIZES, bench, bench_rank, healthy, mode, row, slow, unmeasur
 from msgspec import structs
 from reports import SLOW, THREADS
 
+from ddpdiag.bench import files, plot
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report, Verdict
 from ddpdiag.model.bench import Bench, Blocking
-from ddpdiag.render import bench_csv, bench_json, plots
 
 
 def as_json(report: Report) -> dict:
-    return json.loads(bench_json.render(report), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    return json.loads(files.to_json(report), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
 def as_csv(report: Report) -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO(bench_csv.render(report))))
+    return list(csv.DictReader(StringIO(files.to_csv(report))))
 
 
 def test_the_keys_of_version_3_are_there():
@@ -142,7 +142,7 @@ def test_nothing_measured_is_valid(report):
     data = as_json(report)
     assert (data["results"], data["verdict"]["status"]) == ([], "unknown")
     assert as_csv(report) == []
-    assert bench_csv.render(report).startswith("backend,collective,")
+    assert files.to_csv(report).startswith("backend,collective,")
 
 
 def test_csv_has_a_line_for_each_row_and_mode():
@@ -174,7 +174,7 @@ def test_csv_keeps_texts_of_strangers_within_their_cell():
 
 
 def svg(report: Report) -> str:
-    return plots.render(report.bench, "svg").decode()
+    return plot.render(report.bench, "svg").decode()
 
 
 def legend(picture: str) -> str:
@@ -183,7 +183,7 @@ def legend(picture: str) -> str:
 
 
 def test_pictures_are_what_they_are_called():
-    assert plots.render(bench("nccl", "gloo"), "png").startswith(b"\x89PNG\r\n\x1a\n")
+    assert plot.render(bench("nccl", "gloo"), "png").startswith(b"\x89PNG\r\n\x1a\n")
     assert svg(healthy()).startswith("<?xml")
 
 
@@ -208,13 +208,13 @@ def test_a_picture_says_who_what_and_what_was_expected(golden):
     ids=["nothing", "one size", "several series", "strange names"],
 )
 def test_a_picture_needs_little(report):
-    assert plots.render(report, "svg").startswith(b"<?xml")
+    assert plot.render(report, "svg").startswith(b"<?xml")
 
 
 def test_without_matplotlib_a_sentence_says_how_to_get_it(golden, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as raised:
-        plots.render(bench(), "png")
+        plot.render(bench(), "png")
     golden(str(raised.value))
 
 
@@ -232,7 +232,7 @@ def test_a_matplotlib_that_does_not_work_is_a_sentence(golden, monkeypatch):
     def broken(*_args, **_options):
         raise RuntimeError("font cache")
 
-    monkeypatch.setattr("ddpdiag.render.plots.bench._figure", broken)
+    monkeypatch.setattr("ddpdiag.bench.plot._figure", broken)
     with pytest.raises(UsageError) as raised:
-        plots.render(bench(), "svg")
+        plot.render(bench(), "svg")
     golden(str(raised.value))

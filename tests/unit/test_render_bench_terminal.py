@@ -5,9 +5,9 @@ import re
 from benches import bench, bench_rank, healthy, series_of, slow
 from msgspec import structs
 
+from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report, Verdict
 from ddpdiag.model.bench import Bottleneck
-from ddpdiag.render.bench import render
 
 
 def plain(report: Report, width: int) -> str:

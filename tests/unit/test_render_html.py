@@ -12,7 +12,7 @@ from msgspec import structs
 from pages import CLOSE, IMAGE, RECORDED, SCRIPT, Reader, fleet, hostile, recorded, timeline
 from reports import IMPORT, SLOW, THREADS, fit, rank_row, unfit, unknown
 
-from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.outputs import Outputs, features_of
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Matrix, WorldLine
 from ddpdiag.model.setting import Setting, Value
@@ -21,7 +21,7 @@ from ddpdiag.render import html
 
 
 def read(report) -> Reader:
-    return Reader(html.render(report))
+    return Reader(html.render(report, features_of(report)))
 
 
 def part(page: str, name: str) -> str:
@@ -37,7 +37,8 @@ def labels(page: str) -> str:
 @lru_cache(maxsize=16)
 def page_of(name: str) -> str:
     """The page of a recording, or of the report full of hostile strings."""
-    return html.render(hostile() if name == "hostile" else recorded(name))
+    report = hostile() if name == "hostile" else recorded(name)
+    return html.render(report, features_of(report))
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -222,7 +223,8 @@ def test_differences_in_the_environment_name_value_and_ranks(golden):
 
 
 def test_a_benchmark_shows_curves_expectation_and_ranks(golden):
-    golden(labels(part(html.render(healthy(bench("gloo", "nccl"))), "benchmark")))
+    report = healthy(bench("gloo", "nccl"))
+    golden(labels(part(html.render(report, features_of(report)), "benchmark")))
 
 
 # Many -----------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from msgspec import structs
 
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
@@ -125,7 +126,8 @@ def test_the_source_is_ascii(golden) -> None:
     train = TrainReport(
         asked=Train(), batch_size=1, device="cpu", rows=rows, scaling=(), tolerance=0.1, sentence="s"
     )  # fmt: skip
-    text = markdown.render(bare(train=train))
+    trained = bare(train=train)
+    text = markdown.render(trained, features_of(trained))
     assert text.isascii()
     golden(text)
 

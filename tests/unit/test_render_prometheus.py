@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from reports import THREADS, finding_of, fit, rank_row, unfit, unknown
 
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render.prometheus import render
@@ -19,7 +20,7 @@ HOSTILE = 'n"0\\\n\x1b[31m\x00\udcff|{}'
 
 def read(report: Report) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Each family's samples. Anything that is no text in UTF-8, or is there twice, fails."""
-    text = render(report).decode()
+    text = render(report, features_of(report)).decode()
     assert text.endswith("\n")
     found = {}
     for family in text_string_to_metric_families(text):

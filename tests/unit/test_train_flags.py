@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdiag.cli.train import train_of
-from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
+from ddpdiag.strategies.command import train_of
+from ddpdiag.strategies.options import TrainOptions
 
 USUAL = TrainOptions()
 

@@ -10,14 +10,14 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.strategies.check import CHECK, plan, report
-from ddpdiag.checks.strategies.data import Data
-from ddpdiag.checks.strategies.jobs import Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
 from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status, Verdict
 from ddpdiag.model.recording import Header
 from ddpdiag.model.train import Curve, Ended, Strategy, Train
+from ddpdiag.strategies.check import CHECK, plan, report
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.runs import Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
 
 STEPS = 4
 CURVE = (2.3, 2.0, 1.5, 1.0)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.fabric.search.pair_confirm_cover import Reached
 from ddpdiag.model import Severity
+from ddpdiag.text import rate_text, share_text
 
 WHYS = {
     "hung": "did not end in time",

@@ -7,6 +7,7 @@ findings the worst are shown, and a sentence says how many there are.
 """
 
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report
 from ddpdiag.render.plots.drawing import drawing, page_style
+from ddpdiag.render.sections import Sections
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -30,13 +32,13 @@ def check_available() -> None:
             raise UsageError(_MISSING.format(name))
 
 
-def render(report: Report) -> str:
+def render(report: Report, features: Sequence[Sections] = ()) -> str:
     """The page; UsageError if it cannot be made here."""
     check_available()
     from ddpdiag.render.html.build import page_of
 
     with drawing("--html", "html"), page_style():
-        page = page_of(report)
+        page = page_of(report, features)
     script = _source("script.js")
     # The only script that may run is this one, whatever else got into the page.
     policy = b64encode(sha256(script.encode()).digest()).decode()

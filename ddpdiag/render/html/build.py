@@ -1,19 +1,18 @@
 """From a report to a `Page`."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Report
 from ddpdiag.render.hosts import fold_hosts
-from ddpdiag.render.html.bench import bench_section
 from ddpdiag.render.html.course import checks_section, timeline_section
 from ddpdiag.render.html.findings import boxes
 from ddpdiag.render.html.page import Fact, Page, words
 from ddpdiag.render.html.pairs import pairs_section
 from ddpdiag.render.html.ranks import ranks_section, steps_section
-from ddpdiag.render.html.train import train_section
 from ddpdiag.render.html.world import environment_section, topology_section
+from ddpdiag.render.sections import Sections
 from ddpdiag.render.shell import exclude_lines, shell_line
 from ddpdiag.render.units import bytes_per_s, count, per_second, seconds
 
@@ -25,11 +24,10 @@ _KEY_FIGURES = {
 }
 
 
-def page_of(report: Report) -> Page:
-    """What the page says; within `page_style`, since it draws."""
+def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
+    """What the page says, that of `features` first; within `page_style`, since it draws."""
     sections = (
-        bench_section(report),
-        train_section(report),
+        *(feature.section(report) for feature in features),
         pairs_section(report),
         ranks_section(report),
         steps_section(report),

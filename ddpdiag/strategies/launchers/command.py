@@ -12,17 +12,17 @@ from ddpdiag.cli.check import launched
 from ddpdiag.cli.command import spelled
 from ddpdiag.cli.options import LaunchOptions
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
-from ddpdiag.cli.train import refuse_nccl_without_gpus
-from ddpdiag.cli.train_options import TrainOptions
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.render import files
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.strategies.command import refuse_nccl_without_gpus
 from ddpdiag.strategies.launchers import render
 from ddpdiag.strategies.launchers.judge import Seen, judged
 from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way
 from ddpdiag.strategies.launchers.rounds import Rounds, typed
+from ddpdiag.strategies.options import TrainOptions
 
 # The options of `train` that mean the same here.
 _OPTIONS = (

@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import encode  # noqa: E402
 from ddpdiag.strategies.launchers.model import RankError, RankTimes  # noqa: E402
+from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
 from ddpdiag.workloads.devices import choose_device  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402
-from ddpdiag.workloads.strategies.lesson import Lesson  # noqa: E402
 
 IMPORTED_AT = time.monotonic()
 # The first steps find algorithms and buffers.
@@ -94,12 +94,12 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, lea
     finish(device)
     group_at = time.monotonic()
 
-    lesson = Lesson(steps=arguments.steps, batch=arguments.batch_size)
-    model = DistributedDataParallel(lesson.network().to(device), device_ids=[device] if device.type == "cuda" else None)
-    optimizer = lesson.optimizer(model.parameters())
+    task = Task(steps=arguments.steps, batch=arguments.batch_size)
+    model = DistributedDataParallel(task.network().to(device), device_ids=[device] if device.type == "cuda" else None)
+    optimizer = task.optimizer(model.parameters())
     seconds: list[float] = []
     affordable = arguments.steps
-    batches = lesson.batches(load(arguments.data_dir), rank, world_size, device)
+    batches = task.batches(load(arguments.data_dir), rank, world_size, device)
     while len(seconds) < min(arguments.steps, affordable):
         begin = time.perf_counter()
         images, labels = next(batches)

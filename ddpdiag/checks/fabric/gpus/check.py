@@ -29,7 +29,6 @@ Sources: as FAB001.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.gpus.data import InsideView
 from ddpdiag.checks.fabric.hosts import check as fab001
@@ -45,6 +44,7 @@ from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Pair, path_views
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.text import rate_text, share_text
 
 _SHOWN = 8
 

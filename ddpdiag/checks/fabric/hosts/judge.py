@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.hosts.data import FabricView
 from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path, Reached
@@ -12,6 +11,7 @@ from ddpdiag.checks.fabric.text import WHYS, how, rates, severity, slower_share,
 from ddpdiag.checks.fabric.truncation import cut_short
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Severity
+from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")
 

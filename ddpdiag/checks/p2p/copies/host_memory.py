@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median_low
 from typing import NamedTuple, TypeVar
 
-from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.p2p.copies.data import Measured, View, host_ways
 from ddpdiag.checks.p2p.copies.judge import Limits
 from ddpdiag.model import Finding, Severity
+from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")
 

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Way, explain, ways_of
@@ -18,6 +17,7 @@ from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import path_views
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.copies import PairCopies
+from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")
 

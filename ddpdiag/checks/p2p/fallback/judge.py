@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import TypeVar
 
-from ddpdiag.bandwidth.text import times_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.gpu import devices
@@ -27,6 +26,7 @@ from ddpdiag.checks.p2p.fallback.text import (
 )
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.text import times_text
 
 D = TypeVar("D")
 

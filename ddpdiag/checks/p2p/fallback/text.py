@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Part, Step, Tried
 from ddpdiag.model import Scalar
+from ddpdiag.text import rate_text
 
 _VERBS = {
     "hung": "hangs",

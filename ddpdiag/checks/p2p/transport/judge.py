@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.bandwidth.text import rate_text, times_text
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.p2p.transport.data import SOCKET, View
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.net.nccl_log import Hop
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import rate_text, times_text
 
 _LOG_LINES = 4
 

@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.text import rate_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.matrix import Way
 from ddpdiag.checks.rendezvous.mesh.data import (
@@ -21,6 +20,7 @@ from ddpdiag.checks.rendezvous.mesh.data import (
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.text import rate_text
 
 D = TypeVar("D")
 

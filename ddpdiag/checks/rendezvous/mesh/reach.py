@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.text import size_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh.data import Mesh, Subject, failure
@@ -14,6 +13,7 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh.connection import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
+from ddpdiag.text import size_text
 
 D = TypeVar("D")
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Set
 from typing import TypeVar
 
-from ddpdiag.bandwidth.text import share_text
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.training.ddp_step.stragglers import Limits, Straggler, Why, slow_ways, stragglers
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.steps import Steps
+from ddpdiag.text import share_text
 
 D = TypeVar("D")
 

@@ -1,0 +1,319 @@
+"""Where the bottleneck of one sweep is: a table of decisions, from what is certain to what is likely.
+
+A slow rank explains everything else; more ranks than cores explain away all numbers; a message too short for bandwidth
+is bound by latency; then a part that is missing, a bandwidth that falls as messages grow, and last the part of the
+machine whose limit was reached. What fits none of these is unknown, and is said to be.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ddpdiag.bandwidth.expectations import Bound
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bench.fit import SMALL_BYTES, Point, usable
+from ddpdiag.model.bench import Bottleneck, Fit, Limits
+from ddpdiag.stats import quantile
+from ddpdiag.text import rate_text, share_text, size_text, time_text
+
+# At least this much of the expectation is as it should be (stas00, ml-engineering: 80 %).
+GOOD_SHARE = 0.8
+# Of what copies and loopback allow: gloo's threads hand each segment to each other. Two ranks on an idle host of two
+# cores reached 0.59 to 0.68 of it.
+GOOD_COPY_SHARE = 0.5
+
+
+class Slow(NamedTuple):
+    """A rank that is called slow, and why ("copies 2.1x slower than the median of its peers")."""
+
+    rank: int
+    host: str
+    reason: str
+
+
+class Facts(NamedTuple):
+    """What is known of one sweep.
+
+    `points` are (size in bytes, seconds of the shortest call), in any order; `peak_busbw_bytes_per_s` and `best_bytes`
+    are those of the rows. `oversubscribed` is (ranks, cores) of a host with fewer cores than ranks. `limits` are the
+    lowest of all ranks. `links_up` are the fewest and the most NVLinks that are up on GPUs of one model, of the model
+    where these differ most. `cores_used` is CPU seconds per second of the busiest rank while it called.
+    """
+
+    collective: str
+    backend: str
+    ranks: int
+    hosts: int
+    peak_busbw_bytes_per_s: float
+    best_bytes: int
+    fit: Fit | None
+    bound: Bound | None
+    points: Sequence[tuple[int, float]]
+    limits: Limits = Limits()
+    links_up: tuple[int, int] | None = None
+    oversubscribed: tuple[int, int] | None = None
+    cores_used: float | None = None
+    slow: tuple[Slow, ...] = ()
+
+    @property
+    def share(self) -> float | None:
+        """The peak over what was expected."""
+        expected = self.bound.busbw_bytes_per_s if self.bound else 0.0
+        return self.peak_busbw_bytes_per_s / expected if expected > 0 else None
+
+    @property
+    def good_share(self) -> float:
+        """From which share of the expectation on all is as it should be."""
+        return GOOD_COPY_SHARE if self.bound and self.bound.part is Bottleneck.COPY else GOOD_SHARE
+
+    @property
+    def subject(self) -> str:
+        """Such as "all_reduce over nccl"."""
+        return f"{self.collective} over {self.backend}"
+
+    @property
+    def peak(self) -> str:
+        """Such as "1.31 GB/s busbw at 64 MiB"."""
+        return f"{rate_text(self.peak_busbw_bytes_per_s)} busbw at {size_text(self.best_bytes)}"
+
+    @property
+    def compared(self) -> str:
+        """Such as "1.31 GB/s busbw at 64 MiB, 91 % of 1.44 GB/s (source)"."""
+        if self.bound is None or self.share is None:
+            return self.peak
+        expected = rate_text(self.bound.busbw_bytes_per_s)
+        return f"{self.peak}, {share_text(self.share)} of {expected} ({self.bound.source})"
+
+
+# The table of decisions ----------------------------------------------------------------------------------------------
+
+
+# Above what the ring allows by more than noise: NVLS, or a tree that sends less between two hosts.
+BEYOND_SHARE = 1.1
+# Chosen: copies are timed for a moment only, on cores that others use as well.
+COPIES_BEYOND_SHARE = 1.25
+# Bandwidth must not fall by more than this as size grows (ROCm cvs).
+DROP_SHARE = 0.05
+# A rank that uses this much of a core while it calls waits for nothing else.
+BUSY_CORES = 0.9
+# Times that do not even double from the smallest size to one 8 times as large are all latency.
+FLAT_RATIO = 2.0
+_FLAT_RANGE = 8
+# How near to (k-1)/k of the expectation is "one of k is missing". Healthy networks reach 0.92 of it and more.
+MISSING_TOLERANCE = 0.02
+# 9/10 of them cannot be told from a healthy network.
+MOST_CARDS = 9
+# NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower.
+SOCKET_SHARE = 0.2
+
+_PARTS = {Bottleneck.NIC: "the network cards", Bottleneck.NVLINK: "NVLink", Bottleneck.PCIE: "PCIe"}
+
+Verdict = tuple[Bottleneck, str]
+
+
+def assess(facts: Facts) -> Verdict:
+    """The bottleneck, and a sentence that names the subject, the number and the expectation."""
+    rules: tuple[Callable[[Facts], Verdict | None], ...] = (
+        _slow,
+        _not_judged,
+        _latency,
+        _links_down,
+        _slot_down,
+        _card_missing,
+        _falls,
+        _reached,
+        _too_short,
+        _by_cores,
+    )
+    found = (verdict for rule in rules if (verdict := rule(facts)))
+    return next(found, None) or (Bottleneck.UNKNOWN, _unknown(facts))
+
+
+def _slow(facts: Facts) -> Verdict | None:
+    if not facts.slow:
+        return None
+    names = [f"rank {slow.rank} on {slow.host}" for slow in facts.slow]
+    if len(names) == 1:
+        return Bottleneck.SLOW_RANK, f"{names[0]} holds the others back: it {facts.slow[0].reason}."
+    reasons = "; ".join(f"{name} {slow.reason}" for name, slow in zip(names, facts.slow, strict=True))
+    return Bottleneck.SLOW_RANK, f"{len(names)} ranks hold the others back: {reasons}."
+
+
+def _not_judged(facts: Facts) -> Verdict | None:
+    if facts.ranks < 2:
+        return Bottleneck.NOT_JUDGED, "One rank alone communicates with nobody: there is no bandwidth to judge."
+    if facts.oversubscribed:
+        ranks, cores = facts.oversubscribed
+        return (
+            Bottleneck.NOT_JUDGED,
+            f"More ranks ({ranks}) than cores ({cores}): the numbers say nothing about this machine, and are not"
+            " judged.",
+        )
+    return None
+
+
+def _latency(facts: Facts) -> Verdict | None:
+    sweep = usable(facts.points)
+    if not sweep or not _is_short(sweep, facts.fit):
+        return None
+    call = facts.fit.latency_seconds if facts.fit else quantile(sorted(point.seconds for point in sweep), 0.5)
+    half = f"; half of the bandwidth comes at {size_text(facts.fit.half_bytes)}" if facts.fit else ""
+    largest = size_text(sweep[-1].size_bytes)
+    return Bottleneck.LATENCY, f"{facts.subject} is latency-bound up to {largest}: {time_text(call)} a call{half}."
+
+
+def _is_short(sweep: Sequence[Point], fit: Fit | None) -> bool:
+    """Does no size of the sweep come to half of the bandwidth?"""
+    smallest, largest = sweep[0], sweep[-1]
+    if fit is not None:
+        return largest.size_bytes < fit.half_bytes
+    flat = largest.seconds < FLAT_RATIO * smallest.seconds
+    return largest.size_bytes <= SMALL_BYTES or (flat and largest.size_bytes >= _FLAT_RANGE * smallest.size_bytes)
+
+
+def _links_down(facts: Facts) -> Verdict | None:
+    """Fewer links than a GPU of the same model has up; never a fixed number: some boards wire 12 links of 18."""
+    fewest, most = facts.links_up or (0, 0)
+    part = facts.bound.part if facts.bound else None
+    # A GPU without any link leaves PCIe as the bound of all.
+    if fewest >= most or part is not (Bottleneck.NVLINK if fewest else Bottleneck.PCIE):
+        return None
+    return (
+        Bottleneck.MISSING_PART,
+        f"{facts.subject} lacks NVLinks, {fewest} are up on the GPU with fewest, {most} on others of its model:"
+        f" {facts.compared}.",
+    )
+
+
+def _is_by_pcie(facts: Facts) -> bool:
+    """Must PCIe show in the peak? Not if that may be the network's, whose cards do not say how fast they are."""
+    return facts.bound is not None and facts.bound.part is Bottleneck.PCIE and not facts.bound.network_unknown
+
+
+def _slot_down(facts: Facts) -> Verdict | None:
+    """PCIe at less than card and slot can; an idle link sleeps, so only where no more than that came through."""
+    now, full = facts.limits.pcie_now_bytes_per_s, facts.limits.pcie_bytes_per_s
+    if not _is_by_pcie(facts) or not now or not full or now >= full:
+        return None
+    if facts.peak_busbw_bytes_per_s > now * BEYOND_SHARE:
+        return None
+    return (
+        Bottleneck.MISSING_PART,
+        f"{facts.subject} lacks PCIe lanes or speed, {rate_text(now)} of {rate_text(full)} on the slowest GPU:"
+        f" {facts.compared}.",
+    )
+
+
+def _card_missing(facts: Facts) -> Verdict | None:
+    """(k-1)/k of the expectation: one of k cards. Half of PCIe: lanes, a generation, or a way through host memory."""
+    cards = facts.bound.cards if facts.bound else 0
+    if 1 < cards <= MOST_CARDS and _is_share(facts, (cards - 1) / cards):
+        looks = f"{cards - 1}/{cards} of what its network can do, as if one of {cards} cards carried nothing"
+        return Bottleneck.MISSING_PART, f"{facts.subject} reaches {looks}: {facts.compared}."
+    if not _is_by_pcie(facts) or not _is_share(facts, 0.5):
+        return None
+    indirect = "GPUs share a port or send through the host's memory (P2P is off)"
+    if facts.limits.pcie_now_bytes_per_s is not None:
+        return Bottleneck.PCIE, f"{facts.subject} reaches half of PCIe, as if {indirect}: {facts.compared}."
+    looks = f"half of PCIe, as if half of the lanes or a generation were missing, or {indirect}"
+    return Bottleneck.MISSING_PART, f"{facts.subject} reaches {looks}: {facts.compared}."
+
+
+def _is_share(facts: Facts, wanted: float) -> bool:
+    """Is the peak this share of what was expected, and would larger messages not change that?"""
+    if facts.bound is None or facts.share is None or abs(facts.share - wanted) > MISSING_TOLERANCE:
+        return False
+    endless = facts.fit.busbw_bytes_per_s / facts.bound.busbw_bytes_per_s if facts.fit else facts.share
+    # Twice the tolerance: the slope of two sizes is less certain than the best of all.
+    return abs(endless - wanted) <= 2 * MISSING_TOLERANCE
+
+
+def _falls(facts: Facts) -> Verdict | None:
+    """Less bandwidth for larger messages. Where gloo copies, that is the end of the caches, and no fault."""
+    if (facts.bound and facts.bound.part is Bottleneck.COPY) or (facts.backend == "gloo" and facts.hosts < 2):
+        return None
+    rates = [(size, busbw(facts.collective, size, seconds, facts.ranks)) for size, seconds in usable(facts.points)]
+    best = max(rates, key=lambda point: point[1], default=(0.0, 0.0))
+    if not rates or rates[-1][1] >= best[1] * (1 - DROP_SHARE):
+        return None
+    size, rate = rates[-1]
+    return (
+        Bottleneck.CONGESTION,
+        f"{facts.subject} falls from {rate_text(best[1])} busbw at {size_text(best[0])} to {rate_text(rate)} at"
+        f" {size_text(size)}, which is congestion, flow control (PFC) or heat: run it again, and see whether p95 leaves"
+        " the shortest time behind.",
+    )
+
+
+def _reached(facts: Facts) -> Verdict | None:
+    """The part that sets the expectation, where that was reached."""
+    if facts.bound is None or facts.share is None or facts.share < facts.good_share:
+        return None
+    part = facts.bound.part
+    return part, f"{facts.subject} is bound by {_part(part, facts)}: {facts.compared}{_beyond(facts)}."
+
+
+def _part(part: Bottleneck, facts: Facts) -> str:
+    copies = "copies on this host's CPU" if facts.hosts == 1 else "copies on the hosts' CPUs"
+    return _PARTS.get(part, copies)
+
+
+def _beyond(facts: Facts) -> str:
+    """What more than the expectation means."""
+    if facts.bound is None or facts.share is None or facts.share < BEYOND_SHARE:
+        return ""
+    if facts.backend != "nccl":
+        is_more = facts.bound.part is Bottleneck.COPY and facts.share >= COPIES_BEYOND_SHARE
+        return "; copies were timed at a busier moment than this, or cost less than expected" if is_more else ""
+    if facts.bound.part is Bottleneck.NIC and facts.collective == "all_reduce":
+        return "; a tree sends less between two hosts than a ring, NCCL_ALGO=RING shows what the cards carry"
+    return ", so NVLS is at work" if facts.bound.part is Bottleneck.NVLINK else ""
+
+
+def _too_short(facts: Facts) -> Verdict | None:
+    """The expectation would be reached, with larger messages than these."""
+    if facts.bound is None or facts.fit is None or not facts.points:
+        return None
+    largest = max(size for size, _ in facts.points)
+    # size / (size + half) is below the share that counts as reached.
+    good = facts.good_share
+    short = largest * (1 - good) < facts.fit.half_bytes * good
+    if not short or facts.fit.busbw_bytes_per_s < good * facts.bound.busbw_bytes_per_s:
+        return None
+    return (
+        Bottleneck.LATENCY,
+        f"{facts.subject} needs larger messages than {size_text(largest)}: {facts.compared}; half of the bandwidth"
+        f" comes at {size_text(facts.fit.half_bytes)}, and a call costs {time_text(facts.fit.latency_seconds)}.",
+    )
+
+
+def _by_cores(facts: Facts) -> Verdict | None:
+    """gloo with a busy core is bound by it, whatever was expected."""
+    if facts.backend != "gloo" or facts.cores_used is None or facts.cores_used < BUSY_CORES:
+        return None
+    return (
+        Bottleneck.COPY,
+        f"{facts.subject} is bound by {_part(Bottleneck.COPY, facts)}, of which a rank uses {facts.cores_used:.1f}"
+        f" cores: {facts.compared}.",
+    )
+
+
+def _unknown(facts: Facts) -> str:
+    if facts.peak_busbw_bytes_per_s <= 0:
+        return f"{facts.subject} was not measured."
+    if facts.bound is None or facts.share is None:
+        links = " over NVLinks without a switch" if _is_bridged(facts) else ""
+        return f"{facts.subject}: {facts.peak}; what this hardware should reach{links} is not known."
+    if facts.bound.network_unknown:
+        why = "it may be the network between the hosts, whose cards do not say how fast they are"
+    elif facts.backend == "nccl" and facts.hosts > 1 and facts.share <= SOCKET_SHARE:
+        why = (
+            "so little is usual where NCCL uses TCP sockets instead of InfiniBand, NCCL_DEBUG=INFO then says NET/Socket"
+        )
+    else:
+        why = "what holds it back is not known"
+    return f"{facts.subject} stays below what this hardware should reach: {facts.compared}; {why}."
+
+
+def _is_bridged(facts: Facts) -> bool:
+    """Are there NVLinks, of which nobody knows whether they join all GPUs?"""
+    return facts.backend == "nccl" and bool(facts.limits.nvlinks) and not facts.limits.nvlink_switched

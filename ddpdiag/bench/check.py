@@ -1,0 +1,206 @@
+"""Benchmark of the collectives: every size, every rank, with what it means.
+
+What `ddpdiag allreduce-bench` runs; a check takes it only by name (`--select COL002`). Sizes, calls and columns are
+those of nccl-tests: algbw is size over time, busbw is algbw x 2(n-1)/n for an all-reduce, which a link's rate bounds
+whatever the number of ranks. Each rank keeps its own times: since all leave a collective together, who spends the least
+time in it came last. At some moments all ranks copy in their own memory at once, and in the end the ranks measure in
+pairs, so that a rank, its memory and its way to others are told apart.
+
+Findings and their causes:
+- wrong: an element is not the exact result: corrupted memory, or a broken transport (P2P behind an IOMMU).
+- slow-rank: one rank copies or communicates 1.5 times slower than the others, or comes last every time: a core that it
+  shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it.
+- below: the bus bandwidth does not reach `--min-busbw`.
+- worse: 5 % less than the baseline of this world, and more than the spread of both runs. Look at what has changed.
+- incomparable: `--baseline` holds no run of this world, or other sizes, so nothing was compared.
+- unmeasured: there was no time or no memory for any size, so nothing is known.
+- unsupported: backend, dtype or op that this torch or this backend does not have.
+
+Fix: do what the closing sentence points at; `ddpdiag check` says why a host, a GPU or a link is slow.
+
+Confirm by hand: Run nccl-tests' `all_reduce_perf` with the same -b, -e, -f, -n and -w under the same launcher, and
+compare the columns.
+
+Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % against one's own baseline).
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import structs
+
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bench.data import Data, Line
+from ddpdiag.bench.judge import findings
+from ddpdiag.bench.report import bench_of
+from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
+from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
+from ddpdiag.model.bench import Bench
+from ddpdiag.model.context import Context
+from ddpdiag.text import rate_text, size_text
+
+# Rounds of pairs, each with other partners: of three ranks all pairs are needed to tell one from its partners.
+ROUNDS = 3
+_PAIR_SECONDS = 4.0
+# Of the budget, what rounds of pairs may take.
+_PAIR_SHARE = 0.3
+# What opening a group may take: NCCL some seconds.
+_OPEN_SECONDS = 10.0
+# What gathering the ranks, the report and the start of a trial take of the budget.
+_BESIDE_SECONDS = 6.0
+_PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=2, checks=0)
+
+
+def measure(ctx: Context) -> Data:
+    """A sweep of one collective over one backend; in a pair, one size."""
+    from ddpdiag.bench.workloads.measure import Benched, bench, pair
+    from ddpdiag.workloads.collectives import connect
+    from ddpdiag.workloads.devices import describe
+    from ddpdiag.workloads.group import process_group, unknown_backend
+
+    backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
+    if (unknown := unknown_backend(backend)) is not None:
+        return Data(
+            backend=backend,
+            collective=collective,
+            ranks=len(ctx.group),
+            pid=os.getpid(),
+            device="",
+            unsupported=(str(unknown),),
+        )
+    with process_group(ctx, backend) as device:
+        about = describe(device)
+
+        def data(so_far: Benched) -> Data:
+            return Data(
+                backend=backend,
+                collective=collective,
+                ranks=len(ctx.group),
+                pid=os.getpid(),
+                device=about.name,
+                device_index=about.number,
+                gpu_uuid=about.uuid,
+                pci=about.pci,
+                limits=so_far.limits,
+                lines=so_far.swept.lines,
+                copies=so_far.copies,
+                remarks=so_far.swept.remarks,
+                unsupported=so_far.swept.unsupported,
+                whole=so_far.swept.whole,
+            )
+
+        def told(so_far: Benched, line: Line) -> None:
+            ctx.report(data(so_far), _progress(backend, collective, line, len(ctx.group)))
+
+        connect(ctx, device)
+        if "round" in ctx.trial.params:
+            return data(pair(ctx, _PAIR_BENCH, device, _PAIR_SECONDS))
+        seconds = share_seconds(ctx.options, ctx.place.world_size)
+        return data(bench(ctx, _asked(ctx.options.bench), collective, device, seconds, told))
+
+
+def _asked(bench: Bench | None) -> Bench:
+    return bench if bench is not None else Bench()
+
+
+def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
+    """Such as "all_reduce gloo 4 MiB: 1.23 GB/s"."""
+    cell = line.in_place or line.out_of_place
+    rate = busbw(collective, line.size_bytes, cell.seconds.median, ranks) if cell else 0.0
+    return f"{collective} {backend} {size_text(line.size_bytes)}: {rate_text(rate)}"
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """Each collective over each backend; then pairs of ranks, over the backends that went well."""
+    asked = _asked(seen.options.bench)
+    backends = asked.backends or (seen.world.backend,)
+    tried = [trial.params for trial in seen.trials]
+    share = share_seconds(seen.options, seen.world.size)
+    for backend, name in [(backend, name) for name in asked.collectives for backend in backends]:
+        params = {"backend": backend, "collective": name}
+        if params not in tried:
+            return (_lasting(seen, new_trial(seen, params=params), share),)
+    for backend in backends if seen.world.size > 2 else ():
+        if _went_well(seen, backend):
+            for number in range(ROUNDS):
+                in_pairs: dict[str, str | int | float | bool] = {"backend": backend, "collective": "all_reduce"}
+                in_pairs["round"] = number
+                if in_pairs not in tried:
+                    groups = round_robin(seen.world.living, number)
+                    return (_lasting(seen, new_trial(seen, groups=groups, params=in_pairs), _PAIR_SECONDS),)
+    return ()
+
+
+def share_seconds(options: Options, world_size: int) -> float:
+    """What the budget leaves for one sweep, with rounds of pairs after all of them."""
+    asked = _asked(options.bench)
+    backends = max(1, len(asked.backends))
+    budget = options.budget_seconds - _BESIDE_SECONDS
+    in_pairs = backends * ROUNDS * _PAIR_SECONDS if world_size > 2 else 0.0
+    return max(1.0, (budget - min(in_pairs, budget * _PAIR_SHARE)) / (len(asked.collectives) * backends))
+
+
+def _lasting(seen: Seen[Data], trial: Trial, seconds: float) -> Trial:
+    """With what it may take and what opening the group takes, unless `--set` gives a deadline."""
+    if f"{trial.code}.deadline_seconds" in seen.options.settings:
+        return trial
+    return structs.replace(trial, deadline_seconds=seconds + _OPEN_SECONDS)
+
+
+def _went_well(seen: Seen[Data], backend: str) -> bool:
+    """Was something measured over this backend, and did nothing fail?"""
+    own = [trial for trial in seen.trials if trial.params["backend"] == backend]
+    measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
+    return measured and all(seen.went_well(trial) for trial in own)
+
+
+def ground(world: World) -> str | None:
+    """One rank sends nothing."""
+    return "one rank alone communicates with nobody" if world.size == 1 else None
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """Findings about what was measured."""
+    yield from findings(seen)
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """The highest bus bandwidth of each series."""
+    out: dict[str, Scalar] = {}
+    for series in bench_of(seen).series:
+        out.setdefault(f"bench.{series.collective}.{series.backend}.busbw_bytes_per_s", series.peak_busbw_bytes_per_s)
+    return out
+
+
+def section(seen: Seen[Data]) -> Section | None:
+    """The benchmark, if the run was made for it rather than for this check among others."""
+    if seen.options.bench is None:
+        return None
+    report = bench_of(seen)
+    return Section(
+        question="How well {} can communicate",
+        sentence=report.sentence,
+        measured=bool(report.series),
+        bench=report,
+    )
+
+
+CHECK = Check(
+    "COL002",
+    "bench",
+    Stage.COLLECTIVE,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=ground,
+    figures=figures,
+    section=section,
+    kind=Kind.TORCH,
+    deadline=60,
+    by_name=True,
+)

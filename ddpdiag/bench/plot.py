@@ -1,0 +1,199 @@
+"""A benchmark as a picture: bus bandwidth and latency over the size of the message.
+
+As a file of its own (`--plot`), and in narrow panels for the HTML page.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from textwrap import fill
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ddpdiag.bench.rows import traits
+from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
+from ddpdiag.render.plots.drawing import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
+from ddpdiag.render.units import byte_count, bytes_per_s, count, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito, "Color universal design" (2008), without the yellow, which is too pale for a line.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# So that lines are told apart without colour, too.
+_MARKERS = "osD^vPX"
+_LEGEND_WIDTH = 44
+_MOST_TICKS = 9
+# Each turn of the colours takes other markers.
+_MOST_CURVES = 21
+_LEGEND_INCHES = 0.3
+_BUSBW, _LATENCY = "Bus bandwidth (GB/s)", "Latency"
+# In a narrow panel.
+_MOST_PANEL_CURVES = 8
+
+_Key = tuple[str, str, str, str, int]
+
+
+class Curve(NamedTuple):
+    """One line of each panel: SI units, sizes in rising order. `levels` are bandwidths to expect, by their labels."""
+
+    label: str
+    sizes: tuple[int, ...]
+    busbws: tuple[float, ...]
+    seconds: tuple[float, ...]
+    levels: dict[str, float]
+
+
+def render(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
+    """The picture; UsageError if there is no matplotlib, or one that does not work."""
+    with drawing("--plot"), file_style():
+        return saved(_figure(report), kind)
+
+
+def _figure(report: BenchReport) -> "Figure":
+    from matplotlib.figure import Figure
+
+    every = curves_of(report)
+    curves = every[:_MOST_CURVES]
+    entries = len(curves) + len({label for curve in curves for label in curve.levels})
+    figure = Figure(figsize=(12, 4.8 + _LEGEND_INCHES * entries), layout="constrained")
+    shown = "" if len(curves) == len(every) else f" (the first {len(curves)} of {len(every)} series)"
+    figure.suptitle(_title(report, curves) + shown)
+    if not curves:
+        figure.text(0.5, 0.5, "nothing was measured", ha="center", va="center")
+        return figure
+    left, right = figure.subplots(1, 2)
+    drawn: set[str] = set()
+    for number, curve in enumerate(curves):
+        turn, place = divmod(number, len(_COLORS))
+        color, marker = _COLORS[place], _MARKERS[(place + turn) % len(_MARKERS)]
+        rates = [busbw / 1e9 for busbw in curve.busbws]
+        left.plot(curve.sizes, rates, color=color, marker=marker, markersize=4, label=curve.label)
+        right.plot(curve.sizes, curve.seconds, color=color, marker=marker, markersize=4)
+        for label, busbw in curve.levels.items():
+            again = label in drawn
+            drawn.add(label)
+            left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=None if again else label)
+    _finish(left, curves, title=_BUSBW)
+    _bandwidths(left)
+    _latencies(right)
+    _finish(right, curves, title=_LATENCY)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    return figure
+
+
+def draw_panels(report: BenchReport) -> tuple[str, str] | None:
+    """Bus bandwidth and latency as two SVG elements for a page; None if nothing was measured. Within `page_style`."""
+    from matplotlib.figure import Figure
+
+    if not (curves := panel_curves(report)):
+        return None
+    elements = []
+    for title in (_BUSBW, _LATENCY):
+        entries = len(curves) + (len([curve for curve in curves if curve.levels]) if title is _BUSBW else 0)
+        figure = Figure(figsize=(WIDTH, 2.6 + 0.2 * entries), layout="constrained")
+        axes = figure.subplots()
+        for number, curve in enumerate(curves):
+            color, marker = SERIES[number % len(SERIES)], _MARKERS[number % len(_MARKERS)]
+            values = [busbw / 1e9 for busbw in curve.busbws] if title is _BUSBW else curve.seconds
+            axes.plot(curve.sizes, values, color=color, marker=marker, markersize=4, label=word(curve.label, 40))
+            for level in curve.levels.values() if title is _BUSBW else ():
+                label = f"expected: {bytes_per_s(level)}"
+                axes.axhline(level / 1e9, color=color, linestyle="--", linewidth=1.2, label=label)
+        # The page has the title above the picture.
+        _finish(axes, curves, title="")
+        _bandwidths(axes) if title is _BUSBW else _latencies(axes)
+        axes.set_ylabel("GB/s" if title is _BUSBW else "time of a call")
+        figure.legend(loc="outside lower left", ncols=1, handlelength=2)
+        elements.append(inline(figure, "busbw" if title is _BUSBW else "latency"))
+    return elements[0], elements[1]
+
+
+def panel_curves(report: BenchReport) -> list[Curve]:
+    """As many as a narrow panel has room for."""
+    return curves_of(report)[:_MOST_PANEL_CURVES]
+
+
+def _bandwidths(axes: "Axes") -> None:
+    axes.set_ylim(bottom=0)
+
+
+def _latencies(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    # Not every picture spans a decade, and each should show some numbers.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(lambda value, _: seconds(value))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _finish(axes: "Axes", curves: Sequence[Curve], title: str) -> None:
+    """Sizes as people write them, some of those that were measured."""
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_xlabel("Size")
+    axes.set_xscale("log", base=2)
+    ticks = size_ticks(sorted({size for curve in curves for size in curve.sizes}))
+    axes.set_xticks(ticks, [byte_count(size) for size in ticks], rotation=30, ha="right")
+    axes.set_xticks([], minor=True)
+    axes.grid(visible=True, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def size_ticks(sizes: Sequence[int]) -> list[int]:
+    """Of sizes in rising order a few that are evenly spaced on a logarithmic axis."""
+    # A little less, so that rounding drops none of a geometric series.
+    apart = (sizes[-1] / sizes[0]) ** (1 / (_MOST_TICKS - 1)) * 0.99
+    ticks = [sizes[0]]
+    for size in sizes[1:]:
+        if size >= ticks[-1] * apart:
+            ticks.append(size)
+    return ticks
+
+
+def _title(report: BenchReport, curves: Sequence[Curve]) -> str:
+    ranks = {line.rank for line in report.ranks}
+    hosts = {line.node for line in report.ranks}
+    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
+    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
+    return f"{what}: {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else what
+
+
+def curves_of(report: BenchReport) -> list[Curve]:
+    """One for each series; what several cycles measured is their mean."""
+    found: dict[_Key, dict[int, list[Measured]]] = {}
+    for row in report.rows:
+        if (mode := row.natural()) is not None and row.size_bytes > 0:
+            found.setdefault(_key(row), {}).setdefault(row.size_bytes, []).append(mode)
+    pairs = Counter(key[:2] for key in found)
+    return [
+        _curve(_name(key, whole=pairs[key[:2]] > 1), sizes, [s for s in report.series if _key(s) == key])
+        for key, sizes in found.items()
+    ]
+
+
+def _key(of: BenchRow | Series) -> _Key:
+    return of.collective, of.backend, of.dtype, of.op, of.root
+
+
+def _name(key: _Key, *, whole: bool) -> str:
+    """ "all_reduce over gloo"; `whole` adds what tells it from others of that name: ", float, sum"."""
+    collective, backend, dtype, op, root = key
+    return plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
+
+
+def _curve(name: str, sizes: dict[int, list[Measured]], series: Sequence[Series]) -> Curve:
+    rows = sorted(sizes.items())
+    levels = [s.expectation for s in series if s.expectation is not None]
+    return Curve(
+        label=name,
+        sizes=tuple(size for size, _ in rows),
+        busbws=tuple(fmean(mode.busbw_bytes_per_s for mode in modes) for _, modes in rows),
+        seconds=tuple(fmean(mode.seconds for mode in modes) for _, modes in rows),
+        levels={_label(level): level.busbw_bytes_per_s for level in levels},
+    )
+
+
+def _label(level: Expectation) -> str:
+    text = f"expected {bytes_per_s(level.busbw_bytes_per_s)}: {plain(level.source)}"
+    return fill(text, _LEGEND_WIDTH)

@@ -1,0 +1,279 @@
+"""A benchmark in the formats of the report: HTML, with curves over size and bars of its ranks; Markdown; Prometheus."""
+
+from collections.abc import Iterator
+
+from ddpdiag.bench.plot import draw_panels, panel_curves
+from ddpdiag.bench.rows import measured, parts, traits
+from ddpdiag.bench.terminal import render
+from ddpdiag.model import Report
+from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
+from ddpdiag.render.html.bars import Figures, bar_figure
+from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
+from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabled
+from ddpdiag.render.markup import folded
+from ddpdiag.render.sections import Sample
+from ddpdiag.render.terminal.ranks import Row
+from ddpdiag.render.units import (
+    ABSENT,
+    byte_count,
+    bytes_per_s,
+    column_unit,
+    count,
+    percent,
+    seconds,
+)
+
+__all__ = ["pieces", "render", "samples", "section"]
+
+_ROWS_SHOWN, _RANKS_SHOWN, _OPEN_RANKS = 400, 128, 16
+_SAID, _MOST_BARS = 24, 6
+
+
+def section(report: Report) -> Section:
+    """For the HTML page: bus bandwidth and latency over size, with what was expected."""
+    bench = report.bench
+    if bench is None:
+        return Section(name="benchmark", title="Benchmark")
+    # What the page begins with is not said again.
+    said = [words(own.sentence) for own in bench.series if own.sentence and own.sentence not in report.sentence]
+    left = len(said) - _SAID
+    said = list(dict.fromkeys(said))[:_SAID] + ([f"{left:,} more are in the JSON report."] if left > 0 else [])
+    return Section(
+        name="benchmark",
+        title="Benchmark",
+        figures=(*_curves(bench), *_rank_bars(bench)),
+        items=Listed("What the numbers mean", tuple(said), folded=False) if said else None,
+        tables=(_series(bench), _ranks(bench), _rows(bench)),
+    )
+
+
+def _curves(bench: BenchReport) -> tuple[Figure, ...]:
+    panels = draw_panels(bench)
+    if panels is None:
+        return ()
+    peaks = "; ".join(
+        f"{own.collective} over {own.backend} up to {bytes_per_s(own.peak_busbw_bytes_per_s)} at "
+        f"{byte_count(own.best_bytes)}{_expected(own)}"
+        for own in bench.series[:8]
+    )
+    times = "; ".join(
+        f"{own.label} {seconds(own.seconds[0])} at {byte_count(own.sizes[0])}, {seconds(own.seconds[-1])} at "
+        f"{byte_count(own.sizes[-1])}"
+        for own in panel_curves(bench)
+    )
+    busbw, latency = panels
+    sizes = count(len({row.size_bytes for row in bench.rows}), "size")
+    return (
+        Figure(
+            title="Bus bandwidth over size",
+            svg=busbw,
+            alt=words(f"Over {sizes}: {peaks}."),
+            sentence="Dashed: what is expected.",
+        ),
+        Figure(title="Latency over size", svg=latency, alt=words(f"A call takes: {times}.")),
+    )
+
+
+def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
+    """Each rank in each series: by how much it came later than the first, or, where that is not known, its time."""
+    series: dict[tuple[str, str], list[BenchRank]] = {}
+    for own in bench.ranks:
+        series.setdefault((own.collective, own.backend), []).append(own)
+    for number, ((collective, backend), ranks) in enumerate(list(series.items())[:_MOST_BARS]):
+        late = all(own.lag_seconds is not None for own in ranks)
+        timed = [(own, value) for own in ranks if (value := own.lag_seconds if late else own.seconds) is not None]
+        values = [value for _, value in timed]
+        if len(values) < 2:
+            continue
+        title = f"{collective} over {backend}, {byte_count(ranks[0].size_bytes)}: "
+        title += "how much later than the first rank" if late else "time of a call"
+        rows: list[Row] = [{"rank": own.rank, "node": own.node} for own, _ in timed]
+        column = Figures("bench_seconds", column_unit("_seconds", values), rows, values)
+        slow = frozenset(own.rank for own in ranks if own.slow)
+        # Who is slow was judged with more than these values: nobody else stands out.
+        drawn = bar_figure(column, title, slow, f"bench-bars-{number}", word="slow", judged=True)
+        if drawn is not None:
+            yield drawn
+
+
+def _expected(own: Series) -> str:
+    return f" ({bytes_per_s(own.expectation.busbw_bytes_per_s)} expected)" if own.expectation is not None else ""
+
+
+def _series(bench: BenchReport) -> Table:
+    heads = ("collective", "backend", "type", "peak busbw", "at size", "expected", "reached", "source")
+    return Table(
+        name="series",
+        caption="Best of each collective",
+        columns=tuple(Column(head, right=2 < number < 7) for number, head in enumerate(heads)),
+        rows=tuple(
+            (
+                Cell(words(own.collective)),
+                Cell(words(own.backend)),
+                Cell(words(", ".join(traits(own.dtype, own.op, own.root)))),
+                Cell(bytes_per_s(own.peak_busbw_bytes_per_s)),
+                Cell(byte_count(own.best_bytes)),
+                Cell(bytes_per_s(own.expectation.busbw_bytes_per_s) if own.expectation else ABSENT),
+                Cell(percent(own.share)),
+                Cell(words(own.expectation.source) if own.expectation else ABSENT),
+            )
+            for own in bench.series
+        ),
+    )
+
+
+def _ranks(bench: BenchReport) -> Table:
+    """The ranks at the size at which they are compared, those that are called slow first."""
+    heads = ("rank", "host", "device", "collective", "median", "busbw", "later by", "deviation", "slow")
+    ordered = sorted(bench.ranks, key=lambda own: (not own.slow, own.rank))
+    left = len(ordered) - _RANKS_SHOWN
+    return Table(
+        name="bench-ranks",
+        caption="Ranks",
+        columns=tuple(Column(head, right=number in (0, 4, 5, 6, 7)) for number, head in enumerate(heads)),
+        rows=tuple(map(_rank, ordered[:_RANKS_SHOWN])),
+        remark=f"{left:,} more are in the JSON report." if left > 0 else "",
+        sortable=True,
+        folded=len(ordered) > _OPEN_RANKS,
+    )
+
+
+def _rank(own: BenchRank) -> tuple[Cell, ...]:
+    return (
+        Cell(str(own.rank), own.rank),
+        Cell(words(own.node), words(own.node)),
+        Cell(words(own.device), words(own.device)),
+        Cell(words(f"{own.collective} over {own.backend}")),
+        Cell(seconds(own.seconds), own.seconds or 0.0),
+        Cell(bytes_per_s(own.busbw_bytes_per_s), own.busbw_bytes_per_s or 0.0),
+        Cell(seconds(own.lag_seconds), own.lag_seconds or 0.0),
+        Cell(percent(own.spread_share), own.spread_share or 0.0),
+        Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
+    )
+
+
+def _rows(bench: BenchReport) -> Table:
+    heads = ("collective", "backend", "size", "time", "algbw", "busbw", "wrong")
+    left = len(bench.rows) - _ROWS_SHOWN
+    return Table(
+        name="sizes",
+        caption="Every size",
+        columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
+        rows=tuple(_size(row, mode) for row in bench.rows[:_ROWS_SHOWN] if (mode := row.natural()) is not None),
+        remark=f"{left:,} more rows are in the JSON report." if left > 0 else "",
+        sortable=True,
+        folded=True,
+    )
+
+
+def _size(row: BenchRow, mode: Measured) -> tuple[Cell, ...]:
+    return (
+        Cell(words(row.collective), words(row.collective)),
+        Cell(words(row.backend), words(row.backend)),
+        Cell(byte_count(row.size_bytes), row.size_bytes),
+        Cell(seconds(mode.seconds), mode.seconds),
+        Cell(bytes_per_s(mode.algbw_bytes_per_s), mode.algbw_bytes_per_s),
+        Cell(bytes_per_s(mode.busbw_bytes_per_s), mode.busbw_bytes_per_s),
+        Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
+    )
+
+
+# Markdown ------------------------------------------------------------------------------------------------------------
+
+
+# Rows of a table, or lines of a list, and bytes of these and of one sentence.
+_MARKDOWN_ROWS, _TABLE, _LIST, _SENTENCE = 64, 6_000, 4_000, 600
+
+
+def pieces(report: Report) -> Iterator[Piece]:
+    """For Markdown: a line for each series, and its sizes folded away."""
+    bench = measured(report)
+    sentences = [*(series.sentence for series in bench.series), *bench.remarks]
+    lines = [f"- {said(sentence, _SENTENCE)}" for sentence in sentences[:_MARKDOWN_ROWS]]
+    yield Piece("what the benchmark means", spaced(listed(lines, "line", total=len(sentences), most=_LIST)))
+    slow = [(str(r.rank), name(r.node, cell=True), said(r.slow, _SENTENCE)) for r in bench.ranks if r.slow]
+    table = tabled(("slow rank", "host", "why"), slow[:_MARKDOWN_ROWS], "slow rank", total=len(slow), most=_TABLE)
+    yield Piece("slow ranks", spaced(table))
+    for part in parts(bench):
+        rows = [row for row in map(_markdown_row, part.rows) if row]
+        headers = ("size", "type", "op", "time", "algbw", "busbw", "wrong")
+        table = tabled(headers, rows[:_MARKDOWN_ROWS], "row", total=len(rows), most=_TABLE, right=4)
+        yield Piece("table of a benchmark", folded(f"{part.collective} over {part.backend}"[:_SENTENCE], table))
+
+
+def _markdown_row(row: BenchRow) -> tuple[str, ...]:
+    mode = row.natural()
+    if mode is None:
+        return ()
+    return (
+        byte_count(row.size_bytes),
+        said(row.dtype, _SENTENCE),
+        said(row.op, _SENTENCE),
+        seconds(mode.seconds),
+        bytes_per_s(mode.algbw_bytes_per_s),
+        bytes_per_s(mode.busbw_bytes_per_s),
+        "-" if mode.wrong is None else str(mode.wrong),
+    )
+
+
+# Prometheus ----------------------------------------------------------------------------------------------------------
+
+
+def samples(report: Report) -> Iterator[Sample]:
+    """For Prometheus: every row and mode, the peak of every series, and the ranks."""
+    bench = measured(report)
+    yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
+    for row in bench.rows:
+        for place, mode in row.modes().items():
+            yield from _row_samples(row, place, mode)
+    for series in bench.series:
+        yield from _series_samples(series)
+    for rank in bench.ranks:
+        who = {"rank": str(rank.rank), "host": rank.node, "gpu_uuid": rank.gpu_uuid or ""}
+        labels = {"backend": rank.backend, "collective": rank.collective, "size_bytes": str(rank.size_bytes), **who}
+        figures = {
+            "seconds": (rank.seconds, "Median of a rank's calls."),
+            "busbw_bytes_per_second": (rank.busbw_bytes_per_s, "Bus bandwidth of a rank."),
+            "pair_busbw_bytes_per_second": (rank.pair_busbw_bytes_per_s, "Best of a rank alone with one other."),
+            "copy_bytes_per_second": (rank.copy_bytes_per_s, "What a rank copies in its own memory."),
+        }
+        for figure, (value, says) in figures.items():
+            if value is not None:
+                yield Sample(f"bench_rank_{figure}", says, value, labels)
+
+
+def _row_samples(row: BenchRow, place: str, mode: Measured) -> Iterator[Sample]:
+    labels = {
+        "backend": row.backend,
+        "collective": row.collective,
+        "dtype": row.dtype,
+        "op": row.op,
+        "root": str(row.root),
+        "cycle": str(row.cycle),
+        "size_bytes": str(row.size_bytes),
+        "mode": place,
+    }
+    yield Sample("bench_seconds", "Time of one call, as nccl-tests has it.", mode.seconds, labels)
+    algbw, busbw = mode.algbw_bytes_per_s, mode.busbw_bytes_per_s
+    yield Sample("bench_algbw_bytes_per_second", "Algorithm bandwidth, as nccl-tests has it.", algbw, labels)
+    yield Sample("bench_busbw_bytes_per_second", "Bus bandwidth, as nccl-tests has it.", busbw, labels)
+    if mode.wrong is not None:
+        yield Sample("bench_wrong_elements", "Elements with a wrong value, on all ranks.", mode.wrong, labels)
+
+
+def _series_samples(series: Series) -> Iterator[Sample]:
+    labels = {
+        "backend": series.backend,
+        "collective": series.collective,
+        "dtype": series.dtype,
+        "op": series.op,
+        "root": str(series.root),
+    }
+    peak = series.peak_busbw_bytes_per_s
+    yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
+    if series.expectation is not None:
+        expected = series.expectation.busbw_bytes_per_s
+        says = "Bus bandwidth that this hardware should reach."
+        yield Sample("bench_expected_busbw_bytes_per_second", says, expected, labels)
+    if series.fit is not None:
+        yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)

@@ -1,0 +1,237 @@
+"""Which ranks hold the others back: slower than their peers in what each does alone, in pairs, or in coming.
+
+All evidence is relative to the other ranks of the same run, so that it needs no table of hardware.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bench.data import Cell, Data
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.host import cores as hst001
+from ddpdiag.stats import quantile
+from ddpdiag.text import share_text, times_text
+
+# Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
+# ranks differ by more than a third now and then; a rank that is worth leaving out is at least half as slow again.
+SLOW_RATIO = 1.5
+# Ranks that wait for each other's cores were seen to differ by 2.9.
+CROWDED_RATIO = 2 * SLOW_RATIO
+# A scheduler moves processes between cores several times a second: fewer moments are an anecdote, and a rank that is
+# slow by itself is slower than its peers in most of them.
+MIN_MOMENTS = 5
+STEADY_RATIO = 1.2
+# Of two ranks that are slow together, either may be the reason.
+MIN_RANKS_FOR_PAIRS = 3
+# A straggler that is one comes last in 8 of 10 windows; of ranks that merely take turns none does.
+LATE_SHARE = 0.8
+# Coming half of a transfer late makes the collective half as slow again: the same ratio.
+LAG_SHARE = SLOW_RATIO - 1
+
+
+class RankEvidence(NamedTuple):
+    """What is known of one rank.
+
+    `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
+    moments for all. `pair_busbw` is the best bus bandwidth that it reached alone with one other rank, over rounds with
+    different partners. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
+    `late_share` the share of the calls in which it was the last to come. None is what was not measured.
+    """
+
+    copies: tuple[float, ...] = ()
+    pair_busbw: float | None = None
+    lag_share: float | None = None
+    late_share: float | None = None
+
+
+def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -> dict[int, str]:
+    """The slow ranks, and why, as what follows "it": "copies 2.1x slower than the median of its peers".
+
+    Nobody where more than half of the ranks would be named: then they share the cause. `crowded` says that ranks wait
+    for each other's cores: then some are late and copy slowly by turns, and only pairs tell, if they differ a lot.
+    """
+    copies = {} if crowded else copy_ratios(evidence)
+    pairs = pair_ratios(evidence)
+    least_pair = CROWDED_RATIO if crowded else SLOW_RATIO
+    named: dict[int, str] = {}
+    for rank in sorted(evidence):
+        reasons = []
+        if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
+            reasons.append(f"copies {times_text(ratio)} slower than the median of its peers")
+        if (ratio := pairs.get(rank, 0.0)) >= least_pair:
+            reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
+        if not crowded and len(evidence) > 1:
+            reasons += _late(evidence[rank])
+        if reasons:
+            named[rank] = " and ".join(reasons)
+    return named if 2 * len(named) <= len(evidence) else {}
+
+
+def _late(own: RankEvidence) -> list[str]:
+    late, lag = own.late_share or 0.0, own.lag_share or 0.0
+    if late < LATE_SHARE or lag < LAG_SHARE:
+        return []
+    return [f"comes last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer"]
+
+
+def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
+    """How many times slower each rank copies than the median of the others; 0 where that is not known, or changes.
+
+    At each moment by itself, then the median over the moments: what disturbs the whole host at one moment disturbs
+    all ranks, and what disturbs one rank now and then is outvoted.
+    """
+    moments = max((len(own.copies) for own in evidence.values()), default=0)
+    at = [
+        _ratios({rank: own.copies[moment] for rank, own in evidence.items() if moment < len(own.copies)})
+        for moment in range(moments)
+    ]
+    return {rank: _lasting([ratios[rank] for ratios in at if ratios.get(rank, 0.0) > 0]) for rank in evidence}
+
+
+def _lasting(ratios: Sequence[float]) -> float:
+    known = sorted(ratios)
+    if len(known) < MIN_MOMENTS or quantile(known, 1 - LATE_SHARE) < STEADY_RATIO:
+        return 0.0
+    return quantile(known, 0.5)
+
+
+def pair_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
+    """How many times slower each rank is in its best pair than the median of the others in theirs; 0: not known.
+
+    Only ranks that were in a pair; none where these are too few.
+    """
+    best = {rank: own.pair_busbw for rank, own in evidence.items() if own.pair_busbw is not None}
+    return _ratios(best) if len(best) >= MIN_RANKS_FOR_PAIRS else {}
+
+
+def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
+    """For each rank the median of the others over its own; 0 where either was not measured (see _is_rate)."""
+    known = sorted(rate for rate in rates.values() if _is_rate(rate))
+    if len(known) < 2:
+        return dict.fromkeys(rates, 0.0)
+    return {
+        rank: _median_without(known, bisect_left(known, rate)) / rate if _is_rate(rate) else 0.0
+        for rank, rate in rates.items()
+    }
+
+
+def _is_rate(rate: float) -> bool:
+    # Less than a byte in a second is nothing that was measured, and ratios to it may not be finite.
+    return 1 <= rate < math.inf
+
+
+def _median_without(ordered: Sequence[float], left_out: int) -> float:
+    """The median of at least two sorted numbers without the one at `left_out`: one sorting serves all ranks."""
+    middle = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
+    return quantile([ordered[at + (at >= left_out)] for at in middle], 0.5)
+
+
+# The evidence, gathered from the trials ------------------------------------------------------------------------------
+
+
+# Below this size a call is over before a rank can be late by much of it.
+_LARGE_BYTES = 1 << 20
+
+
+class Standing(NamedTuple):
+    """How the ranks do over one backend.
+
+    `slow` says who is slow, and why; `pairs` are `pair_rates`; `crowd` is (ranks, cores) of a machine that has too few.
+    """
+
+    slow: Mapping[int, str]
+    pairs: Mapping[int, float]
+    crowd: tuple[int, int] | None
+
+
+def standing(seen: Seen[Data], backend: str) -> Standing:
+    """Worked out once for each backend, since every collective and every rank asks for it."""
+    name = f"standing over {backend}"
+    held = seen.memo.get(name)
+    if isinstance(held, Standing):
+        return held
+    crowded, pairs = crowd(seen, backend), pair_rates(seen, backend)
+    slow = slow_ranks(evidence(seen, backend, pairs), crowded=crowded is not None)
+    found = Standing(slow, pairs, crowded)
+    seen.memo[name] = found
+    return found
+
+
+def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
+    """Ranks and cores of a machine that has fewer cores than ranks; containers of one machine share its boot id.
+
+    Only where CPUs do the work: over nccl a rank needs hardly any.
+    """
+    if backend == "nccl":
+        return None
+    machines: dict[str, dict[int, int]] = {}
+    for row in seen.rows_so_far:
+        if row.data.backend == backend and "round" not in row.trial.params:
+            own = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
+            own[row.place.rank] = row.data.limits.cores or 0
+    bound = seen.of(hst001.CHECK).by_rank
+    for own in machines.values():
+        cores = _cores(own, bound)
+        if 0 < cores < len(own):
+            return len(own), cores
+    return None
+
+
+def _cores(own: Mapping[int, int], bound: Mapping[int, hst001.Data]) -> int:
+    """Cores of one machine's ranks: together, as HST001 saw them; else what the one with most may use."""
+    rows = {rank: bound[rank] for rank in own if rank in bound}
+    if len(rows) == len(own) and all(row.affinity for row in rows.values()):
+        return int(hst001.usable_cores(rows).cores)
+    return max(own.values(), default=0)
+
+
+def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
+    """What each rank did alone, in pairs, and how late it came, in all trials over a backend."""
+    together: dict[int, list[Data]] = {}
+    for row in seen.rows_so_far:
+        if row.data.backend == backend and "round" not in row.trial.params:
+            together.setdefault(row.place.rank, []).append(row.data)
+    moments = min((sum(len(data.copies) for data in own) for own in together.values()), default=0)
+    return {rank: _of_rank(own, moments, pairs.get(rank)) for rank, own in together.items()}
+
+
+def _of_rank(own: list[Data], moments: int, pair: float | None) -> RankEvidence:
+    copies = tuple(rate for data in own for rate in data.copies)[:moments]
+    cells = [cell for data in own for cell in _large(data)]
+    shares = sorted(
+        cell.lag_seconds / cell.transfer_seconds
+        for cell in cells
+        if cell.lag_seconds is not None and cell.transfer_seconds
+    )
+    calls = sum(cell.seconds.count for cell in cells if cell.last is not None)
+    last = sum(cell.last for cell in cells if cell.last is not None)
+    return RankEvidence(
+        copies=copies,
+        pair_busbw=pair,
+        lag_share=quantile(shares, 0.5) if shares else None,
+        late_share=last / calls if calls else None,
+    )
+
+
+def _large(data: Data) -> list[Cell]:
+    """The modes of the large sizes; of the largest one where all are small."""
+    least = min(_LARGE_BYTES, max((line.size_bytes for line in data.lines), default=0))
+    lines = [line for line in data.lines if line.size_bytes >= least]
+    return [cell for line in lines for cell in (line.in_place, line.out_of_place) if cell is not None]
+
+
+def pair_rates(seen: Seen[Data], backend: str) -> Mapping[int, float]:
+    """The best bus bandwidth of each rank alone with one other, in bytes per second."""
+    best: dict[int, float] = {}
+    for row in seen.rows:
+        if row.data.backend != backend or "round" not in row.trial.params:
+            continue
+        for line in row.data.lines:
+            cell = line.in_place or line.out_of_place
+            if cell is not None:
+                rate = busbw(row.data.collective, line.size_bytes, cell.seconds.min, row.data.ranks)
+                best[row.place.rank] = max(best.get(row.place.rank, 0.0), rate)
+    return best

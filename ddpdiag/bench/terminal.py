@@ -1,0 +1,342 @@
+"""A benchmark for people, and for scripts that read the output of nccl-tests.
+
+In a log, first what was asked for and the table, as nccl-tests print them: what is no row of the table starts with "#".
+In a terminal the verdict, a line on what was measured, and the figures. Then the ranks, what the figures mean, the
+findings and, last, the verdict.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+
+from rich.table import Table
+from rich.text import Text
+
+from ddpdiag import __version__
+from ddpdiag.bench import tables
+from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
+from ddpdiag.model import Report, Severity, Verdict, WorldLine
+from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
+from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
+from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
+from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
+from ddpdiag.render.terminal.stages import write_timings
+from ddpdiag.render.terminal.tables import ALL_SHOWN, write_hosts_rule
+from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, percent, seconds
+
+_AVERAGES = {
+    Average.RANK_0: "rank 0",
+    Average.MEAN: "mean of all ranks",
+    Average.FASTEST: "fastest rank",
+    Average.SLOWEST: "slowest rank",
+}
+_BLOCKING = {
+    None: "calls follow each other pipelined on GPUs; on a CPU each is waited for",
+    Blocking.PIPELINED: "calls follow each other pipelined (-z 0)",
+    Blocking.BARRIER: "each call is waited for, with a barrier behind it that counts (-z 1)",
+    Blocking.WAIT: "each call is waited for, without a barrier (-z 2)",
+    Blocking.APART: "each call is waited for, with a barrier behind it that does not count (-z 3)",
+}
+
+
+def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
+    """`report.bench` as text; `details` shortens nothing, `timings` adds where the run's seconds went.
+
+    In a terminal (`tty`) the rows fit `width`; elsewhere they are those of nccl-tests, however wide they are.
+    """
+    page, bench = Page(color=color, width=width, tty=tty), measured(report)
+    if tty:
+        write_head(page, report)
+        page.write(_measured(bench), style="dim")
+    if details or not tty:
+        for line in _head(bench, report.world, details=details):
+            _comment(page, line)
+    for part in parts(bench):
+        _part(page, bench, part)
+    _commented(page, lambda inner: write_meaning(inner, bench, details=details))
+    if timings:
+        _commented(page, lambda inner: write_timings(inner, report, details=details))
+    write_findings(page, report.findings, details=details)
+    write_notes(page, report.notes)
+    # What holds ranks back is no praise; scripts look for "FIT:".
+    but = color and report.verdict is Verdict.FIT and _begins_with_slow_ranks(report.sentence, bench)
+    write_verdict(page, report, after=", but " if but else ": ")
+    return page.text()
+
+
+def _begins_with_slow_ranks(sentence: str, bench: BenchReport) -> bool:
+    return any(
+        series.bottleneck is Bottleneck.SLOW_RANK and sentence.startswith(series.sentence) for series in bench.series
+    )
+
+
+def _measured(bench: BenchReport) -> str:
+    """What a row of the table is, in a line."""
+    asked = bench.asked
+    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
+    calls = f"{count(asked.iterations, 'call')} a size after {asked.warmup:,} to warm up"
+    parts = (*(f"{name} {it}" for name, it in versions if it), calls, f"times of the {_AVERAGES[asked.average]}")
+    return one_line("; ".join(parts))
+
+
+def _comment(page: Page, text: str) -> None:
+    """A line that is no row; wrapped for eyes only."""
+    if page.tty:
+        page.write(text, lead="# ", style="dim", lead_style="dim")
+    else:
+        page.verbatim(f"# {text}")
+
+
+def _commented(page: Page, draw: Callable[[Page], None]) -> None:
+    """What `draw` writes; in a log as comments, or tables that begin with a number would be read as rows."""
+    if page.tty:
+        draw(page)
+        return
+    inner = Page(color=False, width=page.width - 2)
+    draw(inner)
+    for line in inner.text().rstrip("\n").split("\n"):
+        page.verbatim(f"# {line}")
+    page.blank()
+
+
+def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
+    """What was asked for, and on what."""
+    asked = bench.asked
+    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
+    yield one_line(" ".join((f"ddpdiag version {__version__}", *(f"{name}={it}" for name, it in versions if it))))
+    yield one_line(f"{_world(bench, world)} {_sizes(asked)}")
+    yield _BLOCKING[asked.blocking]
+    if asked.per_iteration:
+        yield "Per-Iteration Report: i_* are those of the rank that took longest"
+    yield f"a row shows the {_AVERAGES[asked.average]} (-a {asked.average.value})"
+    if any(name in asked.collectives for name in ("all_reduce", "broadcast", "reduce")):
+        yield "out of place torch has no all_reduce, broadcast or reduce: a copy comes first, and counts"
+    yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
+    yield ""
+    yield from _devices(devices(bench), limit=None if details else ALL_SHOWN)
+
+
+def _world(bench: BenchReport, world: WorldLine) -> str:
+    backends = dict.fromkeys(row.backend for row in bench.rows) or dict.fromkeys(
+        bench.asked.backends or (world.backend,)
+    )
+    hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
+    return f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)}"
+
+
+def _sizes(asked: Bench) -> str:
+    step = f"{asked.step_bytes}(bytes)" if asked.step_bytes else f"{asked.factor:g}(factor)"
+    return (
+        f"minBytes {asked.min_bytes} maxBytes {asked.max_bytes} step: {step} warmup iters: {asked.warmup} "
+        f"iters: {asked.iterations} agg iters: {asked.aggregate} validation: {asked.checks}"
+    )
+
+
+def _devices(ranks: Sequence[BenchRank], limit: int | None) -> Iterator[str]:
+    if not ranks:
+        return
+    yield "Using devices"
+    shown = ranks if limit is None or len(ranks) <= limit else ranks[:WORST_SHOWN]
+    for rank in shown:
+        head = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.node):>10} device "
+        name = one_line(rank.device)
+        yield head + (
+            name if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] {name}"
+        )
+    if len(shown) < len(ranks):
+        yield f" ... {count(len(ranks) - len(shown), 'more rank')}"
+
+
+def _part(page: Page, bench: BenchReport, part: Part) -> None:
+    """One table, between nccl-tests' comments."""
+    if page.tty:
+        _part_for_eyes(page, bench, part)
+    else:
+        _comment(page, "")
+        _comment(page, f"Collective test starting: {one_line(part.name)}")
+        _comment(page, "")
+        for line in tables.header(per_iteration=bench.asked.per_iteration):
+            page.verbatim(line)
+        for row in part.rows:
+            page.verbatim(tables.line(row, per_iteration=bench.asked.per_iteration))
+    for line in tables.footer(part, reaches(bench, (part,))):
+        page.verbatim(line)
+    if not page.tty:
+        _comment(page, "")
+        _comment(page, f"Collective test {'concluded' if bench.complete else 'cut short'}: {one_line(part.name)}")
+
+
+def _part_for_eyes(page: Page, bench: BenchReport, part: Part) -> None:
+    page.blank()
+    page.write(one_line(part.name) + ("" if bench.complete else ", cut short"), style="bold")
+    of = [series for series in bench.series if (series.backend, series.collective) == (part.backend, part.collective)]
+    full, calls = tables.scale(part, of), bench.asked.per_iteration
+    table = tables.wide(part, full, per_iteration=calls, width=page.width)
+    if table is not None:
+        page.table(table)
+        return
+    for name, table in tables.narrow(part, full, per_iteration=calls, width=page.width):
+        page.blank()
+        page.write(", ".join(filter(None, (name, tables.alike(part)))), style="bold")
+        page.table(table)
+    page.blank()
+
+
+# What the rows mean --------------------------------------------------------------------------------------------------
+
+
+# Of more series than this, a line each: all types and operations make dozens.
+SERIES_SHOWN = 4
+
+# Collective, type, operation, root; and of one of them bus bandwidths by size and backend, one for each cycle.
+_Kind = tuple[str, str, str, int]
+_Sizes = dict[int, dict[str, list[float]]]
+
+
+def write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
+    """Everything between the tables of nccl-tests and the findings."""
+    if bench.rows:
+        page.blank()
+    else:
+        page.write("nothing was measured", style="bold")
+    for remark in bench.remarks:
+        page.write(one_line(remark), lead="note: ")
+    if bench.remarks or not bench.rows:
+        page.blank()
+    _beside(page, bench.rows)
+    _ranks(page, bench.ranks, details=details)
+    _all_series(page, bench, details=details)
+
+
+def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
+    """Where several backends did the same: their bus bandwidth by size, and the first one's over each other's."""
+    kinds: dict[_Kind, _Sizes] = {}
+    for row in rows:
+        if (mode := row.natural()) is not None:
+            sizes = kinds.setdefault((row.collective, row.dtype, row.op, row.root), {})
+            sizes.setdefault(row.size_bytes, {}).setdefault(row.backend, []).append(mode.busbw_bytes_per_s)
+    for kind, sizes in kinds.items():
+        shared = {size: backends for size, backends in sorted(sizes.items()) if len(backends) > 1}
+        if shared:
+            page.write(f"busbw of {_named(*kind)}, in GB/s", style="bold")
+            page.table(_table(shared, absent=ABSENT if page.color else "-"))
+            page.blank()
+
+
+def _table(sizes: _Sizes, absent: str) -> Table:
+    backends = tuple(dict.fromkeys(name for of in sizes.values() for name in of))
+    first, *others = backends
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in ("size (B)", *backends, *(f"{first}/{other}" for other in others)):
+        table.add_column(Text(one_line(header)), justify="right")
+    for size, of in sizes.items():
+        busbws = {name: fmean(values) for name, values in of.items()}
+        rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
+        ratios = [
+            figure(busbws[first] / busbws[other]) if first in busbws and busbws.get(other) else absent
+            for other in others
+        ]
+        table.add_row(*map(Text, (str(size), *rates, *ratios)))
+    return table
+
+
+def _named(collective: str, dtype: str, op: str, root: int) -> str:
+    """ "broadcast, float, root 0"."""
+    return one_line(", ".join((collective, *traits(dtype, op, root))))
+
+
+def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
+    """A table for each collective and backend, and below it why some ranks are called slow."""
+    tables: dict[tuple[str, str, int], list[BenchRank]] = {}
+    for line in lines:
+        tables.setdefault((line.collective, line.backend, line.size_bytes), []).append(line)
+    for (collective, backend, size), of in tables.items():
+        page.write(one_line(f"ranks of {collective} over {backend} at {byte_count(size)}"), style="bold")
+        slow = dict.fromkeys((line.rank for line in of if line.slow), Severity.WARNING)
+        # In a log, where scripts read the tables, all of it.
+        ranks = Ranks(tuple(map(_row, of)), slow, details, brief=page.tty, healthy=not slow)
+        write_hosts_rule(page, ranks.hosts.rule)
+        for part in ranks.tables(color=page.color, width=page.width):
+            page.table(part)
+        if ranks.remark:
+            page.write(ranks.remark, style="dim")
+        if not page.tty:
+            # For eyes, the findings below say so, with a way out.
+            _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)
+        page.blank()
+
+
+def _row(line: BenchRank) -> Row:
+    return {
+        "rank": line.rank,
+        "local_rank": line.local_rank,
+        "node": line.node,
+        "gpu_uuid": line.gpu_uuid,
+        "time_seconds": line.seconds,
+        "algbw_bytes_per_s": line.algbw_bytes_per_s,
+        "busbw_bytes_per_s": line.busbw_bytes_per_s,
+        "spread_share": line.spread_share,
+        "lag_seconds": line.lag_seconds,
+        "copy_bytes_per_s": line.copy_bytes_per_s,
+        "pair_bytes_per_s": line.pair_busbw_bytes_per_s,
+    }
+
+
+def _reasons(page: Page, slow: Sequence[BenchRank], limit: int | None) -> None:
+    for line in slow[:limit]:
+        page.write(one_line(line.slow), lead=one_line(f"rank {line.rank} on {line.node}: "), lead_style="bold yellow")
+    if limit is not None and len(slow) > limit:
+        page.write(f"{count(len(slow) - limit, 'more slow rank')}; the JSON report has all of them", style="dim")
+
+
+def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
+    """What each series comes to; a line each where there are many."""
+    if len(bench.series) > SERIES_SHOWN and not details:
+        for series in bench.series:
+            name = _named(series.collective, series.dtype, series.op, series.root)
+            page.write(_reached(series), lead=one_line(f"{name}, over {series.backend}: "), lead_style="bold")
+        page.blank()
+        return
+    for series in bench.series:
+        # What the sentence of the whole says is said last, below.
+        _series(page, series, says=not _is_said(series, bench.sentence))
+
+
+def _is_said(series: Series, sentence: str) -> bool:
+    """Is what holds it back in the sentence of the whole, alone or together with others'?"""
+    told = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
+    return series.sentence in sentence or (bool(told) and series.collective in sentence and f"each {told}," in sentence)
+
+
+def _series(page: Page, series: Series, *, says: bool) -> None:
+    """What a series comes to: three lines, and its sentence where it has one of its own."""
+    name = _named(series.collective, series.dtype, series.op, series.root)
+    page.write(one_line(f"{name}, over {series.backend}"), style="bold")
+    if series.fit is not None:
+        page.write(_fit(series.fit), indent=4, lead="fit: ", lead_style="bold")
+    page.write(_reached(series), indent=4, lead="best: ", lead_style="bold")
+    if series.sentence and says:
+        page.write(one_line(series.sentence), indent=4)
+    page.blank()
+
+
+def _fit(fit: Fit) -> str:
+    text = (
+        f"latency {seconds(fit.latency_seconds)}, asymptotic busbw {bytes_per_s(fit.busbw_bytes_per_s)}, "
+        f"half of it at {byte_count(fit.half_bytes)}"
+    )
+    if fit.residual_share is None:
+        return text
+    where = f" at {byte_count(fit.residual_bytes)}" if fit.residual_bytes is not None else ""
+    return f"{text}, residual {'+' if fit.residual_share > 0 else ''}{percent(fit.residual_share)}{where}"
+
+
+def _reached(series: Series) -> str:
+    best = f"{bytes_per_s(series.peak_busbw_bytes_per_s)} busbw at {byte_count(series.best_bytes)}"
+    if series.expectation is None:
+        judged = series.bottleneck is not Bottleneck.NOT_JUDGED
+        return f"{best}; what this hardware should reach is not known" if judged else best
+    share = f"{percent(series.share)} of " if series.share is not None else ""
+    expected = bytes_per_s(series.expectation.busbw_bytes_per_s)
+    return f"{best}: {share}{expected} expected ({one_line(series.expectation.source)})"

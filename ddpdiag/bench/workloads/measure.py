@@ -1,0 +1,141 @@
+"""One trial of the benchmark on one rank: a whole sweep, or one size with one partner."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from msgspec import structs
+
+from ddpdiag.bench.data import Line
+from ddpdiag.bench.workloads.operations import finish
+from ddpdiag.bench.workloads.sweep import Means, Swept, sweep
+from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.model.context import Context
+from ddpdiag.probes.host.limits import affinity, cgroup
+from ddpdiag.probes.host.local_bandwidth import Copier, loopback_bytes_per_s
+from ddpdiag.probes.host.procfs import memory, proc_root
+from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.workloads.devices import ways_out
+
+# 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.
+_LOOPBACK_SECONDS = 0.2
+_COPY_SECONDS = 0.05
+_MOMENT_SECONDS = 0.02
+_LINES_PER_MOMENT = 4
+_MOMENTS_AT_END = 4
+# A GPU's own memory is far quicker than a clock can tell of less.
+_GPU_COPY_BYTES = 256 << 20
+# What closing the group and answering takes.
+_FAREWELL_SECONDS = 2.0
+# Not more often. Each time all lines of all ranks go out again, some 800 bytes each, and rank 0 measures, too.
+_REPORT_SECONDS = 0.5
+_REPORT_SECONDS_PER_LINE = 800 / 5e6
+
+
+class Benched(NamedTuple):
+    """What a trial gave. `copies` are the rates of this rank's own copies at moments that all ranks share."""
+
+    swept: Swept
+    copies: tuple[float, ...]
+    limits: Limits
+
+
+def bench(
+    ctx: Context,
+    asked: Bench,
+    collective: str,
+    device: torch.device,
+    seconds: float,
+    told: Callable[[Benched, Line], None],
+) -> Benched:
+    """A sweep over the open group, within so many seconds.
+
+    `told` hears, from time to time, of what there is so far and of the last line.
+    """
+    end = _end(ctx, seconds)
+    ctx.step("measure this rank's own limits")
+    copies = _Copies(device)
+    limits = _limits(ctx, device, copies)
+    lines: list[Line] = []
+    spoken = time.monotonic()
+
+    def hear(line: Line) -> None:
+        nonlocal spoken
+        lines.append(line)
+        if len(lines) % _LINES_PER_MOMENT == 0:
+            copies.take(_MOMENT_SECONDS)
+        if time.monotonic() - spoken > _REPORT_SECONDS + len(lines) * len(ctx.group) * _REPORT_SECONDS_PER_LINE:
+            spoken = time.monotonic()
+            told(Benched(Swept(tuple(lines), (), ()), tuple(copies.rates), limits), line)
+
+    free = _free_bytes(ctx, device)
+    swept = sweep(Means(asked, collective, device, free, end, ctx.step, hear))
+    for _ in range(_MOMENTS_AT_END):
+        ctx.step("copy in this rank's own memory")
+        dist.barrier()
+        copies.take(_MOMENT_SECONDS)
+    return Benched(swept, tuple(copies.rates), limits)
+
+
+def pair(ctx: Context, asked: Bench, device: torch.device, seconds: float) -> Benched:
+    """The same, without own limits: two ranks alone, one size."""
+    free, end = _free_bytes(ctx, device), _end(ctx, seconds)
+    means = Means(asked, "all_reduce", device, free, end, ctx.step, told=lambda _: None, modes=(True,))
+    return Benched(sweep(means), (), Limits())
+
+
+def _end(ctx: Context, seconds: float) -> float:
+    """When a sweep must be over: before the trial's deadline."""
+    return min(ctx.end - _FAREWELL_SECONDS, time.monotonic() + seconds)
+
+
+class _Copies:
+    """This rank's own copies: in the memory of the CPU, or of the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rates: list[float] = []
+        self._device = device
+        if device.type == "cuda":
+            self._source = torch.zeros(_GPU_COPY_BYTES, dtype=torch.uint8, device=device)
+            self._target = torch.zeros_like(self._source)
+        else:
+            self._copier = Copier()
+
+    def take(self, seconds: float) -> float:
+        """One more rate, in bytes copied per second."""
+        rate = self._by_events() if self._device.type == "cuda" else self._copier.bytes_per_s(seconds)
+        self.rates.append(rate)
+        return rate
+
+    def _by_events(self) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._target.copy_(self._source)
+        end.record()
+        finish(self._device)
+        return float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9))
+
+
+def _limits(ctx: Context, device: torch.device, copies: _Copies) -> Limits:
+    """All ranks measure at the same time: behind a barrier, as in the collective itself."""
+    dist.barrier()
+    copy = copies.take(_COPY_SECONDS)
+    dist.barrier()
+    loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
+    return structs.replace(
+        ways_out(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
+    )
+
+
+def _free_bytes(ctx: Context, device: torch.device) -> int:
+    """This rank's share of what is free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    host = memory(proc_root(os.environ))
+    group = cgroup(proc_root(os.environ), sys_root(os.environ)).memory
+    free = [host.available_bytes] if host else []
+    free += [group.left] if group else []
+    return min(free, default=1 << 30) // max(1, ctx.place.local_world_size or 1)

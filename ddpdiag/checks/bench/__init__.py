@@ -1,1 +1,0 @@
-"""COL002: the benchmark of collectives."""

@@ -1,1 +1,0 @@
-"""TRN002: training by several strategies."""

@@ -1,0 +1,37 @@
+"""What a feature adds to a report in each format: a module with these four functions."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ddpdiag.model import Report
+
+if TYPE_CHECKING:
+    from ddpdiag.render.html.page import Section
+    from ddpdiag.render.markdown_size import Piece
+
+
+class Sample(NamedTuple):
+    """One number of the metric `name`, which what it `says` explains."""
+
+    name: str
+    says: str
+    value: float
+    labels: dict[str, str]
+
+
+class Sections(Protocol):
+    """The functions of a feature's module; they are asked of reports only in which the feature has something to say."""
+
+    def render(
+        self, report: Report, *, tty: bool, color: bool, width: int, details: bool = False, timings: bool = False
+    ) -> str:
+        """The whole report for people, in a terminal (`tty`) or a log."""
+
+    def section(self, report: Report) -> "Section":
+        """For the HTML page; it is drawn within `page_style`."""
+
+    def pieces(self, report: Report) -> Iterator["Piece"]:
+        """For Markdown."""
+
+    def samples(self, report: Report) -> Iterator[Sample]:
+        """For Prometheus."""

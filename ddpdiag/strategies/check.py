@@ -1,0 +1,169 @@
+"""Strategies: which way of training works here, and which pays.
+
+What `ddpdiag train` runs; a check takes it only by name (`--select TRN002`). One network learns the shipped digits by
+each strategy that was asked for: single (one process alone), dp (nn.DataParallel), ddp (DistributedDataParallel), fsdp
+(fully_shard), tensor-parallel (DTensor), pipeline (GPipe), model-parallel (a network over several devices of a rank,
+under DDP). All begin with the same weights and take the same images in each step, and nothing in the network depends on
+how a batch is divided, so the loss of every step must be that of single but for rounding (`tolerance`; float32 is
+computed as float32, without TF32). Each runs in fresh processes with a deadline of its own: one that hangs is an
+answer, and the next one still runs. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
+
+Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
+Communication is the share of a step in which a collective, a send or a receive is under way, waiting included, from
+torch's profiler. Memory is the peak of a rank: resident on a CPU, allocated on GPUs; state is what it holds of
+parameters, gradients and momentum. With `--scaling`, ddp runs on 1, 2, 4 ... ranks with the same batch (strong) and
+with the same batch for each rank (weak).
+
+Findings and their causes:
+- wrong: the loss is not that of single: first weights that differ, a collective that gives wrong values, arithmetic
+  that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most are named.
+- hangs, fails: as it says; who stopped the others is named, as in RUN003.
+- unmeasured: there was no time, no reference, or nothing that was asked for is possible here, so nothing is known.
+
+Fix: `ddpdiag check` finds out what is wrong below; of those that work take the simplest that is fast enough.
+
+Confirm by hand: Each file in ddpdiag/strategies/workloads runs by itself under torchrun; compare its losses with those
+of single.
+
+Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials); Gustafson,
+1988, and Amdahl, 1967, for weak and strong scaling.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
+from ddpdiag.checks.world import without_gpu
+from ddpdiag.model import Finding, Kind, Scalar, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.model.train import Strategy, TrainReport
+from ddpdiag.strategies.data import Data, asked_of
+from ddpdiag.strategies.judge import findings, train_of
+from ddpdiag.strategies.runs import TOLERANCES, Job, hidden_of, jobs, trial_of
+
+if TYPE_CHECKING:
+    from ddpdiag.strategies.workloads.trainer import Task
+    from ddpdiag.workloads.mnist import Digits
+
+# What a strategy needs of torch, as users search for it.
+_NEEDS = {
+    Strategy.FSDP: "torch.distributed.fsdp.fully_shard",
+    Strategy.TENSOR_PARALLEL: "torch.distributed.tensor.parallel",
+    Strategy.PIPELINE: "torch.distributed.pipelining",
+}
+# A strategy gets at least so much, even if others that hang have spent their share.
+_LEAST_SECONDS = 8.0
+# Beyond so many numbers, single does not tell what each rank's loss should be.
+_MOST_PARTS = 50_000
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """One training after the other, each with its share of what the budget leaves."""
+    to_come = [job for job in jobs(seen.world) if trial_of(seen, job) is None]
+    return (_trial(seen, to_come[0], seen.left_seconds / len(to_come)),) if to_come else ()
+
+
+def _trial(seen: Seen[Data], job: Job, share_seconds: float) -> Trial:
+    params = {
+        "strategy": job.strategy.value,
+        "backend": seen.world.backend,
+        "batch": job.batch,
+        "hidden": hidden_of(seen.world),
+    }
+    trial = new_trial(seen, groups=(job.ranks,), params=params, may_fail=True)
+    if "TRN002.deadline_seconds" in seen.options.settings:
+        return trial
+    return structs.replace(trial, deadline_seconds=min(trial.deadline_seconds, max(_LEAST_SECONDS, share_seconds)))
+
+
+def measure(ctx: Context) -> Data:
+    """Train by the trial's strategy, if this torch has it."""
+    import torch
+
+    from ddpdiag.strategies.workloads.trainer import Task, exact
+    from ddpdiag.workloads import mnist
+
+    params, asked = ctx.trial.params, asked_of(ctx.options)
+    task = Task(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]), dtype=asked.dtype)
+    exact()
+    strategy = Strategy(params["strategy"])
+    ctx.report(Data(device=""), f"{strategy.value} on {len(ctx.group)} of {ctx.place.world_size} ranks")
+    ctx.step("read the digits")
+    digits = mnist.load(ctx.options.data_dir)
+    try:
+        return _train(ctx, strategy, task, digits)
+    except ImportError as error:
+        if strategy not in _NEEDS:
+            raise
+        return Data(device="", not_possible=f"torch {torch.__version__} has no {_NEEDS[strategy]} ({error.msg})")
+
+
+def _train(ctx: Context, strategy: Strategy, task: "Task", digits: "Digits") -> Data:
+    """ImportError where this torch lacks the strategy: nothing was trained then."""
+    backend = str(ctx.trial.params["backend"])
+    parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
+    wants: dict[Strategy, tuple[str | int, ...]] = {
+        Strategy.SINGLE: (backend, parts),
+        Strategy.DP: (),
+        Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
+    }
+    code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
+    data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
+    return data
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What does not work, and who stands in its way."""
+    yield from findings(seen, _tolerance(seen))
+
+
+def report(seen: Seen[Data]) -> TrainReport:
+    """The table."""
+    return train_of(seen, _tolerance(seen))
+
+
+def _tolerance(seen: Seen[Data]) -> float:
+    return seen.number("tolerance", TOLERANCES[asked_of(seen.options).dtype])
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """The speed of each strategy."""
+    rows = report(seen).rows
+    return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
+
+
+def section(seen: Seen[Data]) -> Section | None:
+    """The table, if the run was made for it."""
+    if seen.options.train is None:
+        return None
+    train = report(seen)
+    return Section(
+        question="By which strategies {} can train",
+        sentence=train.sentence,
+        measured=any(row.samples_per_second is not None for row in train.rows),
+        train=train,
+    )
+
+
+CHECK = Check(
+    "TRN002",
+    "strategies",
+    Stage.TRAINING,
+    Scope.WORLD,
+    manual=__doc__ or "",
+    judge=judge,
+    data=Data,
+    measure=measure,
+    plan=plan,
+    ground=without_gpu,
+    figures=figures,
+    section=section,
+    kind=Kind.TORCH,
+    deadline=30,
+    fresh=True,
+    by_name=True,
+    settings={"tolerance": TOLERANCES["float32"]},
+)

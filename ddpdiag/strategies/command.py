@@ -1,0 +1,66 @@
+"""`ddpdiag train`: options into data, then a run whose only measurement is the training by strategies."""
+
+import os
+from collections.abc import Sequence
+
+from ddpdiag.cli import check
+from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.codec import readable
+from ddpdiag.errors import UsageError
+from ddpdiag.model.train import Strategy, Train
+from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.strategies.options import TrainOptions
+from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
+
+# Who came, what they run, cores of their own, the trainings, and what happened to the run.
+CODES = ("LCH", "HST001", "TRN002", "RUN")
+_MOST_STEPS, _MOST_IMAGES = 2_000, 65_536
+
+
+def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
+    """Take part in a training, or start one on this host; the exit code."""
+    refuse_nccl_without_gpus(options.backend)
+    run_options = CheckOptions(
+        select=CODES, backend=options.backend, budget=options.budget, data_dir=options.data_dir, set_=options.set_
+    )
+    return check.run(launch, run_options, outputs, train=train_of(options))
+
+
+def refuse_nccl_without_gpus(backend: str) -> None:
+    """UsageError now, rather than from every rank."""
+    if backend.lower() == "nccl" and visible_gpus(os.environ, proc_root(os.environ)) == 0:
+        raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
+
+
+def train_of(options: TrainOptions) -> Train:
+    """What the options ask for; UsageError for a value that makes no sense, before anything is started."""
+    if options.dtype not in TOLERANCES:
+        raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}")
+    return Train(
+        strategies=_strategies(options.strategy),
+        steps=_number("--steps", options.steps, 2, _MOST_STEPS),
+        batch_size=_number("--batch-size", options.batch_size, 1, _MOST_IMAGES),
+        group_size=_number("--group-size", options.group_size, 2, BLOCKS),
+        dtype=options.dtype,
+        scaling=options.scaling,
+    )
+
+
+def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
+    """Each once, in the order in which they were typed; "all" stands for all."""
+    names = dict.fromkeys(name.lower().replace("_", "-") for name in split(values))
+    known = {strategy.value: strategy for strategy in Strategy}
+    if "all" in names:
+        names = dict.fromkeys([*known])
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--strategy {readable(name)}: expected {', '.join(known)} or all")
+    return tuple(known[name] for name in names)
+
+
+def _number(option: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise UsageError(f"{option} {value}: expected {least} to {most:,}")
+    return value

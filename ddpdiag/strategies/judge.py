@@ -1,0 +1,350 @@
+"""The table and the findings of TRN002: what works, what does not, and who stands in its way. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.launch import versions as lch003
+from ddpdiag.errors import AbsentBackend
+from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
+from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
+from ddpdiag.stats import odd_ones_out
+from ddpdiag.strategies.data import Data, asked_of
+from ddpdiag.strategies.runs import (
+    Apart,
+    Run,
+    batch_of,
+    devices_of,
+    job_of,
+    jobs,
+    mean_losses,
+    points,
+    reference,
+    run_of,
+    runs,
+    why_not,
+)
+
+# The last loss is the mean over so many steps: one is noisy.
+_LAST_STEPS = 5
+# Caches may give a little more than one.
+_MOST_EFFICIENCY = 1.25
+_NOT_TRIED = "the run ended before it"
+
+
+def train_of(seen: Seen[Data], tolerance: float) -> TrainReport:
+    """Rows and curves."""
+    asked = asked_of(seen.options)
+    rows = tuple(_rows(seen, tolerance))
+    versions = seen.of(lch003.CHECK).by_rank
+    return TrainReport(
+        asked=asked,
+        batch_size=batch_of(seen.world),
+        device=next((data.device for run in runs(seen, tolerance) for data in run.data.values() if data.device), ""),
+        rows=rows,
+        scaling=tuple(_scaling(seen, tolerance)) if asked.scaling else (),
+        tolerance=tolerance,
+        sentence=_sentence(rows),
+        torch_version=next((data.torch for data in versions.values()), None),
+    )
+
+
+def _rows(seen: Seen[Data], tolerance: float) -> Iterator[StrategyRow]:
+    """A line for each strategy that was asked for, and one for single, where it was run."""
+    asked = asked_of(seen.options).strategies
+    alone = job_of(Strategy.SINGLE, seen.world)
+    first = run_of(seen, alone, tolerance) if alone is not None else None
+    for strategy in dict.fromkeys((Strategy.SINGLE, *asked) if first is not None else asked):
+        yield _row(seen, strategy, first.rate if first is not None else None, tolerance)
+
+
+def _row(seen: Seen[Data], strategy: Strategy, rate_alone: float | None, tolerance: float) -> StrategyRow:
+    if reason := why_not(strategy, seen.world):
+        return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
+    job = job_of(strategy, seen.world)
+    run = run_of(seen, job, tolerance) if job is not None else None
+    if job is None or run is None:
+        return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=_NOT_TRIED)
+    devices = devices_of(job, seen.world)
+    speedup = run.rate / rate_alone if run.rate is not None and rate_alone else None
+    shares = [own.communication_share for own in run.data.values() if own.communication_share is not None]
+    losses = mean_losses(run)
+    return StrategyRow(
+        strategy=strategy,
+        ended=run.ended,
+        reason=run.reason,
+        ranks=job.ranks,
+        devices=devices,
+        samples_per_second=run.rate,
+        speedup=speedup,
+        efficiency=speedup / devices if speedup is not None else None,
+        peak_bytes=_largest([own.peak_bytes for own in run.data.values()]),
+        state_bytes=_largest([own.state_bytes for own in run.data.values()]),
+        communication_share=sum(shares) / len(shares) if shares else None,
+        deviation=run.apart.most if run.apart is not None else None,
+        first_loss=losses[0] if losses else None,
+        last_loss=sum(losses[-_LAST_STEPS:]) / len(losses[-_LAST_STEPS:]) if losses else None,
+    )
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _scaling(seen: Seen[Data], tolerance: float) -> Iterator[ScalingRow]:
+    alone = job_of(Strategy.SINGLE, seen.world)
+    first = run_of(seen, alone, tolerance) if alone is not None else None
+    for curve, job in points(seen.world):
+        run = run_of(seen, job, tolerance)
+        yield ScalingRow(
+            curve=curve,
+            ranks=len(job.ranks),
+            batch_size=job.batch,
+            ended=run.ended if run is not None else Ended.UNFINISHED,
+            reason=run.reason if run is not None else _NOT_TRIED,
+            samples_per_second=run.rate if run is not None else None,
+            efficiency=_efficiency(run, first),
+        )
+
+
+def _efficiency(run: Run | None, alone: Run | None) -> float | None:
+    if run is None or run.rate is None or alone is None or not alone.rate:
+        return None
+    return run.rate / alone.rate / len(run.job.ranks)
+
+
+def _sentence(rows: Sequence[StrategyRow]) -> str:
+    """Which way works and pays."""
+    worked = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
+    if not worked:
+        return "No strategy trained to the end."
+    several = [row for row in worked if row.strategy is not Strategy.SINGLE]
+    said = f"{_names(worked)} {'works' if len(worked) == 1 else 'work'} here"
+    if not several:
+        others = all(row.ended is Ended.NOT_POSSIBLE for row in rows if row.strategy is not Strategy.SINGLE)
+        return f"{said}{'; nothing else could be tried' if others and len(rows) > 1 else ''}."
+    best = max(several, key=lambda row: row.samples_per_second or 0.0)
+    return f"{said}; {_best_text(best)}."
+
+
+def _best_text(best: StrategyRow) -> str:
+    rate, name = f"{best.samples_per_second or 0.0:,.0f} samples/s", best.strategy.value
+    if best.speedup is None or best.efficiency is None:
+        return f"{name} is the fastest of several processes, {rate}"
+    if best.speedup <= 1:
+        return f"none is faster than one process alone: the best is {name}, {rate}, {best.speedup:.2f} x its speed"
+    if best.efficiency > _MOST_EFFICIENCY:
+        return (
+            f"{name} is the fastest, {rate}; {best.speedup:.2f} x one process alone is more than {best.devices} "
+            "devices can give, so something slowed that one down: run it again on a quiet host"
+        )
+    where = f"{len(best.ranks)} ranks" if best.devices == len(best.ranks) else f"{best.devices} devices"
+    return (
+        f"{name} is the fastest, {rate}: {best.speedup:.2f} x one process alone on {where} "
+        f"(efficiency {best.efficiency:.0%})"
+    )
+
+
+def _names(rows: Sequence[StrategyRow]) -> str:
+    names = [row.strategy.value for row in rows]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# Findings ------------------------------------------------------------------------------------------------------------
+
+_CHECK = "Run `ddpdiag check`, which asks of hosts, GPUs, rendezvous and all-reduce one by one what is wrong."
+
+
+def findings(seen: Seen[Data], tolerance: float) -> Iterator[Finding]:
+    """One for each training that does not do what it should, and one where nothing could be tried."""
+    if not jobs(seen.world) and seen.world.arrivals:
+        yield _nothing(seen, ())
+    tried = runs(seen, tolerance)
+    for run in tried:
+        match run.ended:
+            case Ended.WRONG:
+                yield _wrong(seen, run, tolerance)
+            case Ended.HANGS | Ended.FAILS:
+                yield _broken(seen, run)
+            case Ended.UNFINISHED | Ended.NOT_COMPARED:
+                yield _unknown(seen, run)
+            case _:
+                pass
+    if tried and not _tried(seen, tried):
+        yield _nothing(seen, tried)
+    elif seen.options.backend != "auto" and (absent := _without_backend(tried)):
+        yield _absent_backend(seen, absent)
+
+
+def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
+    """Was something tried that was asked for? What torch turned out to lack was not."""
+    asked = asked_of(seen.options)
+    there = [run for run in tried if run.ended is not Ended.NOT_POSSIBLE]
+    lacking = {run.job.strategy for run in tried} - {run.job.strategy for run in there}
+    left = [each for each in asked.strategies if why_not(each, seen.world) is None and each not in lacking]
+    return bool(left) or asked.scaling
+
+
+def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
+    whys = {run.job.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
+    for strategy in asked_of(seen.options).strategies:
+        whys.setdefault(strategy, why_not(strategy, seen.world) or "")
+    told = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        "no strategy that was asked for is possible here",
+        f"{told}.",
+        remedy="Ask for others with --strategy, or run this where they are possible.",
+        of_the_run=True,
+    )
+
+
+def _without_backend(tried: Sequence[Run]) -> str:
+    """What torch says of the backend that was asked for by its name, if it was built without; one that it does not
+    know at all is RUN003's."""
+    said = (text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values())
+    return next(said, "")
+
+
+def _absent_backend(seen: Seen[Data], why: str) -> Finding:
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        f"whether ranks can train over {seen.world.backend} is not known",
+        f"{why}.",
+        remedy="Install a torch that was built with this backend, or name another one with --backend.",
+        of_the_run=True,
+    )
+
+
+def _unknown(seen: Seen[Data], run: Run) -> Finding:
+    what = _what(seen, run)
+    return seen.finding(
+        "unmeasured",
+        Severity.WARNING,
+        f"whether {what} works is not known",
+        f"{what} on {_where(run)}: {run.reason}.",
+        evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
+        remedy=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
+        if run.ended is Ended.UNFINISHED
+        else "See first why single did not work.",
+        of_the_run=True,
+    )
+
+
+def _what(seen: Seen[Data], run: Run) -> str:
+    """Such as "fsdp"; of a point of a curve, what tells it from the others."""
+    name = run.job.strategy.value
+    if run.job == job_of(run.job.strategy, seen.world):
+        return name
+    return f"{name} on {len(run.job.ranks)} ranks with {run.job.batch} images in a step"
+
+
+def _where(run: Run) -> str:
+    return ranks_text(run.job.ranks)
+
+
+# Wrong ---------------------------------------------------------------------------------------------------------------
+
+
+def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
+    apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
+    step = apart.step or 0
+    told, odd = _other_weights(run)
+    return seen.finding(
+        "wrong",
+        Severity.ERROR,
+        "one process alone does not train"
+        if alone
+        else f"{_what(seen, run)} trains something else than one process alone",
+        " ".join((_numbers(seen, run, apart, tolerance), *told)),
+        ranks=odd,
+        evidence={
+            "trial": run.trial.number,
+            "first_bad_step": step + 1,
+            "deviation": apart.most,
+            "tolerance": tolerance,
+        },
+        remedy=_CHECK,
+    )
+
+
+def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
+    """The loss of the first bad step, that of single, and how far they may be apart."""
+    losses, alone, step = mean_losses(run), reference(seen, run.job), apart.step or 0
+    dtype, steps = asked_of(seen.options).dtype, asked_of(seen.options).steps
+    own = f"{losses[step]:.6g}" if step < len(losses) else "not there"
+    if alone is None or run.job.strategy is Strategy.SINGLE:
+        return f"In step {step + 1} of {steps} its loss is {own}, a finite number was expected."
+    return (
+        f"In step {step + 1} of {steps} the loss of {_where(run)} is {own}, that of single {alone.losses[step]:.6g}; "
+        f"the largest distance of any step or rank is {apart.most:.2g}, at most {tolerance:.2g} was "
+        f"expected ({dtype})."
+    )
+
+
+def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Who began or ended with other parameters than most, in sentences and as ranks to blame.
+
+    Gradients are the same on all ranks once they are averaged, so in ddp all ranks end alike.
+    """
+    said: list[str] = []
+    for word, values in (
+        ("began", {rank: own.start for rank, own in run.data.items() if own.start}),
+        ("ended", {rank: own.end for rank, own in run.data.items() if own.end}),
+    ):
+        odd = odd_ones_out(values)
+        if odd is not None and odd.ranks:
+            said.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most.")
+            return tuple(said), odd.ranks
+        if odd is not None:
+            said.append(f"The ranks {word} with {len(odd.groups)} different sets of parameters.")
+    return tuple(said), ()
+
+
+# Hung or failed ------------------------------------------------------------------------------------------------------
+
+
+def _broken(seen: Seen[Data], run: Run) -> Finding:
+    blame = run.blame
+    ranks = blame.ranks if blame is not None else ()
+    guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
+    first = guilty[0]
+    verb = run.ended.value
+    who = f": {ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
+    waits = waits_text(blame, run.outcomes) if blame is not None else ""
+    return seen.finding(
+        verb,
+        Severity.ERROR,
+        f"{_what(seen, run)} {verb}{who}",
+        f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
+        ranks=ranks,
+        evidence=_evidence(first, run),
+        remedy=_remedy(seen, run, first),
+    )
+
+
+def _remedy(seen: Seen[Data], run: Run, first: Outcome) -> str:
+    if first.error.startswith("DataError"):
+        return "Copy the files of digits anew, or leave out --data-dir to train on those that ship."
+    if run.job.strategy is Strategy.SINGLE:
+        return f"Look at {seen.world.node_of(first.rank)} first: nobody else took part."
+    return _CHECK
+
+
+def _story(first: Outcome, run: Run) -> str:
+    at = f" (last step '{first.at}')" if first.at else ""
+    within = f" within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
+    return f"{run.reason.rstrip('.')}{at}{within and f'; it had to end{within}'}."
+
+
+def _evidence(first: Outcome, run: Run) -> dict[str, Scalar | list[Scalar]]:
+    evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
+    evidence |= bundle(run.blame.ranks if run.blame is not None else (), run.outcomes)
+    if first.detail:
+        evidence["output"] = last_words(first.detail)
+    return evidence

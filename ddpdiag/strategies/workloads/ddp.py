@@ -1,0 +1,34 @@
+"""DistributedDataParallel: every rank has the whole network and its share of the images; gradients are averaged."""
+
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.workloads.group import process_group
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.training import checksum
+
+
+def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
+    """Train on this rank's share, together with the other ranks of the group."""
+    with process_group(ctx, backend) as device:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        ctx.step("build DistributedDataParallel")
+        model = DistributedDataParallel(
+            task.network().to(device), device_ids=[device] if device.type == "cuda" else None
+        )
+        optimizer = task.optimizer(model.parameters())
+        trainer = Trainer(ctx, task, digits, [device], rank, world_size)
+        for images, labels in trainer:
+            losses = cross_entropy(model(images), labels, reduction="none")
+            # DDP averages gradients over the ranks. Sums over the share, divided by the batch of one rank in the mean,
+            # are right even where the batch does not divide evenly.
+            loss = losses.sum() * world_size / task.batch
+            optimizer.zero_grad()
+            loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
+            optimizer.step()
+            trainer.note(losses.mean())
+        return trainer.trained(list(model.parameters()), optimizer, checksum(model))

@@ -1,0 +1,29 @@
+"""nn.DataParallel: one process cuts each batch over all its GPUs, and copies the network to them in every step.
+
+torch's own manual says to prefer DistributedDataParallel, even on one host: this shows what it costs.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.workloads.mnist import Digits
+
+
+def train(ctx: Context, task: Task, digits: Digits) -> Data:
+    """Train on all GPUs that this process sees."""
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    ctx.step("build DataParallel")
+    model = nn.DataParallel(task.network().to(devices[0]), device_ids=devices)
+    optimizer = task.optimizer(model.parameters())
+    trainer = Trainer(ctx, task, digits, devices, part=0, parts=1)
+    for images, labels in trainer:
+        loss = cross_entropy(model(images), labels)  # its output is gathered on the first GPU
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        trainer.note(loss)
+    return trainer.trained(list(model.parameters()), optimizer)

@@ -1,0 +1,70 @@
+"""A network that is cut over several devices of one process, and copied over the processes by DistributedDataParallel.
+
+The first blocks lie on the first device, the next ones on the next; an image goes from one to the other. Only one
+device of a process is busy at a time: this is for networks that do not fit on one device, not for speed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.workloads.group import process_group
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.training import checksum
+
+
+class Cut(nn.Module):
+    """Blocks, spread over devices in their order; what one device gives is copied to the next."""
+
+    def __init__(self, blocks: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
+        super().__init__()
+        count = len(devices)
+        self._devices = devices
+        self.parts = nn.ModuleList(
+            nn.Sequential(*blocks[len(blocks) * i // count : len(blocks) * (i + 1) // count]).to(device)
+            for i, device in enumerate(devices)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images on any device; logits on the last one."""
+        for part, device in zip(self.parts, self._devices, strict=True):
+            images = part(images.to(device))
+        return images
+
+
+def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device]:
+    """The devices of a rank: on a host, each rank takes the next `group_size` of them. On a CPU all parts are there."""
+    if kind == "cpu":
+        return [torch.device("cpu")] * group_size
+    module = torch.get_device_module(kind)
+    replicas = module.device_count() // group_size
+    first = group_size * (local_rank % replicas)
+    module.set_device(first)  # what is not told where to go shall not go to another rank's device
+    return [torch.device(kind, index) for index in range(first, first + group_size)]
+
+
+def train(ctx: Context, task: Task, digits: Digits, backend: str, group_size: int) -> Data:
+    """Train on this rank's share of the images, over `group_size` devices of its own."""
+    with process_group(ctx, backend) as device:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        devices = devices_of(device.type, ctx.place.local_rank or 0, group_size)
+        ctx.step("build DistributedDataParallel over several devices")
+        # No device_ids: the network itself knows where its inputs go.
+        model = DistributedDataParallel(Cut(list(task.network()), devices), device_ids=None)
+        optimizer = task.optimizer(model.parameters())
+        trainer = Trainer(ctx, task, digits, devices, rank, world_size)
+        for images, labels in trainer:
+            losses = cross_entropy(model(images), labels.to(devices[-1]), reduction="none")
+            loss = losses.sum() * world_size / task.batch  # as in ddp: gradients are averaged over the ranks
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            trainer.note(losses.mean())
+        return trainer.trained(list(model.parameters()), optimizer, checksum(model))

@@ -1,0 +1,57 @@
+"""Pipeline parallelism: each rank has some of the blocks, and the batch goes through the ranks in small pieces (GPipe).
+
+While the last rank works on the first piece, those before it work on the next ones. At the beginning and the end of
+each step ranks wait for each other: the bubble, (stages - 1) / (pieces + stages - 1) of the time (Huang et al., 2019).
+"""
+
+from functools import partial
+from inspect import signature
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.workloads.group import process_group
+from ddpdiag.workloads.mnist import Digits
+
+# More make the bubble smaller, and each piece less worth its messages.
+MOST_PIECES = 8
+
+
+def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
+    """Train this rank's blocks; there must be as many blocks as ranks, or more."""
+    with process_group(ctx, backend) as device:
+        stage, stages = dist.get_rank(), dist.get_world_size()
+        ctx.step("build the stage")
+        blocks = list(task.network())
+        model = nn.Sequential(*blocks[len(blocks) * stage // stages : len(blocks) * (stage + 1) // stages]).to(device)
+        optimizer = task.optimizer(model.parameters())
+
+        def share_of_loss(logits: Tensor, labels: Tensor) -> Tensor:
+            """Of one piece: those of all pieces add up to the mean of the batch."""
+            return cross_entropy(logits, labels, reduction="sum") / task.batch
+
+        # Since torch 2.7 gradients are divided by the number of pieces, unless told not to; before, they never were.
+        told = "scale_grads" in signature(ScheduleGPipe).parameters
+        gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
+        schedule = gpipe(PipelineStage(model, stage, stages, device), pieces(task.batch), share_of_loss)
+        trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
+        for images, labels in trainer:
+            losses: list[Tensor] = []
+            optimizer.zero_grad()
+            # Forward and backward of all pieces. The first stage gives the images, the last one knows the labels.
+            schedule.step(*([images] if stage == 0 else []), target=labels, losses=losses)
+            optimizer.step()
+            if stage == stages - 1:
+                trainer.note(torch.stack(losses).sum())
+        return trainer.trained(list(model.parameters()), optimizer)
+
+
+def pieces(batch: int) -> int:
+    """The largest number of equal pieces, up to MOST_PIECES."""
+    return max(number for number in range(1, MOST_PIECES + 1) if batch % number == 0)

@@ -1,0 +1,25 @@
+"""One process on one device: what all others are held against."""
+
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.workloads.devices import choose_device
+from ddpdiag.workloads.mnist import Digits
+
+
+def train(ctx: Context, task: Task, digits: Digits, backend: str, parts: int) -> Data:
+    """Train alone. The losses of each of `parts` parts of the images tell what each of so many ranks should see."""
+    device = choose_device(backend, ctx.place.local_rank)
+    model = task.network().to(device)
+    optimizer = task.optimizer(model.parameters())
+    trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
+    for images, labels in trainer:
+        losses = cross_entropy(model(images), labels, reduction="none")
+        loss = losses.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        trainer.note(loss, [losses[part::parts].mean() for part in range(parts)])
+    return trainer.trained(list(model.parameters()), optimizer)

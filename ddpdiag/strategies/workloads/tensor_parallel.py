@@ -1,0 +1,34 @@
+"""Tensor parallelism: every rank computes all images, but of the two large matrices each rank has a part.
+
+The first is cut by columns, so each rank computes some of the hidden values; the second by rows, so each rank adds what
+its hidden values give to the output, and one all-reduce adds that up.
+"""
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.workloads.group import process_group
+from ddpdiag.workloads.mnist import Digits
+
+
+def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
+    """Train on all images, with a part of the last two layers; `task.hidden` must be a multiple of the ranks."""
+    with process_group(ctx, backend) as device:
+        ctx.step("cut the matrices")
+        model = task.network().to(device)
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        parallelize_module(model, mesh, {"hidden.1": ColwiseParallel(), "output": RowwiseParallel()})
+        optimizer = task.optimizer(model.parameters())
+        trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
+        for images, labels in trainer:
+            loss = cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            trainer.note(loss)
+        return trainer.trained(list(model.parameters()), optimizer)

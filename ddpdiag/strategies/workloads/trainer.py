@@ -1,0 +1,239 @@
+"""What every strategy trains, and how: one network from the same first weights, on the same images in the same order.
+
+Around its steps losses, time, memory and communication are measured.
+"""
+
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
+
+from ddpdiag.model.context import Context
+from ddpdiag.strategies.data import Data
+from ddpdiag.workloads.devices import describe
+from ddpdiag.workloads.mnist import CLASSES, Digits
+from ddpdiag.workloads.training import checksum, prepared
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+# Wide enough that a matrix is worth cutting, and quick on a CPU.
+HIDDEN = 128
+# Found by trial: 30 steps are enough to see the loss fall to a tenth.
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What is trained. `batch` counts the images of one step over all ranks; `hidden` is the width of the last layers.
+
+    GroupNorm stands where BatchNorm usually does: it normalises each image by itself, so that it does not matter which
+    rank has which images. Nothing is random after the first weights.
+    """
+
+    steps: int
+    batch: int
+    hidden: int = HIDDEN
+    dtype: str = "float32"
+    seed: int = 0
+
+    def network(self) -> nn.Sequential:
+        """Images [n, 1, 28, 28] to logits [n, 10], in four blocks; with the same weights wherever it is called."""
+        torch.manual_seed(self.seed)
+        blocks = OrderedDict[str, nn.Module](
+            near=nn.Sequential(nn.Conv2d(1, 16, 5, padding=2), nn.GroupNorm(4, 16), nn.GELU(), nn.AvgPool2d(2)),
+            far=nn.Sequential(nn.Conv2d(16, 32, 5, padding=2), nn.GroupNorm(4, 32), nn.GELU(), nn.AvgPool2d(2)),
+            hidden=nn.Sequential(nn.Flatten(), nn.Linear(32 * 7 * 7, self.hidden), nn.GELU()),
+            output=nn.Linear(self.hidden, CLASSES),
+        )
+        return nn.Sequential(blocks).to(DTYPES[self.dtype])
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
+        """SGD with momentum."""
+        # One tensor at a time: torch's foreach kernels do not take plain tensors and DTensors together.
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM, foreach=False)
+
+    def batches(self, digits: Digits, part: int, parts: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Without end, this part's images and labels of each step, ready for the network.
+
+        The images of a step are the same however many parts there are: part r takes number r, r + parts, ...
+        """
+        count = len(digits.train_images)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
+        step = 0
+        while True:
+            chosen = order[torch.arange(step * self.batch, (step + 1) * self.batch) % count][part::parts]
+            images, labels = prepared(digits.train_images[chosen], digits.train_labels[chosen], device)
+            yield images.to(DTYPES[self.dtype]), labels
+            step += 1
+
+
+def exact() -> None:
+    """Compute float32 as float32, for the rest of this process.
+
+    GPUs round the inputs of convolutions to TF32's 10 bits, which is right for a job, and hides what is wrong here.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+
+
+# Communication -------------------------------------------------------------------------------------------------------
+
+
+# Names of NCCL's kernels, since 2.19 and before.
+_KERNELS = ("ncclDevKernel", "ncclKernel")
+
+
+class Traffic:
+    """The share of time between `begin` and `end` in which a collective, a send or a receive was under way.
+
+    On a CPU that is from the call to its end on this rank, so waiting for a slower rank counts. On GPUs it is the time
+    of NCCL's kernels, which wait inside as well.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
+        self._profiler = profile(activities=activities)
+        self._begin = 0.0
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        self._profiler.start()
+        self._begin = time.perf_counter()
+
+    def end(self) -> float | None:
+        """The share; None if nothing was seen, as where torch was built without a profiler for this device."""
+        seconds = time.perf_counter() - self._begin
+        self._profiler.stop()
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in self._profiler.events() or ()
+            if self._is_communication(event.name, event.device_type)
+        )
+        return min(1.0, union(spans) / 1e6 / seconds) if spans else None
+
+    def _is_communication(self, name: str, device_type: object) -> bool:
+        if self._on_gpu:
+            return device_type == torch.autograd.DeviceType.CUDA and name.startswith(_KERNELS)
+        return name.startswith(f"{dist.get_backend()}:")
+
+
+def union(spans: list[tuple[float, float]]) -> float:
+    """The length of what the spans, in order of their starts, cover together."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in spans:
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+# The trainer -------------------------------------------------------------------------------------------------------
+
+
+# Not timed: the first steps load kernels, open connections and allocate memory.
+WARMUP_STEPS = 3
+# After the others, with torch's profiler, which makes them slower.
+WATCHED_STEPS = 5
+
+
+class Trainer:
+    """Iterate over it for the images and labels of each step; `note` the loss; `trained` is what was measured.
+
+    `part` of `parts` says which images of a step are this rank's; every rank has all of them where parts is 1.
+    The first of `devices` gets the images.
+    """
+
+    def __init__(
+        self, ctx: Context, task: Task, digits: Digits, devices: Sequence[torch.device], part: int, parts: int
+    ) -> None:
+        self._ctx, self._task, self._devices = ctx, task, devices
+        self._batches = task.batches(digits, part, parts, devices[0])
+        self._images = len(range(part, task.batch, parts))
+        self._losses: list[Tensor] = []
+        self._parts: list[Tensor] = []
+        self._warmup = min(WARMUP_STEPS, task.steps - 1)
+        self._seconds = 0.0
+        self._peak_bytes = 0
+        self._share: float | None = None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The steps of the task, and some more in which communication is watched."""
+        begin = 0.0
+        for step in range(self._task.steps):
+            self._ctx.step(f"training step {step + 1} of {self._task.steps}")
+            if step == self._warmup:
+                self._finish()
+                begin = time.perf_counter()
+            yield next(self._batches)
+        self._finish()
+        self._seconds = time.perf_counter() - begin
+        self._peak_bytes = self._measured_peak()
+        if dist.is_initialized():
+            yield from self._watched()
+
+    def _watched(self) -> Iterator[tuple[Tensor, Tensor]]:
+        traffic = Traffic(self._devices[0])
+        traffic.begin()
+        for step in range(WATCHED_STEPS):
+            self._ctx.step(f"watch communication in step {step + 1} of {WATCHED_STEPS}")
+            yield next(self._batches)
+        self._finish()
+        self._share = traffic.end()
+
+    def note(self, loss: Tensor, parts: Sequence[Tensor] = ()) -> None:
+        """The mean loss of this step's images, as this rank saw them; `parts` are those of parts of them.
+
+        Nothing is read from the device here: that would wait for it in every step.
+        """
+        if len(self._losses) < self._task.steps:
+            self._losses.append(loss.detach())
+            if parts:
+                self._parts.append(torch.stack(list(parts)).detach())
+
+    def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Data:
+        """What was measured; the parameters are those that this rank holds, `end` their checksum if that is all."""
+        losses = torch.stack(self._losses).tolist() if self._losses else []
+        return Data(
+            start=checksum(self._task.network()),
+            device=describe(self._devices[0]).name,
+            losses=tuple(losses),
+            parts=tuple(tuple(part.tolist()) for part in self._parts),
+            images=self._images if losses else 0,
+            timed_steps=self._task.steps - self._warmup,
+            seconds=self._seconds,
+            peak_bytes=self._peak_bytes,
+            state_bytes=held_bytes(parameters, optimizer),
+            communication_share=self._share,
+            end=end,
+        )
+
+    def _finish(self) -> None:
+        """Wait until the devices have done what they were told."""
+        for device in self._devices:
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+
+    def _measured_peak(self) -> int:
+        if self._devices[0].type == "cuda":
+            return sum(torch.cuda.max_memory_allocated(device) for device in dict.fromkeys(self._devices))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
+
+
+def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
+    """Bytes of the parameters, their gradients and the optimizer's state that lie on this rank."""
+    tensors: list[Tensor] = []
+    for parameter in parameters:
+        state = (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
+        tensors += [parameter, *([] if parameter.grad is None else [parameter.grad]), *state]
+    return sum(local.numel() * local.element_size() for local in map(_local, tensors))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor: a part of it, where it is a DTensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
