@@ -1,8 +1,8 @@
 """Faults, injected from outside: Python imports this module at its start when its folder is on PYTHONPATH.
 
 DDPDIAG_TEST_FAULT says "KIND RANK", several with commas; only processes with that RANK act on it, and what runs in them
-knows nothing of it. Of ddpdiag's processes only nurseries and their workers import torch. When a fault begins, the file
-DDPDIAG_TEST_REACHED appears, with a line "RANK PID" for each process in which one began.
+knows nothing of it. Of ddpdiag's processes only fork servers and their workers import torch. When a fault begins, the
+file DDPDIAG_TEST_REACHED appears, with a line "RANK PID" for each process in which one began.
 
 In the rank's first all-reduce:
     sleep, gil, spin          wait for ever, inside of C with the GIL, or in a loop

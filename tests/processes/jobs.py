@@ -248,7 +248,7 @@ class Job:
 
     # Who is who ------------------------------------------------------------------------------------------------------
 
-    def nursery(self, rank: int) -> Process:
+    def fork_server(self, rank: int) -> Process:
         """The process in which a rank's torch lives, and whose children are the rank's torch workers."""
         own = self._of_rank(rank, "ddpdiag.runtime.supervisor.fork_server")
         pids = {process.pid for process in own}
@@ -256,13 +256,13 @@ class Job:
 
     def worker(self, rank: int) -> Process:
         """The rank's newest worker with torch."""
-        nursery = self.nursery(rank)
+        fork_server = self.fork_server(rank)
         own = self._of_rank(rank, "ddpdiag.runtime.supervisor.fork_server")
-        return max((process for process in own if process.parent == nursery.pid), key=lambda process: process.pid)
+        return max((process for process in own if process.parent == fork_server.pid), key=lambda process: process.pid)
 
     def supervisor(self, rank: int) -> Process:
         """The process that the launcher started for a rank."""
-        parent = self.nursery(rank).parent
+        parent = self.fork_server(rank).parent
         return next(process for process in processes(self.mark) if process.pid == parent)
 
     def _of_rank(self, rank: int, module: str) -> list[Process]:

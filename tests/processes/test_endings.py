@@ -53,7 +53,7 @@ def test_ctrl_c_at_the_terminal_reports_what_was_seen(start):
     job = _interrupted(start, *STANDALONE)
     for rank in (0, 1):
         assert "libtorch" not in _mapped(job.supervisor(rank).pid), "who owns the deadlines has no torch"
-        assert "libtorch" in _mapped(job.nursery(rank).pid)
+        assert "libtorch" in _mapped(job.fork_server(rank).pid)
     os.killpg(job.process.pid, signal.SIGINT)
     assert job.wait() == 130, job.told()
     _check_partial(job, 130, "SIGINT")

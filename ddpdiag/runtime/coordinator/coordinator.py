@@ -119,7 +119,7 @@ class Coordinator:
     def _run_checks(self) -> None:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
         self._to_come = [check for check in chosen if check.last is not None]
-        # Plain ones first: they run while the nurseries import torch.
+        # Plain ones first: they run while the fork servers import torch.
         before = [check for c in chosen if (check := c.beforehand) is not None]
         usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts(before, kind)]
         last = _parts(self._to_come)

@@ -136,11 +136,11 @@ class TrialRunner(ABC):
     def start(self, trial: Trial) -> None:
         """Hand the trial to a worker."""
         self._last_trial = trial.number
-        worker = self.running_worker(trial)
+        worker = self.worker_for(trial)
         self.running = running = RunningTrial(trial, self.place.rank, worker, time.monotonic())
         worker.send(Task(self.place, trial, self.options, self._scratch, self.variables(trial), running.deadline))
 
-    def running_worker(self, trial: Trial) -> WorkerProcess:
+    def worker_for(self, trial: Trial) -> WorkerProcess:
         """The worker of the trials before, unless this one needs another."""
         worker = self.workers.get(trial.kind)
         if worker is not None:
