@@ -12,13 +12,13 @@ from statistics import median
 
 from msgspec import Struct
 
-from ddpdiag.text import rate_text
 from ddpdiag.compare.findings import changed_findings
 from ddpdiag.comparison.figures import Change, Direction, changed_facts, compared_figures, least_busy
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Matrix, Report, Verdict
 from ddpdiag.stats import quantile
+from ddpdiag.text import rate_text
 
 SCHEMA = "ddpdiag.comparison/1"
 _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)

@@ -10,8 +10,8 @@ import ddpdiag
 # Packages that a reader of the core need not know. Each is looked at from the day on which it exists.
 FEATURES = {"bench", "compare", "lint", "simulate", "strategies", "watch"}
 PRESENT = sorted(FEATURES & {module.name for module in pkgutil.iter_modules(ddpdiag.__path__) if module.ispkg})
-# Modules of cli that offer a feature's command, or its manual pages.
-OFFERING = {"app", "bench_options", "manual", "reading_options", "train_options", "watch_options"}
+# Modules of cli that offer a feature's command, its manual pages, or its sections of a report.
+OFFERING = {"app", "manual", "outputs"}
 
 
 @pytest.fixture(scope="module")
