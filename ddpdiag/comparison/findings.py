@@ -1,4 +1,4 @@
-"""Findings of two runs: which are new, gone, more or graver, and which cannot be told. Pure.
+"""Findings of two runs: which are new, gone, more or graver, and which cannot be told.
 
 Several of one code that blame alike (a variable each) are told apart by their titles without the numbers in these,
 which differ from run to run.

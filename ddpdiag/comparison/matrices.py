@@ -1,4 +1,4 @@
-"""Rates of pairs (hosts, GPUs) in two runs: which ways became slower than the others did. Pure.
+"""Rates of pairs (hosts, GPUs) in two runs: which ways became slower than the others did.
 
 A cell has no repeats, but a matrix has many cells: how far their changes lie apart is the noise. A way changed where it
 did so by half against the usual change of all ways, and by more than three times the distance between the quartiles of

@@ -1,4 +1,4 @@
-"""Two reports held against each other: verdicts, findings, figures, what they ran on. Pure."""
+"""Two reports held against each other: verdicts, findings, figures, what they ran on."""
 
 from collections.abc import Iterator
 

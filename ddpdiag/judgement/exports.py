@@ -1,4 +1,4 @@
-"""What becomes of errors that the exports of P2P003, or variables that are set, get around. Pure."""
+"""What becomes of errors that the exports of P2P003, or variables that are set, get around."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

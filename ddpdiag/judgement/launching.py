@@ -1,4 +1,4 @@
-"""What the ways of starting a training came to, from what was seen of each turn. Pure.
+"""What the ways of starting a training came to, from what was seen of each turn.
 
 Of several rounds the best counts, for each figure by itself: what else runs on the host only ever makes things slower.
 """

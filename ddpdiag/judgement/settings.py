@@ -1,4 +1,4 @@
-"""What the ranks run with, and where they differ. Pure."""
+"""What the ranks run with, and where they differ."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice

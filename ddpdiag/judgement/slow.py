@@ -1,4 +1,4 @@
-"""Hosts that break nothing, and that the job waits for. Pure."""
+"""Hosts that break nothing, and that the job waits for."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What became of each stage. Pure.
+"""What became of each stage.
 
 Checks of the run (RUN001 to RUN004) judge what happened to trials of other stages, and who came: what they find belongs
 to these stages.

@@ -1,4 +1,4 @@
-"""What one rank does, from its stack and its process: waits in a collective, for its data, or is elsewhere. Pure.
+"""What one rank does, from its stack and its process: waits in a collective, for its data, or is elsewhere.
 
 Of a CPU job a rank that waits sleeps. Of a GPU job any Python line may be one that waits: `loss.item()` waits for a
 kernel of NCCL, at full use of core and GPU. So there only a rank that holds the GIL is known not to wait: what waits

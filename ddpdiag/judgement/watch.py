@@ -1,4 +1,4 @@
-"""Who holds a silent training up, from what was seen of the ranks of one host. Pure.
+"""Who holds a silent training up, from what was seen of the ranks of one host.
 
 In this order: who is gone, stopped or stuck in the kernel; whose data does not come; who posted another collective, or
 fewer; for whom the others wait in a collective; who stands elsewhere than most. Where all wait alike, nobody on this

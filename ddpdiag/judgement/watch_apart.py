@@ -1,4 +1,4 @@
-"""Ranks of a host on which silence means little: rank 0, which mostly prints alone, runs on another one. Pure.
+"""Ranks of a host on which silence means little: rank 0, which mostly prints alone, runs on another one.
 
 A healthy training shows there as a hang does: some ranks wait in a collective, others are on their way to it. Only what
 stands in the same place at two looks is believed.

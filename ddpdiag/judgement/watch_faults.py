@@ -1,4 +1,4 @@
-"""What is wrong with a rank's own process: dead, stopped, stuck in the kernel, without its data. Pure.
+"""What is wrong with a rank's own process: dead, stopped, stuck in the kernel, without its data.
 
 Each rule gives who it names, or None where it does not apply.
 """

@@ -1,4 +1,4 @@
-"""Looks of several hosts at one training, as one. Pure.
+"""Looks of several hosts at one training, as one.
 
 Only looks at one silence are put together. A host looks at a silence once, and again after twice, four times ... the
 patience, so that a look stands for the time from the begin of its silence until the next look at it was due: had the

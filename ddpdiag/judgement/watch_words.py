@@ -1,4 +1,4 @@
-"""A look at a silent training in words: who does what, and who stands alike. Pure."""
+"""A look at a silent training in words: who does what, and who stands alike."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What trials may take of a run's budget, and what is kept from them. Pure."""
+"""What trials may take of a run's budget, and what is kept from them."""
 
 from collections.abc import Sequence
 

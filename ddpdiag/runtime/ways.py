@@ -1,4 +1,4 @@
-"""The command lines of each way of starting a training on one host. Pure: words in, words out.
+"""The command lines of each way of starting a training on one host.
 
 What torchrun and torch.distributed.launch take is in torch/distributed/run.py and launch.py.
 """

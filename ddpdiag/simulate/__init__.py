@@ -1,4 +1,4 @@
-"""Seeded runs of fleets that do not exist, for the same plans, judgement and report. Pure."""
+"""Seeded runs of fleets that do not exist, for the same plans, judgement and report."""
 
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
 from ddpdiag.simulate.run import simulate

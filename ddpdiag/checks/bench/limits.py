@@ -1,4 +1,4 @@
-"""What bounds the ranks of a benchmark, all together. Pure."""
+"""What bounds the ranks of a benchmark, all together."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The benchmark's whole report from a recording. Pure."""
+"""The benchmark's whole report from a recording."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

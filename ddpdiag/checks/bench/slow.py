@@ -1,4 +1,4 @@
-"""Which ranks of a benchmark are slow: the evidence, gathered from its trials. Pure."""
+"""Which ranks of a benchmark are slow: the evidence, gathered from its trials."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

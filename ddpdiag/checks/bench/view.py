@@ -1,4 +1,4 @@
-"""The benchmark, put together from what all ranks gave: rows, series, ranks. Pure."""
+"""The benchmark, put together from what all ranks gave: rows, series, ranks."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

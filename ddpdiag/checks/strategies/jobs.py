@@ -1,4 +1,4 @@
-"""Which trainings a run of TRN002 takes, on which ranks, and why some are not possible here. Pure."""
+"""Which trainings a run of TRN002 takes, on which ranks, and why some are not possible here."""
 
 import math
 from collections.abc import Iterator

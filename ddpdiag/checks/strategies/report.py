@@ -1,4 +1,4 @@
-"""The table of TRN002 from a recording. Pure."""
+"""The table of TRN002 from a recording."""
 
 from collections.abc import Iterator, Sequence
 

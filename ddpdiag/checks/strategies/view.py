@@ -1,4 +1,4 @@
-"""How each training ended, and how far its loss was from that of one process alone. Pure."""
+"""How each training ended, and how far its loss was from that of one process alone."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What is the likely reason that a way does not work, by the override that got around it. Pure."""
+"""What is the likely reason that a way does not work, by the override that got around it."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
