@@ -14,7 +14,6 @@ from typing import Generic, NamedTuple, TypeVar
 from ddpdiag.checks.world import World
 from ddpdiag.codec import decode
 from ddpdiag.model import (
-    Depth,
     Finding,
     Kind,
     Matrix,
@@ -26,7 +25,6 @@ from ddpdiag.model import (
     Severity,
     Status,
     Trial,
-    Verdict,
 )
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import NOTHING
@@ -57,6 +55,55 @@ class Scope(Enum):
     NODE = "node"
     WORLD = "world"
     LIVING = "living"
+
+
+class Effect(Enum):
+    """What a finding means for the verdict."""
+
+    UNFIT = "an error breaks jobs"
+    UNKNOWN = "an error leaves it unknown whether jobs break"
+    NOT_SEEN = "whatever its severity, something could not be looked at, or there was nothing to judge"
+    USAGE = "an error is the user's mistake, and no verdict on the machine"
+
+
+class Explained(NamedTuple):
+    """What the manual page says of a finding, its severity unless that depends on what was seen, and its effect.
+
+    With `same_item` its text continues the item of the finding before it in the page's list.
+    """
+
+    text: str
+    severity: Severity | None = None
+    effect: Effect = Effect.UNFIT
+    same_item: bool = False
+
+    @classmethod
+    def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "Explained":
+        """A finding that is an error wherever it is made."""
+        return cls(text, Severity.ERROR, effect, same_item)
+
+    @classmethod
+    def warning(cls, text: str, *, same_item: bool = False) -> "Explained":
+        """A finding that is a warning."""
+        return cls(text, Severity.WARNING, same_item=same_item)
+
+    @classmethod
+    def note(cls, text: str, *, same_item: bool = False) -> "Explained":
+        """A finding that is good to know."""
+        return cls(text, Severity.INFO, same_item=same_item)
+
+    @classmethod
+    def not_seen(cls, text: str, *, same_item: bool = False) -> "Explained":
+        """A warning that something could not be looked at, so that the run is never healthy."""
+        return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
+
+
+# What any check may find, and pages need not repeat.
+COMMON = {
+    "unreadable": Explained.not_seen(
+        "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
+    ),
+}
 
 
 class Row(NamedTuple, Generic[D]):
@@ -173,10 +220,10 @@ class Seen(Generic[D]):
     def finding(
         self,
         word: str,
-        severity: Severity,
         title: str,
         message: str,
         *,
+        severity: Severity | None = None,
         ranks: Sequence[int] = (),
         nodes: Sequence[str] | None = None,
         gpus: Sequence[str] = (),
@@ -186,10 +233,10 @@ class Seen(Generic[D]):
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
     ) -> Finding:
-        """A finding of this check, `CODE.word`; `nodes` are those of the ranks unless given."""
+        """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given."""
         return Finding(
             code=f"{self.check.code}.{word}",
-            severity=severity,
+            severity=self.check.severity_of(word) if severity is None else severity,
             title=title,
             message=message,
             ranks=tuple(ranks),
@@ -298,7 +345,7 @@ class Check(Generic[D]):
     asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
     left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
     cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
-    `effect` is the verdict that an error finding leads to.
+    `findings` are what it can find, by the word in their codes.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
     where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
@@ -333,8 +380,7 @@ class Check(Generic[D]):
     fresh: bool = False
     optional: bool = False
     by_name: bool = False
-    effect: Verdict = Verdict.UNFIT
-    depth: Depth = Depth.QUICK
+    findings: Mapping[str, Explained] = field(default_factory=dict, hash=False)
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -348,6 +394,17 @@ class Check(Generic[D]):
         if self.last is None:
             return self
         return replace(self, plan=self.first, first=None, last=None, moot=None) if self.first is not None else None
+
+    def explained(self, word: str) -> Explained:
+        """What is declared of a finding of this check; KeyError if nothing is."""
+        return self.findings[word] if word in self.findings else COMMON[word]
+
+    def severity_of(self, word: str) -> Severity:
+        """The severity of a finding that does not state its own."""
+        severity = self.explained(word).severity
+        if severity is None:
+            raise TypeError(f"the severity of {self.code}.{word} depends on what was seen")
+        return severity
 
     @property
     def title(self) -> str:

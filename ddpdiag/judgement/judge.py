@@ -65,7 +65,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     needed = needed_of(world, shown, judged)
     conclusion = conclude(world, recording, judged, _own(world, bench, train), needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
-    hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
+    hosts, remarks = sort_hosts(world, recording, judged, conclusion.verdict)
     conclusion = enough(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)

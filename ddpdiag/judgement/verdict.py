@@ -7,7 +7,7 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.bandwidth.text import rate_text, share_text
-from ddpdiag.checks.api import Stage
+from ddpdiag.checks.api import Effect, Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import exports_text
 from ddpdiag.checks.world import World
@@ -20,12 +20,6 @@ from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 
-# A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
-# CODE.unmeasured, that there was nothing to judge; CODE.incomparable, that it could not be held against what the user
-# gave.
-CANNOT_LOOK = (".unreadable", ".unmeasured", ".incomparable")
-# What was asked for does not exist here: the user's mistake, and no verdict on the machine.
-_NO_SUCH_THING = ".unsupported"
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
 _FEW = 4
@@ -64,13 +58,9 @@ def conclude(
 
     A benchmark's sentence is its `own`. `exports` are variables without which it would be UNFIT.
     """
-    errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
-    mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
-    broken = [
-        (check.stage, finding)
-        for check, finding in errors
-        if check.effect is Verdict.UNFIT and not finding.code.endswith(_NO_SUCH_THING)
-    ]
+    errors = [(own, f) for own in judged for f in own.findings if f.severity is Severity.ERROR]
+    mistakes = [finding for own, finding in errors if own.effect_of(finding) is Effect.USAGE]
+    broken = [(own.check.stage, finding) for own, finding in errors if own.effect_of(finding) is Effect.UNFIT]
     if fatal := [finding for _, finding in broken]:
         trained = _trained(judged) is not None and {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}.isdisjoint(
             stage for stage, _ in broken
@@ -116,9 +106,8 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}"
         if not own.readable:
             return f"what {own.check.code} recorded cannot be read by this version"
-        for finding in own.findings:
-            if finding.code.endswith(CANNOT_LOOK):
-                return finding.title
+        for finding in own.not_seen():
+            return finding.title
     if incomplete := _incomplete(world, recording):
         return incomplete
     tried = {outcome.code for outcome in recording.outcomes}

@@ -8,10 +8,6 @@ ranks arrive minutes apart, and rendezvous time out.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
 Findings:
-- torch, cuda, hip, nccl: ranks have different versions of it. A torch that differs brings the others along.
-- python: another minor version is an error, another patch level a warning.
-- driver: NVIDIA drivers differ, which mostly work together: a warning.
-- slow-import: `import torch` took much longer on some ranks.
 
 Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
 
@@ -28,13 +24,23 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding, Kind, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.probes.versions import driver_version, versions
 from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("torch", "cuda", "hip", "nccl"),
+        Explained("ranks have different versions of it. A torch that differs brings the others along."),
+    ),
+    "python": Explained("another minor version is an error, another patch level a warning."),
+    "driver": Explained("NVIDIA drivers differ, which mostly work together: a warning."),
+    "slow-import": Explained.warning("`import torch` took much longer on some ranks."),
+}
 
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
 _BUSY_SHARE = 0.5
@@ -105,10 +111,10 @@ def _differing(
         return
     yield seen.finding(
         what.split()[-1].lower(),
-        severity,
         f"{what} versions differ",
         f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
         + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+        severity=severity,
         ranks=odd.ranks,
         evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
         remedy=f"Use one environment or container image on every host, so that {what} is the same.",
@@ -125,7 +131,6 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         spent = f"; {core:.1f} s of it on a core or waiting for one" if core is not None else ""
         yield seen.finding(
             "slow-import",
-            Severity.WARNING,
             "importing torch is slow",
             f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {seen.world.node_of(worst)}; "
             f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected{spent}.",
@@ -143,6 +148,7 @@ CHECK = Check(
     Stage.LAUNCH,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

@@ -1,4 +1,4 @@
-"""Findings of TRN002: what does not work, and who stands in its way. Pure."""
+"""Findings of TRN002: what does not work, and who stands in its way."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from ddpdiag.checks.strategies.data import Data, asked_of
 from ddpdiag.checks.strategies.jobs import job_of, jobs, why_not
 from ddpdiag.checks.strategies.view import Apart, Run, mean_losses, reference, runs
 from ddpdiag.errors import AbsentBackend
-from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
+from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.train import Ended, Strategy
 from ddpdiag.stats import odd_ones_out
 
@@ -55,7 +55,6 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
     told = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         "no strategy that was asked for is possible here",
         f"{told}.",
         remedy="Ask for others with --strategy, or run this where they are possible.",
@@ -73,7 +72,6 @@ def _without_backend(tried: Sequence[Run]) -> str:
 def _absent_backend(seen: Seen[Data], why: str) -> Finding:
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         f"whether ranks can train over {seen.world.backend} is not known",
         f"{why}.",
         remedy="Install a torch that was built with this backend, or name another one with --backend.",
@@ -85,7 +83,6 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
     what = _what(seen, run)
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         f"whether {what} works is not known",
         f"{what} on {_where(run)}: {run.reason}.",
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
@@ -117,7 +114,6 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
     told, odd = _other_weights(run)
     return seen.finding(
         "wrong",
-        Severity.ERROR,
         "one process alone does not train"
         if alone
         else f"{_what(seen, run)} trains something else than one process alone",
@@ -179,7 +175,6 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     waits = waits_text(blame, run.outcomes) if blame is not None else ""
     return seen.finding(
         verb,
-        Severity.ERROR,
         f"{_what(seen, run)} {verb}{who}",
         f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
         ranks=ranks,

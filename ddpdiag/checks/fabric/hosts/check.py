@@ -16,18 +16,6 @@ what the ladder exports (P2P003) is set here, too. A pair that takes more than f
 and 5 s at least, did not end.
 
 Findings:
-- alone: a host is bad by itself; it takes no part in the pairs.
-- node: a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow).
-- path: two hosts are bad together, and good with others: neither is blamed.
-- domain: so many hosts of one leaf or rack are bad that it is the domain.
-- systemic: half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or
-  do not end: configuration, not a host.
-- undecided: two hosts alone, or suspects without anybody left to try them with.
-- transient: pairs that failed and then passed, or failed when no round was left to repeat them.
-- unproven: the hosts are good in pairs, and the all-reduce over all of them is not.
-- clear: nobody else is bad; the smallest slowdown that would have been found.
-- unmeasured: the run ended before the search did.
-- topology: what `--topology` says of the hosts is not the whole.
 
 Which leaf a host hangs on is told by `--topology FILE`, else by Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw is
 the best that a host reached with any other one: `--good-hosts` lists the fastest first.
@@ -45,7 +33,7 @@ Student's t and the normal quantile for the share of healthy hosts that may be b
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricView
@@ -60,6 +48,25 @@ from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.stats import samples
+
+FINDINGS = {
+    "alone": Explained("a host is bad by itself; it takes no part in the pairs."),
+    "node": Explained(
+        "a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow)."
+    ),
+    "path": Explained.warning("two hosts are bad together, and good with others: neither is blamed."),
+    "domain": Explained.error("so many hosts of one leaf or rack are bad that it is the domain."),
+    "systemic": Explained(
+        "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or do "
+        "not end: configuration, not a host."
+    ),
+    "undecided": Explained.warning("two hosts alone, or suspects without anybody left to try them with."),
+    "transient": Explained.note("pairs that failed and then passed, or failed when no round was left to repeat them."),
+    "unproven": Explained.error("the hosts are good in pairs, and the all-reduce over all of them is not."),
+    "clear": Explained.note("nobody else is bad; the smallest slowdown that would have been found."),
+    "unmeasured": Explained.not_seen("the run ended before the search did."),
+    "topology": Explained.note("what `--topology` says of the hosts is not the whole."),
+}
 
 _SMALL_BYTES = 64 << 10
 # A test should move enough to be bound by bandwidth, and be over soon on a slow way as well.
@@ -233,6 +240,7 @@ CHECK = Check(
     Stage.FABRIC,
     Scope.LIVING,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     plan=plan,
     judge=judge,

@@ -15,14 +15,6 @@ Where the backend works, and a variable is set that takes a way out of use (a fo
 all-reduce without it shows what that costs.
 
 Findings:
-- fallback: the backend fails here, and works with the variables that are shown: an error, since the job fails as it
-  is. With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them.
-- slow: it works, but is faster with them (`rescue` times).
-- held-back: your own variables cost speed (`gain` times), and nothing needs them. needed: it fails without them.
-- transient: it failed in COL001, and not in three runs after that.
-- unreliable: a set of variables worked, and then did not. nothing: none works.
-- unfinished: the budget (or the run) ended before the ladder did. both: gloo fails as well, so it is not how GPUs are
-  joined.
 
 Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
 without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
@@ -45,7 +37,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
@@ -60,6 +52,21 @@ from ddpdiag.model.bench import Expectation, Limits
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 from ddpdiag.stats import Samples, samples
+
+FINDINGS = {
+    "fallback": Explained(
+        "the backend fails here, and works with the variables that are shown: an error, since the job fails as it is. "
+        "With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
+    ),
+    "slow": Explained.warning("it works, but is faster with them (`rescue` times)."),
+    "held-back": Explained.warning("your own variables cost speed (`gain` times), and nothing needs them."),
+    "needed": Explained.note("it fails without them.", same_item=True),
+    "transient": Explained.warning("it failed in COL001, and not in three runs after that."),
+    "unreliable": Explained("a set of variables worked, and then did not."),
+    "nothing": Explained("none works.", same_item=True),
+    "unfinished": Explained.warning("the budget (or the run) ended before the ladder did."),
+    "both": Explained.note("gloo fails as well, so it is not how GPUs are joined.", same_item=True),
+}
 
 _SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
@@ -303,6 +310,7 @@ CHECK = Check(
     Stage.P2P,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     plan=plan,
     judge=judge,

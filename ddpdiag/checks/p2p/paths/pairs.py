@@ -15,7 +15,7 @@ from ddpdiag.checks.p2p.paths.data import (
     path_views,
     words,
 )
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.probes.gpu_paths import P2P, PathGpu
 
 _LISTED = 64
@@ -71,7 +71,6 @@ def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Findin
     )
     return seen.finding(
         "disabled",
-        Severity.WARNING,
         "P2P is not allowed between GPUs",
         f"{view.host.name}: {len(pairs)} of {len(view.pairs)} pairs of GPUs may not reach each other's memory "
         f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL goes through shared memory there.",
@@ -109,7 +108,6 @@ def asymmetric(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
         closed = [(pair, *_closed(pair)) for pair in pairs]
         yield seen.finding(
             "asymmetric",
-            Severity.WARNING,
             "P2P is allowed in one direction only",
             f"{view.host.name}: "
             + "; ".join(
@@ -143,7 +141,6 @@ def refused(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     if pairs:
         yield seen.finding(
             "no-p2p",
-            Severity.INFO,
             "GPUs without P2P",
             f"{view.host.name}: NVML says that {len(pairs)} of {len(view.unlinked)} pairs of GPUs without NVLinks "
             f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL goes through shared memory of the host "

@@ -11,18 +11,6 @@ way names the link; bad ways everywhere name nobody, since the hosts share the c
 side it is.
 
 Findings and their causes:
-- refused, dropped, unreachable: a firewall that rejects or drops, or no route. gloo would wait five times its time-out.
-  Over gloo only one of two ranks connects to the other: where gloo works all the same, this is a warning.
-- silent, broken: the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded.
-- black-hole: small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered.
-- slow: less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds`
-  longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of
-  `expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to
-  fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much more).
-  Of containers, what those on one machine reach among themselves is not compared with the network.
-- loss: segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad
-  cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., 1997).
-- transient: it passed when it was repeated.
 
 Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the MTU alike;
 compare `ethtool` and `ip -s link` of the named host with those of another.
@@ -43,7 +31,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.rendezvous.mesh.data import failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.rates import Limits, Rates, lossy, slow
@@ -58,6 +46,36 @@ from ddpdiag.probes.listener import Listener
 from ddpdiag.probes.mesh import survey
 from ddpdiag.probes.sockets import allowed_ports, resolve
 from ddpdiag.probes.sysfs import sys_root
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("refused", "dropped", "unreachable"),
+        Explained(
+            "a firewall that rejects or drops, or no route. gloo would wait five times its time-out. Over gloo only "
+            "one of two ranks connects to the other: where gloo works all the same, this is a warning."
+        ),
+    ),
+    **dict.fromkeys(
+        ("silent", "broken"),
+        Explained("the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded."),
+    ),
+    "black-hole": Explained.error(
+        "small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered."
+    ),
+    "slow": Explained(
+        "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "
+        "longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of "
+        "`expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to "
+        "fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much "
+        "more). Of containers, what those on one machine reach among themselves is not compared with the network."
+    ),
+    "loss": Explained.warning(
+        "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
+        "cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., "
+        "1997)."
+    ),
+    "transient": Explained.note("it passed when it was repeated."),
+}
 
 # A full mesh of more would take too long: groups of at most so many hosts.
 MAX_HOSTS = 64
@@ -229,6 +247,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,
