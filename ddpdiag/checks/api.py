@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
+from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World
 from ddpdiag.codec import decode
 from ddpdiag.model import (
@@ -114,22 +115,19 @@ class Row(NamedTuple, Generic[D]):
     trial: Trial
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seen(Generic[D]):
     """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
 
-    `left_seconds` is what the budget leaves for trials, which a plan may heed and no judgement does.
+    `left_seconds` is what the budget leaves for trials, which a plan may heed and no judgement does. `kept` are the
+    findings of checks that were judged before.
     """
 
     world: World
     check: "Check[D]"
     recording: Recording
     left_seconds: float = math.inf
-
-    @cached_property
-    def memo(self) -> dict[str, object]:
-        """What a check has already worked out from this, under names of its own: its parts are asked one by one."""
-        return {}
+    kept: dict[str, tuple[Finding, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -176,7 +174,19 @@ class Seen(Generic[D]):
 
     def of(self, other: "Check[E]") -> "Seen[E]":
         """The same run as another check sees it."""
-        return Seen(self.world, other, self.recording)
+        return Seen(self.world, other, self.recording, kept=self.kept)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What this check finds in the run: judged once, for whoever asks."""
+        code = self.check.code
+        if code not in self.kept:
+            self.kept[code] = tuple(self.check.judge(self))
+        return self.kept[code]
+
+    def findings_of(self, code: str) -> tuple[Finding, ...]:
+        """What another check, which runs before this one, finds."""
+        return self.of(by_code(code)).findings
 
     def went_well(self, trial: Trial) -> bool:
         """Was this trial done on every rank that took part?"""

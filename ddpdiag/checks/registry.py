@@ -2,10 +2,12 @@
 
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddpdiag.checks.api import Check
 from ddpdiag.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpdiag.checks.api import Check
 
 MODULES = {
     "LCH001": "launch.ranks",
@@ -57,12 +59,12 @@ MODULES = {
 }
 
 
-def all_checks() -> tuple[Check[Any], ...]:
+def all_checks() -> "tuple[Check[Any], ...]":
     """Every check."""
     return tuple(_load(code) for code in MODULES)
 
 
-def by_code(code: str) -> Check[Any]:
+def by_code(code: str) -> "Check[Any]":
     """The check of that code; UsageError if there is none. Imports that one module only."""
     own = code.split(".")[0].upper()
     if own not in MODULES:
@@ -71,6 +73,6 @@ def by_code(code: str) -> Check[Any]:
 
 
 @cache
-def _load(code: str) -> Check[Any]:
+def _load(code: str) -> "Check[Any]":
     check: Check[Any] = import_module(f"ddpdiag.checks.{MODULES[code]}").CHECK
     return check

@@ -60,7 +60,9 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
-    judged = with_exports(world, shown, [_judge_check(Seen(world, check, shown), notes) for check in chosen])
+    kept: dict[str, tuple[Finding, ...]] = {}
+    own = [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen]
+    judged = with_exports(world, shown, own)
     bench, train = _bench(world, shown, judged), _train(world, shown, judged)
     needed = needed_of(world, shown, judged)
     conclusion = conclude(world, recording, judged, _own(world, bench, train), needed)
@@ -177,7 +179,7 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
     check = seen.check
     skip = _skip_of(seen)
     try:
-        findings = tuple(check.judge(seen))
+        findings = seen.findings
         columns = dict(check.columns(seen)) if check.columns else {}
         figures = dict(check.figures(seen)) if check.figures else {}
         matrices = tuple(check.matrices(seen)) if check.matrices else ()

@@ -1,6 +1,7 @@
 """The benchmark's whole report from a recording."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from ddpdiag.bandwidth.baseline import series_of, shape_of
 from ddpdiag.bandwidth.summary import summary
@@ -12,17 +13,9 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow
 
 
+@lru_cache(maxsize=1)
 def bench_of(seen: Seen[Data]) -> BenchReport:
     """Rows, series and ranks of all sweeps; empty where nothing was measured. Worked out once for each `seen`."""
-    held = seen.memo.get("report")
-    if isinstance(held, BenchReport):
-        return held
-    report = _put_together(seen)
-    seen.memo["report"] = report
-    return report
-
-
-def _put_together(seen: Seen[Data]) -> BenchReport:
     asked, done = asked_of(seen), sweeps(seen)
     by_sweep = [(sweep, tuple(rows(sweep, asked.average))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)

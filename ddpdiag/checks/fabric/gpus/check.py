@@ -21,6 +21,7 @@ Sources: as FAB001.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ddpdiag.bandwidth.text import rate_text, share_text
 from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
@@ -56,15 +57,11 @@ FINDINGS = {
 _SHOWN = 8
 
 
+@lru_cache(maxsize=1)
 def _view(seen: Seen[Data]) -> InsideView:
-    held = seen.memo.get("inside")
-    if not isinstance(held, InsideView):
-        rules = Rules(
-            floor=seen.number("floor_share", fab001.floor_of(seen.world)),
-            transients=seen.number("transient_share"),
-        )
-        held = seen.memo["inside"] = InsideView(seen, rules, _wanted(seen))
-    return held
+    """The hosts' insides, worked out once for the check's parts."""
+    floor = seen.number("floor_share", fab001.floor_of(seen.world))
+    return InsideView(seen, Rules(floor=floor, transients=seen.number("transient_share")), _wanted(seen))
 
 
 def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:

@@ -32,6 +32,7 @@ Student's t and the normal quantile for the share of healthy hosts that may be b
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
@@ -43,7 +44,6 @@ from ddpdiag.checks.fabric.search.rules import Rules
 from ddpdiag.checks.fabric.search.whole import Located
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.pair_matrix import pair_matrix
-from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
@@ -108,11 +108,10 @@ def measure(ctx: Context) -> Data:
     return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)
 
 
+@lru_cache(maxsize=1)
 def _view(seen: Seen[Data]) -> FabricView:
-    held = seen.memo.get("fabric")
-    if not isinstance(held, FabricView):
-        held = seen.memo["fabric"] = FabricView(seen, *_rules(seen))
-    return held
+    """The fabric, worked out once for the check's parts."""
+    return FabricView(seen, *_rules(seen))
 
 
 def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
@@ -162,9 +161,8 @@ def _why_not(seen: Seen[Data]) -> str | None:
         return None
     if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).hindrance is None:
         return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
-    ways = seen.of(mesh.CHECK)
-    if any(finding.severity is not Severity.INFO for finding in mesh.CHECK.judge(ways)):
-        return f"{mesh.CHECK.code} has found what is wrong between the hosts"
+    if any(finding.severity is not Severity.INFO for finding in seen.findings_of("RDZ004")):
+        return "RDZ004 has found what is wrong between the hosts"
     return None
 
 

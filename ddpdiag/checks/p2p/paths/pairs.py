@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.p2p.paths.data import (
@@ -21,16 +22,14 @@ from ddpdiag.probes.gpu_paths import P2P, PathGpu
 _LISTED = 64
 
 
+@lru_cache(maxsize=1)
 def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     """Pairs that are not allowed, although more than half of those of their kind are.
 
     Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
     differ is no vote.
     """
-    held = seen.memo.get("odd pairs")
-    if not isinstance(held, frozenset):
-        held = seen.memo["odd pairs"] = _odd(path_views(seen))
-    return held
+    return _odd(path_views(seen))
 
 
 def _odd(views: Sequence[PathView]) -> frozenset[Pair]:

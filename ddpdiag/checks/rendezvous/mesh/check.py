@@ -185,25 +185,14 @@ def _limits(seen: Seen[Data]) -> Limits:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
-    mesh = mesh_of(seen, _cells)
-    yield from severed(seen)
-    yield from slow_ways(seen)
-    yield from lossy(seen, mesh, Rates(mesh, _in_use(seen), _limits(seen)))
-    yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
-
-
-def severed(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings about ways on which nothing, or nothing large, passes."""
-    mesh = mesh_of(seen, _cells)
-    around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, _in_use(seen))
+    mesh, limits, interfaces = mesh_of(seen, _cells), _limits(seen), _in_use(seen)
+    around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, interfaces)
     yield from failures(seen, mesh, around)
     yield from black_holes(seen, mesh, around)
-
-
-def slow_ways(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings about ways on which less passes than expected."""
-    mesh, limits = mesh_of(seen, _cells), _limits(seen)
-    yield from slow(seen, mesh, Rates(mesh, _in_use(seen), limits), limits)
+    rates = Rates(mesh, interfaces, limits)
+    yield from slow(seen, mesh, rates, limits)
+    yield from lossy(seen, mesh, rates)
+    yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
 
 
 def _ports(seen: Seen[Data]) -> str:

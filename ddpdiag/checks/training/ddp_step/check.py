@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.gpu import clocks
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.ddp_step.gradients import proof_findings
@@ -128,7 +127,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from proof_findings(seen, proofs)
     if steps := _steps(seen):
         limits = Limits(seen.number("ratio"), seen.number("windows"))
-        heat = (finding for finding in clocks.judge(seen.of(clocks.CHECK)) if finding.code in _HELD_DOWN)
+        heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
         throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
         yield from step_findings(seen, steps, limits, throttled)
 
