@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
+from ddpdiag.checks.findings import COMMON, Explained
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World
 from ddpdiag.codec import decode
@@ -28,6 +29,7 @@ from ddpdiag.model import (
     Trial,
 )
 from ddpdiag.model.context import Context
+from ddpdiag.model.setting import Setting
 from ddpdiag.model.trial import NOTHING
 
 D = TypeVar("D")
@@ -58,61 +60,20 @@ class Scope(Enum):
     LIVING = "living"
 
 
-class Effect(Enum):
-    """What a finding means for the verdict."""
-
-    UNFIT = "an error breaks jobs"
-    UNKNOWN = "an error leaves it unknown whether jobs break"
-    NOT_SEEN = "whatever its severity, something could not be looked at, or there was nothing to judge"
-    USAGE = "an error is the user's mistake, and no verdict on the machine"
-
-
-class Explained(NamedTuple):
-    """What the manual page says of a finding, its severity unless that depends on what was seen, and its effect.
-
-    With `same_item` its text continues the item of the finding before it in the page's list.
-    """
-
-    text: str
-    severity: Severity | None = None
-    effect: Effect = Effect.UNFIT
-    same_item: bool = False
-
-    @classmethod
-    def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "Explained":
-        """A finding that is an error wherever it is made."""
-        return cls(text, Severity.ERROR, effect, same_item)
-
-    @classmethod
-    def warning(cls, text: str, *, same_item: bool = False) -> "Explained":
-        """A finding that is a warning."""
-        return cls(text, Severity.WARNING, same_item=same_item)
-
-    @classmethod
-    def note(cls, text: str, *, same_item: bool = False) -> "Explained":
-        """A finding that is good to know."""
-        return cls(text, Severity.INFO, same_item=same_item)
-
-    @classmethod
-    def not_seen(cls, text: str, *, same_item: bool = False) -> "Explained":
-        """A warning that something could not be looked at, so that the run is never healthy."""
-        return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
-
-
-# What any check may find, and pages need not repeat.
-COMMON = {
-    "unreadable": Explained.not_seen(
-        "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
-    ),
-}
-
-
 class Row(NamedTuple, Generic[D]):
     """One rank's answer in one trial."""
 
     place: Place
     data: D
     trial: Trial
+
+
+class Concern(NamedTuple):
+    """A finding that belongs to a stage, or to that of another check (its code), and a remark for the stage's line."""
+
+    where: Stage | str
+    finding: Finding
+    remark: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,7 +318,8 @@ class Check(Generic[D]):
     cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
     `findings` are what it can find, by the word in their codes.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
-    `matrices` are what it knows of pairs. `moot` says why, after what others saw, there is nothing to try (it is asked
+    `matrices` are what it knows of pairs; `runs_with` are versions and settings of the ranks. `concerns` says to which
+    other stages its findings belong. `moot` says why, after what others saw, there is nothing to try (it is asked
     where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
     did not go well. A check with `last` looks once more at what the others may have changed, after all of them: it
     tells the seconds that this takes, which are kept for it. With `first` it also looks before them, in its stage: that
@@ -381,6 +343,8 @@ class Check(Generic[D]):
     matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
     hindrance: Callable[[Seen[D]], str | None] | None = None
+    runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None
+    concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
     last: Callable[[Seen[D]], float] | None = None
     first: Callable[[Seen[D]], Sequence[Trial]] | None = None
     needs: tuple[str, ...] = ()

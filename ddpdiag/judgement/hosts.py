@@ -9,13 +9,14 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.interrupted import ended_by_ctrl_c
 from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "
 # What is no name of a host would mean another one, or many, to whoever reads the list ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
+# By which share of what is usual: the evidence of FAB001's findings.
+_SHARE = "slower_share"
 
 
 def sort_hosts(
@@ -42,6 +43,16 @@ def sort_hosts(
     told = remarks if world.options.need_nodes is not None else ()
     line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), remarks=remarks)
     return line, (*_nowhere(world, recording, errors), *told)
+
+
+def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
+    """Hosts that warnings call slower than most, each with the share by which it is; the slowest first."""
+    shares: dict[str, float] = {}
+    for finding in findings:
+        share = finding.evidence.get(_SHARE)
+        if finding.severity is Severity.WARNING and isinstance(share, float):
+            shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.nodes}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:

@@ -7,7 +7,6 @@ from typing import Any
 from ddpdiag.checks.api import Check, Seen, Stage
 from ddpdiag.checks.bench import check as col002
 from ddpdiag.checks.bench.report import bench_of
-from ddpdiag.checks.launch import versions
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.strategies import check as strategies
 from ddpdiag.checks.world import World
@@ -17,7 +16,6 @@ from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import asked_for, selected
-from ddpdiag.judgement.settings import settings_of
 from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
@@ -35,7 +33,6 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
-from ddpdiag.model.setting import Setting
 from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
 
@@ -83,8 +80,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         stages=stages_of(world, recording, judged, outcomes),
         checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
-        measurements={name: value for j in judged for name, value in j.figures.items()}
-        | _seconds_spent(world, shown, judged),
+        measurements={name: value for j in judged for name, value in j.figures.items()} | _seconds_spent(shown),
         notes=(*notes, *remarks),
         hosts=fastest_first(hosts, rows),
         bench=bench,
@@ -93,7 +89,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         exports=exports_of(world, shown, judged),
         timings=timings_of(recording, checks),
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
-        settings=_settings(world, shown, judged),
+        # Versions first.
+        settings=tuple(sorted((s for own in judged for s in own.settings), key=lambda s: s.kind != "version")),
         created=recording.header.created,
         version=recording.header.version,
         snapshot=_snapshot(world, shown, bench, train),
@@ -147,12 +144,6 @@ def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
     return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))
 
 
-def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> tuple[Setting, ...]:
-    """What ranks run with, as far as this version can read it."""
-    readable = frozenset(own.check.code for own in judged if own.readable)
-    return settings_of(Seen(world, versions.CHECK, recording), readable)
-
-
 def _own(world: World, bench: BenchReport | None, train: TrainReport | None) -> Own | None:
     """What a run of its own kind says of itself."""
     if bench is not None:
@@ -183,10 +174,19 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         columns = dict(check.columns(seen)) if check.columns else {}
         figures = dict(check.figures(seen)) if check.figures else {}
         matrices = tuple(check.matrices(seen)) if check.matrices else ()
+        settings = tuple(check.runs_with(seen)) if check.runs_with else ()
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
-    return Judged(check=check, findings=findings, columns=columns, figures=figures, matrices=matrices, skip=skip)
+    return Judged(
+        check=check,
+        findings=findings,
+        columns=columns,
+        figures=figures,
+        matrices=matrices,
+        settings=settings,
+        skip=skip,
+    )
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
@@ -226,14 +226,9 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
     )
 
 
-def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
+def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
     """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
     sums: dict[str, dict[int, float]] = {}
-    if any(own.check is versions.CHECK and own.readable for own in judged):
-        imports = Seen(world, versions.CHECK, recording).by_rank
-        sums["import"] = {
-            rank: data.import_seconds for rank, data in imports.items() if data.import_seconds is not None
-        }
     for outcome in recording.outcomes:
         if not outcome.timings:
             continue

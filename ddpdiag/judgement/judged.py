@@ -5,8 +5,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ddpdiag.checks.api import Check, Effect
+from ddpdiag.checks.api import Check
+from ddpdiag.checks.findings import Effect
 from ddpdiag.model import Finding, Matrix, Scalar, Skip
+from ddpdiag.model.setting import Setting
 
 
 class Judged(Struct, frozen=True, kw_only=True):
@@ -17,6 +19,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     columns: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
     figures: Mapping[str, Scalar] = field(default_factory=dict)
     matrices: tuple[Matrix, ...] = ()
+    settings: tuple[Setting, ...] = ()
     skip: Skip | None = None
     readable: bool = True
 

@@ -7,16 +7,17 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.bandwidth.text import rate_text, share_text
-from ddpdiag.checks.api import Effect, Stage
+from ddpdiag.checks.api import Stage
+from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import exports_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal
+from ddpdiag.judgement.hosts import slow_hosts
 from ddpdiag.judgement.interrupted import interruption
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
-from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 

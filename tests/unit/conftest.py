@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddpdiag.checks.api import COMMON, Seen
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.findings import COMMON
 from ddpdiag.checks.registry import all_checks
 
 _KNOWN = {check.code: check for check in all_checks()}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from ddpdiag.checks.api import COMMON, Explained
+from ddpdiag.checks.findings import COMMON, Explained
 from ddpdiag.checks.registry import by_code
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine

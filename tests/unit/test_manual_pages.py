@@ -10,7 +10,8 @@ from importlib import import_module
 import pytest
 
 import ddpdiag.checks
-from ddpdiag.checks.api import COMMON, Check, Explained, Scope, Stage
+from ddpdiag.checks.api import Check, Scope, Stage
+from ddpdiag.checks.findings import COMMON, Explained
 from ddpdiag.checks.registry import MODULES, all_checks, by_code
 from ddpdiag.cli.manual import manual_page, page_of
 from ddpdiag.errors import UsageError

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.checks.api import Effect, Seen
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.strategies.check import CHECK, plan, report
 from ddpdiag.checks.strategies.data import Data
 from ddpdiag.checks.strategies.jobs import Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not

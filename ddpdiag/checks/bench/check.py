@@ -24,11 +24,12 @@ from msgspec import structs
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.bandwidth.lines import Line
 from ddpdiag.bandwidth.text import rate_text, size_text
-from ddpdiag.checks.api import Check, Effect, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.bench.data import Data
 from ddpdiag.checks.bench.judge import findings
 from ddpdiag.checks.bench.report import bench_of
 from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench

@@ -20,7 +20,8 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
 from ddpdiag.checks.run.joined import Nothing

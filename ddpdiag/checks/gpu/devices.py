@@ -23,7 +23,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.checks.world import World

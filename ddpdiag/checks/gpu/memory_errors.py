@@ -25,7 +25,8 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.gpu.present import check as present

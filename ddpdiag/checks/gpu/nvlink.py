@@ -19,7 +19,8 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
 from ddpdiag.checks.hosts import names_text

@@ -17,7 +17,8 @@ nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-u
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.hosts import MIB, ranks_text

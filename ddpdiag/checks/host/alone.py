@@ -20,7 +20,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.alone import Group, Product

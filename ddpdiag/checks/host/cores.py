@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding
 from ddpdiag.model.context import Context

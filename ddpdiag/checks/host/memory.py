@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context

@@ -23,7 +23,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out

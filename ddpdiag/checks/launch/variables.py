@@ -22,10 +22,13 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
+from ddpdiag.checks.launch.settings import setting
 from ddpdiag.model import Finding
 from ddpdiag.model.context import Context
+from ddpdiag.model.setting import Setting
 from ddpdiag.probes.variables import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 
@@ -122,6 +125,18 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
             )
 
 
+def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
+    """Every name that some rank has, but for those that tell ranks apart on purpose: variables, then lines of files."""
+    rows = seen.by_rank
+    yield from _all("variable", {rank: own.variables for rank, own in rows.items()})
+    yield from _all("file", {rank: settings(own) for rank, own in rows.items()})
+
+
+def _all(kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Setting]:
+    for name in sorted({name for own in rows.values() for name in own} - OWN):
+        yield from setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
+
+
 CHECK = Check(
     "LCH002",
     "variables",
@@ -132,4 +147,5 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    runs_with=runs_with,
 )

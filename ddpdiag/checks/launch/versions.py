@@ -24,10 +24,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
-from ddpdiag.model import Finding, Kind, Severity
+from ddpdiag.checks.launch.settings import setting
+from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.context import Context
+from ddpdiag.model.setting import Setting
 from ddpdiag.probes.procfs import proc_root
 from ddpdiag.probes.versions import driver_version, versions
 from ddpdiag.stats import odd_ones_out
@@ -44,6 +47,8 @@ FINDINGS = {
 
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
 _BUSY_SHARE = 0.5
+
+_VERSIONS = ("torch", "cuda", "hip", "nccl", "driver", "python")
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -142,6 +147,18 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
+def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
+    """The versions of the ranks."""
+    for name in _VERSIONS:
+        yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
+
+
+def figures(seen: Seen[Data]) -> dict[str, Scalar]:
+    """What the imports of the rank that spent most took."""
+    took = [own.import_seconds for own in seen.by_rank.values() if own.import_seconds is not None]
+    return {"seconds.import": max(took)} if took else {}
+
+
 CHECK = Check(
     "LCH003",
     "versions",
@@ -152,6 +169,8 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    figures=figures,
+    runs_with=runs_with,
     kind=Kind.TORCH,
     deadline=10.0,
     settings={"slow_import_seconds": 10},

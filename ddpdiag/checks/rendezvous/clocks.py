@@ -19,7 +19,8 @@ Sources: RFC 5905 (NTP: offset and delay of four time stamps).
 from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh import check as rdz004
 from ddpdiag.checks.rendezvous.mesh.data import mesh_of

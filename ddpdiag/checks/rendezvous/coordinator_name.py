@@ -26,7 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Scalar, Severity

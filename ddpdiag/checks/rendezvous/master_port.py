@@ -26,7 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context

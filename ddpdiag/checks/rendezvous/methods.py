@@ -31,8 +31,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
 from ddpdiag.checks.world import World

@@ -32,7 +32,8 @@ tests/benchmarks/compare.py (how often equal runs were told apart, and slow rank
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import changed_facts, comparable, compared_figures

@@ -25,7 +25,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Effect, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Scalar
 
@@ -153,6 +154,13 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
     return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
 
 
+def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+    """Who never came is missed at the launch."""
+    absent = {event.rank for event in seen.recording.events if event.kind is EventKind.ABSENT}
+    remark = f"{len(absent):,} of {seen.world.size:,} ranks never came"
+    return (Concern(Stage.LAUNCH, finding, remark) for finding in findings)
+
+
 CHECK = Check(
     "RUN001",
     "roll-call",
@@ -162,5 +170,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
+    concerns=concerns,
     plan=nothing_planned,
 )

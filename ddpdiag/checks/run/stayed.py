@@ -24,10 +24,11 @@ to all as soon as one fails).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.model import Event, EventKind, Finding
+from ddpdiag.model import Event, EventKind, Finding, Severity, Status
 
 FINDINGS = {
     "lost": Explained.error("a rank fell silent, or all ranks of a host."),
@@ -189,6 +190,15 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
     )
 
 
+def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+    """The checks in the middle of which ranks were lost, with the worst finding."""
+    lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
+    if findings and lost:
+        worst = min(findings, key=lambda finding: tuple(Severity).index(finding.severity))
+        unheard = (o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
+        yield from (Concern(code, worst) for code in dict.fromkeys(unheard))
+
+
 CHECK = Check(
     "RUN002",
     "presence",
@@ -198,5 +208,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
+    concerns=concerns,
     plan=nothing_planned,
 )

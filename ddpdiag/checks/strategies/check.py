@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.strategies.data import Data, asked_of
 from ddpdiag.checks.strategies.jobs import Job, hidden_of, jobs, trial_of
 from ddpdiag.checks.strategies.judge import findings

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ddpdiag.bandwidth.text import rate_text, share_text
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.gpus.data import InsideView
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data
@@ -32,6 +32,7 @@ from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path
 from ddpdiag.checks.fabric.search.rules import Rules
 from ddpdiag.checks.fabric.text import how, rates, severity, tests_text
 from ddpdiag.checks.fabric.truncation import cut_short
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback

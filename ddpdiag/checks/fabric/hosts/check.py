@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricView
@@ -42,6 +42,7 @@ from ddpdiag.checks.fabric.hosts.judge import findings
 from ddpdiag.checks.fabric.search.pair_confirm_cover import Phase, Round
 from ddpdiag.checks.fabric.search.rules import Rules
 from ddpdiag.checks.fabric.search.whole import Located
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.world import World, without_gpu

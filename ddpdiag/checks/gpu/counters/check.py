@@ -20,7 +20,8 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api); NVIDIA GPU memory
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of, not_looked_at
 from ddpdiag.checks.gpu.counters.deltas import Pair, came_up, corrected, counted, flawed_links, replayed, slowed

@@ -27,7 +27,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.present.data import Data, View, views_of
 from ddpdiag.checks.gpu.present.hidden import hidden
 from ddpdiag.checks.gpu.present.isolated import isolated

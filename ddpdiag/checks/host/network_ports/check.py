@@ -29,7 +29,8 @@ When the CRC and TCP checksum disagree, 2000.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.network_ports.deltas import Limits, Pair, rises
 from ddpdiag.checks.host.network_ports.judge import damages, mishaps

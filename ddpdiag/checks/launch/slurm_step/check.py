@@ -26,7 +26,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.checks.launch.slurm_step.data import StepView, step_of
 from ddpdiag.checks.world import World

@@ -24,7 +24,8 @@ Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory ac
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.p2p.copies.data import View, host_ways, views_of

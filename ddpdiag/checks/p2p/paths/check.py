@@ -28,7 +28,8 @@ nvmlDeviceGetP2PStatus; PCI Express base specification, ACS; NCCL issue 257.
 import os
 from collections.abc import Callable, Iterator
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, label, path_views, status_of, words
 from ddpdiag.checks.p2p.paths.obstacles import acs, iommu

@@ -25,7 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous.interfaces.offers import Offers, offers
 from ddpdiag.checks.rendezvous.mesh import check as mesh

@@ -31,7 +31,8 @@ from statistics import median
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Explained, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.rendezvous.mesh.data import failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.rates import Limits, Rates, lossy, slow

@@ -32,9 +32,10 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Effect, Explained, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.run.trials.causes import between, causes, slow_ways, too_slow
@@ -105,11 +106,17 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from _slow_starts(seen)
 
 
-def told_in(seen: Seen[Nothing]) -> Iterator[tuple[Trial, int]]:
-    """Each trial that failed, with the number of that one whose finding tells of it."""
+def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+    """The check of each trial that failed, and what is found of it, which tells the same of several trials once.
+
+    A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
+    """
+    of_trials = {finding.evidence.get("trial"): finding for finding in findings}
     first: dict[Way, int] = {}
-    for failure in _ended(seen, _unsupported(seen)):
-        yield failure.trial, first.setdefault(_way_of(seen, failure), failure.trial.number)
+    for failure in _ended(seen, _unsupported(seen)) if findings else ():
+        number = first.setdefault(_way_of(seen, failure), failure.trial.number)
+        if number in of_trials:
+            yield Concern(failure.trial.code, of_trials[number])
 
 
 def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
@@ -229,6 +236,7 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
+    concerns=concerns,
     plan=nothing_planned,
     # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
     settings={"slow_start_seconds": 10.0},
