@@ -6,7 +6,7 @@ the world, inside a worker that may die.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
@@ -80,14 +80,15 @@ class Concern(NamedTuple):
 class Seen(Generic[D]):
     """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
 
-    `left_seconds` is what the budget leaves for trials, which a plan may heed and no judgement does. `kept` are the
-    findings of checks that were judged before.
+    Two are for plans only: `left_seconds` is what the budget leaves for trials; with `is_last` all other checks have
+    run. `kept` are the findings of checks that were judged before.
     """
 
     world: World
     check: "Check[D]"
     recording: Recording
     left_seconds: float = math.inf
+    is_last: bool = False
     kept: dict[str, tuple[Finding, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -157,9 +158,7 @@ class Seen(Generic[D]):
 
     @property
     def hindrance(self) -> str | None:
-        """Why a check that needs this one cannot run, or None. What other backends than the job's own did is none."""
-        if self.check.hindrance is not None:
-            return self.check.hindrance(self)
+        """Why what builds on this check cannot run, or None. What other backends than the job's did is no reason."""
         if all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial)):
             return None
         return f"{self.check.code} ({self.check.name}) did not go well"
@@ -314,16 +313,14 @@ class Check(Generic[D]):
 
     `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
     asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
-    left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
-    cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
+    left out unless its whole code was asked for. `blocked` says why it cannot run after what others saw. It `follows`
+    checks that it looks into where they did not go well, and may be left out where they did.
     `findings` are what it can find, by the word in their codes.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs; `runs_with` are versions and settings of the ranks. `concerns` says to which
     other stages its findings belong. `moot` says why, after what others saw, there is nothing to try (it is asked
-    where the first plan is empty). `hindrance` says why a check that needs this one cannot run; usually, that a trial
-    did not go well. A check with `last` looks once more at what the others may have changed, after all of them: it
-    tells the seconds that this takes, which are kept for it. With `first` it also looks before them, in its stage: that
-    is what `first` plans.
+    where the first plan is empty). A check with `last` looks at what the others may have changed, after all of them: it
+    tells the seconds that this takes, which are kept for it. It runs in its stage, too, if it has a plan there.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -342,12 +339,10 @@ class Check(Generic[D]):
     figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
     matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
-    hindrance: Callable[[Seen[D]], str | None] | None = None
     runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None
     concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
     last: Callable[[Seen[D]], float] | None = None
-    first: Callable[[Seen[D]], Sequence[Trial]] | None = None
-    needs: tuple[str, ...] = ()
+    blocked: Callable[[Seen[D]], str | None] | None = None
     follows: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0
@@ -361,13 +356,6 @@ class Check(Generic[D]):
     def thresholds(self) -> Mapping[str, float]:
         """All that `--set` can change, with its defaults: the check's own, and the deadline where it runs trials."""
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
-
-    @property
-    def beforehand(self) -> "Check[D] | None":
-        """What runs of it in its stage: itself, or of one that looks once more at the end its first look, if any."""
-        if self.last is None:
-            return self
-        return replace(self, plan=self.first, first=None, last=None, moot=None) if self.first is not None else None
 
     def explained(self, word: str) -> Explained:
         """What is declared of a finding of this check; KeyError if nothing is."""

@@ -46,9 +46,9 @@ def test_a_check_has_a_manual_page_and_a_code_of_its_stage(check: Check[object])
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
-def test_what_a_check_needs_or_follows_runs_before_it(check: Check[object]) -> None:
-    codes = [other.code for other in CHECKS]
-    assert all(codes.index(need) < codes.index(check.code) for need in (*check.needs, *check.follows))
+def test_what_a_check_follows_runs_before_it(check: Check[object]) -> None:
+    codes = [own.code for own in CHECKS]
+    assert all(codes.index(other) < codes.index(check.code) for other in check.follows)
 
 
 def test_findings_that_a_check_reads_are_of_checks_before_it() -> None:

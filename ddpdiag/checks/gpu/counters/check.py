@@ -62,7 +62,7 @@ _START_SECONDS = 0.5
 def plan(seen: Seen[Look]) -> Sequence[Trial]:
     """The ranks that saw GPUs at the beginning."""
     groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
-    return (new_trial(seen, groups=groups),) if groups and not seen.trials else ()
+    return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
 def moot(seen: Seen[Look]) -> str | None:

@@ -82,7 +82,7 @@ def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
     living = seen.world.living
     ranks = (next((rank for rank in host.ranks if rank in living), None) for host in hosts_of(seen) if host.gpus)
     groups = tuple((rank,) for rank in ranks if rank is not None)
-    return (new_trial(seen, groups=groups),) if groups and not seen.trials else ()
+    return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
 def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:

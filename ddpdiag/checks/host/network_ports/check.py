@@ -77,8 +77,13 @@ def measure(ctx: Context) -> NetworkLook:
     return network_look(None if towards is None else str(towards), os.environ, ctx.step)
 
 
-def first(seen: Seen[NetworkLook]) -> Sequence[Trial]:
-    """One rank of each host, before the run loads the network; all are told where another host is."""
+def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+    """A first look before the run loads the network, and one at the end."""
+    return _second(seen) if seen.is_last else _first(seen)
+
+
+def _first(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+    """One rank of each host; all are told where another host is."""
     if seen.trials or _is_alone_without_rdma(seen):
         return ()
     leaders = [group[0] for group in scope_groups(Scope.NODE, seen.world)]
@@ -93,7 +98,7 @@ def _is_alone_without_rdma(seen: Seen[NetworkLook]) -> bool:
     return len(seen.world.hosts) == 1 and bool(known) and all(limits.rdma == () for limits in known)
 
 
-def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+def _second(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     """The ranks that saw something at the beginning."""
     groups = tuple((rank,) for rank in sorted(_begun(seen)) if rank in seen.world.living)
     if len(seen.trials) != 1 or not groups:
@@ -174,7 +179,6 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=NetworkLook,
-    first=first,
     plan=plan,
     moot=moot,
     last=last,

@@ -32,6 +32,7 @@ guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubl
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
@@ -53,6 +54,8 @@ from ddpdiag.model.bench import Expectation, Limits
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 from ddpdiag.stats import Samples, samples
+
+D = TypeVar("D")
 
 FINDINGS = {
     "fallback": Explained(
@@ -293,9 +296,9 @@ def works_with_exports(seen: Seen[Data]) -> bool:
     )
 
 
-def hindrance(seen: Seen[Data]) -> str | None:
+def blocks(seen: Seen[D]) -> str | None:
     """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
-    return None if works_with_exports(seen) else seen.of(all_reduce.CHECK).hindrance
+    return None if works_with_exports(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
@@ -318,7 +321,6 @@ CHECK = Check(
     data=Data,
     ground=ground,
     moot=moot,
-    hindrance=hindrance,
     figures=figures,
     follows=(all_reduce.CHECK.code,),
     kind=Kind.TORCH,

@@ -200,7 +200,7 @@ CHECK = Check(
     columns=columns,
     figures=figures,
     matrices=matrices,
-    needs=("P2P003",),
+    blocked=fallback.blocks,
     kind=Kind.TORCH,
     # A new context and a new communicator: 1 to 4 s on 8 GPUs.
     deadline=20,
