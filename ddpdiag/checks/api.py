@@ -68,6 +68,13 @@ class Row(NamedTuple, Generic[D]):
     trial: Trial
 
 
+class Exports(NamedTuple):
+    """Variables with which the job's backend works better; with `needed` it fails without them."""
+
+    variables: Mapping[str, str | None] = {}
+    needed: bool = False
+
+
 class Concern(NamedTuple):
     """A finding that belongs to a stage, or to that of another check (its code), and a remark for the stage's line."""
 
@@ -318,9 +325,11 @@ class Check(Generic[D]):
     `findings` are what it can find, by the word in their codes.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs; `runs_with` are versions and settings of the ranks. `concerns` says to which
-    other stages its findings belong. `moot` says why, after what others saw, there is nothing to try (it is asked
-    where the first plan is empty). A check with `last` looks at what the others may have changed, after all of them: it
-    tells the seconds that this takes, which are kept for it. It runs in its stage, too, if it has a plan there.
+    other stages its findings belong, `excuse` why an error, of this check or of another one, does not concern the job;
+    `exports` are variables that the job needs.
+    `moot` says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). A check
+    with `last` looks at what the others may have changed, after all of them: it tells the seconds that this takes,
+    which are kept for it. It runs in its stage, too, if it has a plan there.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -342,6 +351,8 @@ class Check(Generic[D]):
     runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None
     concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
     last: Callable[[Seen[D]], float] | None = None
+    excuse: Callable[[Seen[D], Finding], str | None] | None = None
+    exports: Callable[[Seen[D]], Exports] | None = None
     blocked: Callable[[Seen[D]], str | None] | None = None
     follows: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN

@@ -12,7 +12,7 @@ from ddpdiag.checks.strategies import check as strategies
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.enough import enough
-from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
+from ddpdiag.judgement.exports import excused, exports_of
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import asked_for, selected
@@ -59,9 +59,10 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     kept: dict[str, tuple[Finding, ...]] = {}
     own = [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen]
-    judged = with_exports(world, shown, own)
+    judged = excused(world, shown, own)
     bench, train = _bench(world, shown, judged), _train(world, shown, judged)
-    needed = needed_of(world, shown, judged)
+    exports = exports_of(world, shown, judged)
+    needed = exports.variables if exports.needed and world.options.exports else {}
     conclusion = conclude(world, recording, judged, _own(world, bench, train), needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, remarks = sort_hosts(world, recording, judged, conclusion.verdict)
@@ -86,7 +87,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         bench=bench,
         train=train,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
-        exports=exports_of(world, shown, judged),
+        exports=dict(exports.variables),
         timings=timings_of(recording, checks),
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
         # Versions first.

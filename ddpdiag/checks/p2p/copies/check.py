@@ -22,21 +22,28 @@ Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory ac
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
+from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import View, host_ways, views_of
 from ddpdiag.checks.p2p.copies.host_memory import host_slow, host_wrong
 from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
+from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.copies import Copies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
+
+_NO_P2P = "NCCL_P2P_DISABLE"
+# Errors of ways between GPUs, for a job that takes them.
+_COPIES = ("P2P002.wrong", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
     "wrong": Explained.error(
@@ -248,6 +255,24 @@ def _with_host(host: Host, views: Sequence[View]) -> Matrix:
     )
 
 
+def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
+    """Ways between GPUs that NCCL does not take here are no error of the job."""
+    if finding.code not in _COPIES or not _goes_without_p2p(seen):
+        return None
+    return "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."
+
+
+@lru_cache(maxsize=1)
+def _goes_without_p2p(seen: Seen[Copies]) -> bool:
+    """Does the job's NCCL make no copies between GPUs, because of the exports or of what is set on all ranks?"""
+    known = fallback.needed(seen.of(fallback.CHECK))
+    if seen.options.exports and known.needed and known.variables.get(_NO_P2P) == "1":
+        return True
+    rows = seen.of(variables.CHECK).by_rank
+    everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())
+    return everywhere and seen.own_backend_works
+
+
 CHECK = Check(
     "P2P002",
     "copies",
@@ -261,6 +286,7 @@ CHECK = Check(
     plan=plan,
     ground=ground,
     moot=moot,
+    excuse=excuse,
     figures=figures,
     matrices=matrices,
     kind=Kind.TORCH,

@@ -38,7 +38,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Exports, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
@@ -301,6 +301,28 @@ def blocks(seen: Seen[D]) -> str | None:
     return None if works_with_exports(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
 
 
+def needed(seen: Seen[Data]) -> Exports:
+    """The exports, and whether the backend fails without them."""
+    return Exports(exports(seen), works_with_exports(seen))
+
+
+def excuse(seen: Seen[Data], finding: Finding) -> str | None:
+    """Errors of the job's backend as it was without the exports, where the job will have them."""
+    code, _, _ = finding.code.partition(".")
+    if code == all_reduce.CHECK.code:
+        own = finding.evidence.get("backend") == seen.world.backend
+    else:
+        own = code == "RUN003" and finding.evidence.get("trial") in _own_trials(seen)
+    works = own and seen.options.exports and exports(seen) and works_with_exports(seen)
+    return f"With the exports of {CHECK.code} it works." if works else None
+
+
+def _own_trials(seen: Seen[Data]) -> set[int]:
+    """COL001 over the job's backend."""
+    own = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
+    return {trial.number for trial in own if trial.code == all_reduce.CHECK.code}
+
+
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What the backend reaches with the exports: the slowest of the runs that confirmed them."""
     end = climbed(seen)[0] if seen.trials else None
@@ -321,6 +343,8 @@ CHECK = Check(
     data=Data,
     ground=ground,
     moot=moot,
+    excuse=excuse,
+    exports=needed,
     figures=figures,
     follows=(all_reduce.CHECK.code,),
     kind=Kind.TORCH,
