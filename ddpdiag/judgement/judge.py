@@ -81,7 +81,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         stages=stages_of(world, recording, judged, outcomes),
         checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
-        measurements={name: value for j in judged for name, value in j.figures.items()} | _seconds_spent(shown),
+        measurements=_measurements(shown, judged),
         notes=(*notes, *remarks),
         hosts=fastest_first(hosts, rows),
         bench=bench,
@@ -225,6 +225,13 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
         measures=check.measure is not None,
         follows=check.follows,
     )
+
+
+def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
+    """The checks' figures; what the run cost comes last."""
+    figures = {name: value for own in judged for name, value in own.figures.items()}
+    spent = {name: figures.pop(name) for name in [*figures] if name.startswith("seconds.")}
+    return figures | spent | _seconds_spent(recording)
 
 
 def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
