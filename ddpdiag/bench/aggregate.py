@@ -1,4 +1,4 @@
-"""The benchmark, put together from what all ranks gave: limits, rows, series, ranks. Pure."""
+"""The benchmark, put together from what all ranks gave: limits, rows, series, ranks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

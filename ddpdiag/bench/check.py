@@ -7,14 +7,6 @@ time in it came last. At some moments all ranks copy in their own memory at once
 pairs, so that a rank, its memory and its way to others are told apart.
 
 Findings and their causes:
-- wrong: an element is not the exact result: corrupted memory, or a broken transport (P2P behind an IOMMU).
-- slow-rank: one rank copies or communicates 1.5 times slower than the others, or comes last every time: a core that it
-  shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it.
-- below: the bus bandwidth does not reach `--min-busbw`.
-- worse: 5 % less than the baseline of this world, and more than the spread of both runs. Look at what has changed.
-- incomparable: `--baseline` holds no run of this world, or other sizes, so nothing was compared.
-- unmeasured: there was no time or no memory for any size, so nothing is known.
-- unsupported: backend, dtype or op that this torch or this backend does not have.
 
 Fix: do what the closing sentence points at; `ddpdiag check` says why a host, a GPU or a link is slow.
 
@@ -35,11 +27,33 @@ from ddpdiag.bench.judge import findings
 from ddpdiag.bench.report import bench_of
 from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.context import Context
 from ddpdiag.text import rate_text, size_text
+
+FINDINGS = {
+    "wrong": Explained.error(
+        "an element is not the exact result: corrupted memory, or a broken transport (P2P behind an IOMMU)."
+    ),
+    "slow-rank": Explained.warning(
+        "one rank copies or communicates 1.5 times slower than the others, or comes last every time: a core that it "
+        "shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it."
+    ),
+    "below": Explained.error("the bus bandwidth does not reach `--min-busbw`."),
+    "worse": Explained.warning(
+        "5 % less than the baseline of this world, and more than the spread of both runs. Look at what has changed."
+    ),
+    "incomparable": Explained.not_seen(
+        "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
+    ),
+    "unmeasured": Explained.not_seen("there was no time or no memory for any size, so nothing is known."),
+    "unsupported": Explained.error(
+        "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE
+    ),
+}
 
 # Rounds of pairs, each with other partners: of three ranks all pairs are needed to tell one from its partners.
 ROUNDS = 3
@@ -193,6 +207,7 @@ CHECK = Check(
     Stage.COLLECTIVE,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

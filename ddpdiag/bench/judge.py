@@ -1,4 +1,4 @@
-"""What is wrong in a benchmark: findings of COL002. Pure."""
+"""What is wrong in a benchmark: findings of COL002."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from ddpdiag.bench.data import Data
 from ddpdiag.bench.report import bench_of, is_whole, slow_by_backend
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow, Measured
 from ddpdiag.text import rate_text, share_text, size_text, time_text
 
@@ -33,7 +33,6 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
     if missing:
         yield seen.finding(
             "unsupported",
-            Severity.ERROR,
             missing[0],
             f"{'; '.join(missing)}.",
             evidence={"unsupported": list(missing)},
@@ -52,7 +51,6 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         remarks = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.remarks))
         yield seen.finding(
             "unmeasured",
-            Severity.WARNING,
             f"nothing was measured of {sweep.collective} over {sweep.backend}",
             f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + remarks if remarks else ''}.",
             remedy="Ask for smaller sizes (-b, -e), or for more time (-T).",
@@ -74,7 +72,6 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         rows: list[Scalar] = [f"{each.collective} {size_text(each.size_bytes)}: {mode.wrong}" for each, mode in bad]
         yield seen.finding(
             "wrong",
-            Severity.ERROR,
             f"wrong values from {backend}",
             f"{total} {'element is' if total == 1 else 'elements are'} not what {row.collective} over {backend} must "
             f"give, first at {size_text(row.size_bytes)}; they arrived at {ranks_text(got)}. Where they come from is "
@@ -91,7 +88,6 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             node = seen.world.node_of(rank)
             yield seen.finding(
                 "slow-rank",
-                Severity.WARNING,
                 f"rank {rank} on {node} holds the others back over {backend}",
                 f"Rank {rank} on {node} {why}.",
                 ranks=[rank],
@@ -117,7 +113,6 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         if (one.backend, one.collective) not in whole:
             yield seen.finding(
                 "unmeasured",
-                Severity.WARNING,
                 f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
                 f"It was cut short after {rate_text(one.peak_busbw_bytes_per_s)} busbw at {size_text(one.best_bytes)}.",
                 remedy="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
@@ -126,7 +121,6 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             continue
         yield seen.finding(
             "below",
-            Severity.ERROR,
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
             f"Its best is {rate_text(one.peak_busbw_bytes_per_s)} busbw, at {size_text(one.best_bytes)}; "
             f"--min-busbw asks for {rate_text(least)}. {one.sentence}",
@@ -157,7 +151,6 @@ def _compared(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 def _incomparable(seen: Seen[Data], new: BaselineSeries, why: str) -> Finding:
     return seen.finding(
         "incomparable",
-        Severity.WARNING,
         f"{new.collective} over {new.backend} cannot be compared with the baseline",
         f"Nothing was compared: {why}.",
         remedy="Measure the same sizes in the same world, or make a baseline of these with --save-baseline.",
@@ -174,7 +167,6 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
         ]
         yield seen.finding(
             "worse",
-            Severity.WARNING,
             f"{new.collective} over {new.backend} is {share_text(most.share)} slower than its baseline",
             f"At {size_text(most.size_bytes)} it reaches {rate_text(most.new_bytes_per_s)} busbw; the baseline of "
             f"{old.created} reached {rate_text(most.old_bytes_per_s)}. That is more than 5 %, and more than the calls "
@@ -185,7 +177,6 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
     elif late := slower(old, new, ranks):
         yield seen.finding(
             "worse",
-            Severity.WARNING,
             f"small messages of {new.collective} over {new.backend} take {share_text(late.share)} longer than before",
             f"At {size_text(late.size_bytes)} a call takes {time_text(late.new_seconds)}; in the baseline of "
             f"{old.created} it took {time_text(late.old_seconds)}.",

@@ -1,6 +1,7 @@
-"""The benchmark's whole report from a recording, with what it comes to in one sentence. Pure."""
+"""The benchmark's whole report from a recording, with what it comes to in one sentence."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.bench.aggregate import Sweep, asked_of, ranks, rows, series, sweeps
@@ -71,17 +72,9 @@ def _span(low: str, high: str) -> str:
 # The report ----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)
 def bench_of(seen: Seen[Data]) -> BenchReport:
     """Rows, series and ranks of all sweeps; empty where nothing was measured. Worked out once for each `seen`."""
-    held = seen.memo.get("report")
-    if isinstance(held, BenchReport):
-        return held
-    report = _put_together(seen)
-    seen.memo["report"] = report
-    return report
-
-
-def _put_together(seen: Seen[Data]) -> BenchReport:
     asked, done = asked_of(seen), sweeps(seen)
     by_sweep = [(sweep, tuple(rows(sweep, asked.average))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)

@@ -6,6 +6,7 @@ All evidence is relative to the other ranks of the same run, so that it needs no
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ddpdiag.bandwidth.formulas import busbw
@@ -147,17 +148,12 @@ class Standing(NamedTuple):
     crowd: tuple[int, int] | None
 
 
+@lru_cache(maxsize=8)
 def standing(seen: Seen[Data], backend: str) -> Standing:
     """Worked out once for each backend, since every collective and every rank asks for it."""
-    name = f"standing over {backend}"
-    held = seen.memo.get(name)
-    if isinstance(held, Standing):
-        return held
     crowded, pairs = crowd(seen, backend), pair_rates(seen, backend)
     slow = slow_ranks(evidence(seen, backend, pairs), crowded=crowded is not None)
-    found = Standing(slow, pairs, crowded)
-    seen.memo[name] = found
-    return found
+    return Standing(slow, pairs, crowded)
 
 
 def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:

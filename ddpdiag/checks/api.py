@@ -6,17 +6,18 @@ the world, inside a worker that may die.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from ddpdiag.checks.findings import COMMON, Explained
+from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World
 from ddpdiag.codec import decode
 from ddpdiag.model import (
-    Depth,
     Finding,
     Kind,
     Matrix,
@@ -28,10 +29,10 @@ from ddpdiag.model import (
     Severity,
     Status,
     Trial,
-    Verdict,
 )
 from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.context import Context
+from ddpdiag.model.setting import Setting
 from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import NOTHING
 
@@ -85,22 +86,35 @@ class Section(Struct, frozen=True, kw_only=True):
     train: TrainReport | None = None
 
 
-@dataclass(frozen=True)
+class Exports(NamedTuple):
+    """Variables with which the job's backend works better; with `needed` it fails without them."""
+
+    variables: Mapping[str, str | None] = {}
+    needed: bool = False
+
+
+class Concern(NamedTuple):
+    """A finding that belongs to a stage, or to that of another check (its code), and a remark for the stage's line."""
+
+    where: Stage | str
+    finding: Finding
+    remark: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class Seen(Generic[D]):
     """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
 
-    `left_seconds` is what the budget leaves for trials, which a plan may heed and no judgement does.
+    Two are for plans only: `left_seconds` is what the budget leaves for trials; with `is_last` all other checks have
+    run. `kept` are the findings of checks that were judged before.
     """
 
     world: World
     check: "Check[D]"
     recording: Recording
     left_seconds: float = math.inf
-
-    @cached_property
-    def memo(self) -> dict[str, object]:
-        """What a check has already worked out from this, under names of its own: its parts are asked one by one."""
-        return {}
+    is_last: bool = False
+    kept: dict[str, tuple[Finding, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -147,7 +161,19 @@ class Seen(Generic[D]):
 
     def of(self, other: "Check[E]") -> "Seen[E]":
         """The same run as another check sees it."""
-        return Seen(self.world, other, self.recording)
+        return Seen(self.world, other, self.recording, kept=self.kept)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What this check finds in the run: judged once, for whoever asks."""
+        code = self.check.code
+        if code not in self.kept:
+            self.kept[code] = tuple(self.check.judge(self))
+        return self.kept[code]
+
+    def findings_of(self, code: str) -> tuple[Finding, ...]:
+        """What another check, which runs before this one, finds."""
+        return self.of(by_code(code)).findings
 
     def went_well(self, trial: Trial) -> bool:
         """Was this trial done on every rank that took part?"""
@@ -157,9 +183,7 @@ class Seen(Generic[D]):
 
     @property
     def hindrance(self) -> str | None:
-        """Why a check that needs this one cannot run, or None. What other backends than the job's own did is none."""
-        if self.check.hindrance is not None:
-            return self.check.hindrance(self)
+        """Why what builds on this check cannot run, or None. What other backends than the job's did is no reason."""
         if all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial)):
             return None
         return f"{self.check.code} ({self.check.name}) did not go well"
@@ -191,10 +215,10 @@ class Seen(Generic[D]):
     def finding(
         self,
         word: str,
-        severity: Severity,
         title: str,
         message: str,
         *,
+        severity: Severity | None = None,
         ranks: Sequence[int] = (),
         nodes: Sequence[str] | None = None,
         gpus: Sequence[str] = (),
@@ -204,10 +228,10 @@ class Seen(Generic[D]):
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
     ) -> Finding:
-        """A finding of this check, `CODE.word`; `nodes` are those of the ranks unless given."""
+        """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given."""
         return Finding(
             code=f"{self.check.code}.{word}",
-            severity=severity,
+            severity=self.check.severity_of(word) if severity is None else severity,
             title=title,
             message=message,
             ranks=tuple(ranks),
@@ -314,15 +338,17 @@ class Check(Generic[D]):
 
     `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
     asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
-    left out unless its whole code was asked for. `needs` lists checks whose trials must have gone well, else this one
-    cannot run. It `follows` checks that it looks into where they did not go well, and may be left out where they did.
-    `effect` is the verdict that an error finding leads to.
+    left out unless its whole code was asked for. `blocked` says why it cannot run after what others saw. It `follows`
+    checks that it looks into where they did not go well, and may be left out where they did.
+    `findings` are what it can find, by the word in their codes.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
-    `matrices` are what it knows of pairs. `section` is its own part of the report, if the run was made for it. `moot`
-    says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). `hindrance`
-    says why a check that needs this one cannot run; usually, that a trial did not go well. A check with `last` looks
-    once more at what the others may have changed, after all of them: it tells the seconds that this takes, which are
-    kept for it. With `first` it also looks before them, in its stage: that is what `first` plans.
+    `matrices` are what it knows of pairs; `section` is its own part of the report, if the run was made for it;
+    `runs_with` are versions and settings of the ranks. `concerns` says to which
+    other stages its findings belong, `excuse` why an error, of this check or of another one, does not concern the job;
+    `exports` are variables that the job needs.
+    `moot` says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). A check
+    with `last` looks at what the others may have changed, after all of them: it tells the seconds that this takes,
+    which are kept for it. It runs in its stage, too, if it has a plan there.
     A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
     """
 
@@ -342,18 +368,19 @@ class Check(Generic[D]):
     matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
     section: Callable[[Seen[D]], Section | None] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
-    hindrance: Callable[[Seen[D]], str | None] | None = None
+    runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None
+    concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
     last: Callable[[Seen[D]], float] | None = None
-    first: Callable[[Seen[D]], Sequence[Trial]] | None = None
-    needs: tuple[str, ...] = ()
+    excuse: Callable[[Seen[D], Finding], str | None] | None = None
+    exports: Callable[[Seen[D]], Exports] | None = None
+    blocked: Callable[[Seen[D]], str | None] | None = None
     follows: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
     deadline: float = 5.0
     fresh: bool = False
     optional: bool = False
     by_name: bool = False
-    effect: Verdict = Verdict.UNFIT
-    depth: Depth = Depth.QUICK
+    findings: Mapping[str, Explained] = field(default_factory=dict, hash=False)
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -361,12 +388,16 @@ class Check(Generic[D]):
         """All that `--set` can change, with its defaults: the check's own, and the deadline where it runs trials."""
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
 
-    @property
-    def beforehand(self) -> "Check[D] | None":
-        """What runs of it in its stage: itself, or of one that looks once more at the end its first look, if any."""
-        if self.last is None:
-            return self
-        return replace(self, plan=self.first, first=None, last=None, moot=None) if self.first is not None else None
+    def explained(self, word: str) -> Explained:
+        """What is declared of a finding of this check; KeyError if nothing is."""
+        return self.findings[word] if word in self.findings else COMMON[word]
+
+    def severity_of(self, word: str) -> Severity:
+        """The severity of a finding that does not state its own."""
+        severity = self.explained(word).severity
+        if severity is None:
+            raise TypeError(f"the severity of {self.code}.{word} depends on what was seen")
+        return severity
 
     @property
     def title(self) -> str:

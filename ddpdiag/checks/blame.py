@@ -1,4 +1,4 @@
-"""Who stopped a group, from what every rank left behind. Pure.
+"""Who stopped a group, from what every rank left behind.
 
 The rank that complains is seldom the guilty one: survivors of a crash print "Connection closed by peer", and in a hang
 everybody waits.

@@ -1,4 +1,4 @@
-"""Collectives of several ranks, compared: who posted another one than most, and who fewer. Pure.
+"""Collectives of several ranks, compared: who posted another one than most, and who fewer.
 
 A collective's number within its group is the same on all ranks, so that equal numbers must mean equal calls. Only
 numbers, names and sizes count: what a flight recorder says of a collective's state cannot be trusted.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.stats import Odd
 
 D = TypeVar("D")
@@ -63,7 +63,6 @@ def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
     if hosts > most:
         yield seen.finding(
             "partly",
-            Severity.INFO,
             f"not every host tried {what}",
             f"{most} of {hosts} hosts tried {what}; the others were left out.",
         )

@@ -1,4 +1,4 @@
-"""Which hosts, directions or links explain the bad cells of a matrix of ways between hosts. Pure.
+"""Which hosts, directions or links explain the bad cells of a matrix of ways between hosts.
 
 A way is (from, to). A host is to blame when the ways from it and those to it are bad; only one of both is a direction
 of that host. What is left are links. Ways that are bad between everybody blame nobody.

@@ -1,4 +1,4 @@
-"""Rates between hosts as a matrix that stays small: many hosts share rows and columns. Pure."""
+"""Rates between hosts as a matrix that stays small: many hosts share rows and columns."""
 
 from collections.abc import Mapping, Sequence
 

@@ -5,10 +5,12 @@ Those of a feature have their whole name: it is imported when they are asked for
 
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddpdiag.checks.api import Check
 from ddpdiag.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpdiag.checks.api import Check
 
 MODULES = {
     "LCH001": "launch.ranks",
@@ -60,12 +62,12 @@ MODULES = {
 }
 
 
-def all_checks() -> tuple[Check[Any], ...]:
+def all_checks() -> "tuple[Check[Any], ...]":
     """Every check."""
     return tuple(_load(code) for code in MODULES)
 
 
-def by_code(code: str) -> Check[Any]:
+def by_code(code: str) -> "Check[Any]":
     """The check of that code; UsageError if there is none. Imports that one module only."""
     own = code.split(".")[0].upper()
     if own not in MODULES:
@@ -80,6 +82,6 @@ def module_of(code: str) -> str:
 
 
 @cache
-def _load(code: str) -> Check[Any]:
+def _load(code: str) -> "Check[Any]":
     check: Check[Any] = import_module(module_of(code)).CHECK
     return check

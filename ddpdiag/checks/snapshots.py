@@ -1,4 +1,4 @@
-"""A run's figures with their repeats, from what the checks recorded; for comparisons. Pure."""
+"""A run's figures with their repeats, from what the checks recorded; for comparisons."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import median

@@ -1,8 +1,10 @@
 """Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side."""
 
 from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
 
-from ddpdiag import manual
+from ddpdiag.checks.api import Check
 from ddpdiag.errors import UsageError
 from ddpdiag.render.manual import CheckRow, ManualPage, explain
 
@@ -23,16 +25,25 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
     check = by_code(code)
     _, _, word = code.partition(".")
     row = CheckRow(check.code, check.name, check.stage.value, check.title)
-    asked = f"{word}: {_finding(check.code, check.manual, word.lower())}" if word else ""
-    return explain(row, check.manual, check.thresholds, asked=asked, width=width, color=color)
+    asked = f"{word}: {_finding(check, word.lower())}" if word else ""
+    return explain(row, page_of(check), check.thresholds, asked=asked, width=width, color=color)
 
 
-def _finding(code: str, page: str, word: str) -> str:
+def _finding(check: Check[Any], word: str) -> str:
     """What the page says of one finding; UsageError if there is none of that name."""
-    if (text := manual.finding_text(page, word)) is None:
-        known = ", ".join(manual.findings_of(page))
-        raise UsageError(f"{code} has no finding {word!r}; it has {known}")
-    return text
+    try:
+        return check.explained(word).text
+    except KeyError:
+        raise UsageError(f"{check.code} has no finding {word!r}; it has {', '.join(check.findings)}") from None
+
+
+def page_of(check: Check[Any]) -> str:
+    """The check's text with its findings listed in the paragraph that begins with "Findings"."""
+    items = "".join(
+        f"{' ' if explained.same_item else f'{chr(10)}- '}{', '.join(word for word, _ in group)}: {explained.text}"
+        for explained, group in groupby(check.findings.items(), key=lambda item: item[1])
+    )
+    return "\n\n".join(part + items if part.startswith("Findings") else part for part in check.manual.split("\n\n"))
 
 
 def rows() -> list[CheckRow]:
@@ -67,7 +78,7 @@ def _pages() -> Iterator[ManualPage]:
 
     for check in all_checks():
         yield ManualPage(
-            CheckRow(check.code, check.name, check.stage.value, check.title), check.manual, check.thresholds
+            CheckRow(check.code, check.name, check.stage.value, check.title), page_of(check), check.thresholds
         )
     for rule in all_rules():
         yield ManualPage(CheckRow(rule.code, rule.name, _LINT, rule.title), rule.manual, {})

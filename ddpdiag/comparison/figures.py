@@ -1,4 +1,4 @@
-"""What changed between two snapshots: ranks against their peers, the whole machine, benchmarks, facts. Pure."""
+"""What changed between two snapshots: ranks against their peers, the whole machine, benchmarks, facts."""
 
 from collections.abc import Iterator, Mapping
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Is a difference between two runs more than the noise that their own repeats show? Pure.
+"""Is a difference between two runs more than the noise that their own repeats show?
 
 Times of two runs differ for reasons that neither run shows within itself: where the processes came to lie, who else
 used the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what

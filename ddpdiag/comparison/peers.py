@@ -1,4 +1,4 @@
-"""How each rank stands to the others: from its repeats, or as it was kept of a fleet without them. Pure."""
+"""How each rank stands to the others: from its repeats, or as it was kept of a fleet without them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice

@@ -1,4 +1,4 @@
-"""What a run that was told to end had established before. Pure.
+"""What a run that was told to end had established before.
 
 Launchers and schedulers end ranks one after the other, and with them their workers: from the first signal on, what a
 rank did not complete says nothing about it. What failed before the first signal still counts, since a rank that dies

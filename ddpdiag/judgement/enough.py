@@ -1,4 +1,4 @@
-"""The verdict of a job that needs fewer hosts than there are (--need-nodes). Pure."""
+"""The verdict of a job that needs fewer hosts than there are (--need-nodes)."""
 
 from collections.abc import Container, Mapping, Sequence, Set
 
@@ -10,7 +10,7 @@ from ddpdiag.checks.p2p.fallback.text import exports_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.verdict import CANNOT_LOOK, Conclusion, exit_code, tested
+from ddpdiag.judgement.verdict import Conclusion, exit_code, tested
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Status, Verdict
 
 # Stages in which ranks exchange what a job does.
@@ -90,8 +90,8 @@ def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: S
     for own in judged:
         if not own.readable:
             return f"what {own.check.code} recorded cannot be read by this version"
-        for finding in own.findings:
-            if finding.code.endswith(CANNOT_LOOK) and _concerns(world, finding, good):
+        for finding in own.not_seen():
+            if _concerns(world, finding, good):
                 return finding.title
     return "" if _tried_together(world, recording, judged, good) else "no collective ran on all of them"
 

@@ -1,4 +1,4 @@
-"""Which hosts the next job should leave out, and which no error concerns. Pure."""
+"""Which hosts the next job should leave out, and which no error concerns."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,19 @@ from msgspec import structs
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.interrupted import ended_by_ctrl_c
-from ddpdiag.judgement.slow import slow_hosts
-from ddpdiag.judgement.verdict import CANNOT_LOOK
+from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "
 # What is no name of a host would mean another one, or many, to whoever reads the list ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
+# By which share of what is usual: the evidence of FAB001's findings.
+_SHARE = "slower_share"
 
 
 def sort_hosts(
-    world: World, recording: Recording, findings: Sequence[Finding], verdict: Verdict
+    world: World, recording: Recording, judged: Sequence[Judged], verdict: Verdict
 ) -> tuple[HostsLine, tuple[str, ...]]:
     """The hosts, and notes for everybody.
 
@@ -27,10 +28,11 @@ def sort_hosts(
     no host that could not be looked at. Why hosts are not sorted is a note only where the job asks for so many good
     ones; else it is for who asks for the lists.
     """
+    findings = [finding for own in judged for finding in own.findings]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     bad = tuple(dict.fromkeys(node for finding in errors for node in _hosts_of(world, finding)))
     why = _undecided(recording, errors, verdict)
-    unseen = (node for finding in findings if finding.code.endswith(CANNOT_LOOK) for node in _hosts_of(world, finding))
+    unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
     doubtful = {*bad, *_ends(errors), *unseen}
     good = () if why else tuple(name for name in _faithful(world, recording) if name not in doubtful)
     sorted_out = {*bad, *good}
@@ -41,6 +43,16 @@ def sort_hosts(
     told = remarks if world.options.need_nodes is not None else ()
     line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), remarks=remarks)
     return line, (*_nowhere(world, recording, errors), *told)
+
+
+def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
+    """Hosts that warnings call slower than most, each with the share by which it is; the slowest first."""
+    shares: dict[str, float] = {}
+    for finding in findings:
+        share = finding.evidence.get(_SHARE)
+        if finding.severity is Severity.WARNING and isinstance(share, float):
+            shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.nodes}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:

@@ -1,4 +1,4 @@
-"""How far a run came that somebody ended by Ctrl-C. Pure."""
+"""How far a run came that somebody ended by Ctrl-C."""
 
 import signal
 from collections.abc import Sequence

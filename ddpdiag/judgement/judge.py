@@ -10,11 +10,10 @@ from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.enough import enough
-from ddpdiag.judgement.exports import exports_of, needed_of, with_exports
+from ddpdiag.judgement.exports import excused, exports_of
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import asked_for, selected
-from ddpdiag.judgement.settings import settings_of
 from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
@@ -32,7 +31,6 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
-from ddpdiag.model.setting import Setting
 from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
 
@@ -57,14 +55,16 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
-    judged = with_exports(world, shown, [_judge_check(Seen(world, check, shown), notes) for check in chosen])
+    kept: dict[str, tuple[Finding, ...]] = {}
+    judged = excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
     sections = [own.section for own in judged if own.section is not None]
     bench = next((own.bench for own in sections if own.bench is not None), None)
     train = next((own.train for own in sections if own.train is not None), None)
-    needed = needed_of(world, shown, judged)
+    exports = exports_of(world, shown, judged)
+    needed = exports.variables if exports.needed and world.options.exports else {}
     conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
-    hosts, remarks = sort_hosts(world, recording, findings, conclusion.verdict)
+    hosts, remarks = sort_hosts(world, recording, judged, conclusion.verdict)
     conclusion = enough(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
@@ -80,17 +80,17 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         stages=stages_of(world, recording, judged, outcomes),
         checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
-        measurements={name: value for j in judged for name, value in j.figures.items()}
-        | _seconds_spent(world, shown, judged),
+        measurements=_measurements(shown, judged),
         notes=(*notes, *remarks),
         hosts=fastest_first(hosts, rows),
         bench=bench,
         train=train,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
-        exports=exports_of(world, shown, judged),
+        exports=dict(exports.variables),
         timings=timings_of(recording, checks),
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
-        settings=_settings(world, shown, judged),
+        # Versions first.
+        settings=tuple(sorted((s for own in judged for s in own.settings), key=lambda s: s.kind != "version")),
         created=recording.header.created,
         version=recording.header.version,
         snapshot=_snapshot(Seen(world, versions.CHECK, shown), bench, train),
@@ -126,12 +126,6 @@ def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
     return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))
 
 
-def _settings(world: World, recording: Recording, judged: Sequence[Judged]) -> tuple[Setting, ...]:
-    """What ranks run with, as far as this version can read it."""
-    readable = frozenset(own.check.code for own in judged if own.readable)
-    return settings_of(Seen(world, versions.CHECK, recording), readable)
-
-
 def world_of(recording: Recording) -> World:
     """The world as it was at the end. A rank that was told to leave took part in all that is judged."""
     return World(
@@ -147,11 +141,12 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
     check = seen.check
     skip = _skip_of(seen)
     try:
-        findings = tuple(check.judge(seen))
+        findings = seen.findings
         columns = dict(check.columns(seen)) if check.columns else {}
         figures = dict(check.figures(seen)) if check.figures else {}
         matrices = tuple(check.matrices(seen)) if check.matrices else ()
         section = check.section(seen) if check.section else None
+        settings = tuple(check.runs_with(seen)) if check.runs_with else ()
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
@@ -162,6 +157,7 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         figures=figures,
         matrices=matrices,
         section=section,
+        settings=settings,
         skip=skip,
     )
 
@@ -203,14 +199,16 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
     )
 
 
-def _seconds_spent(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
+def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
+    """The checks' figures; what the run cost comes last."""
+    figures = {name: value for own in judged for name, value in own.figures.items()}
+    spent = {name: figures.pop(name) for name in [*figures] if name.startswith("seconds.")}
+    return figures | spent | _seconds_spent(recording)
+
+
+def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
     """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
     sums: dict[str, dict[int, float]] = {}
-    if any(own.check is versions.CHECK and own.readable for own in judged):
-        imports = Seen(world, versions.CHECK, recording).by_rank
-        sums["import"] = {
-            rank: data.import_seconds for rank, data in imports.items() if data.import_seconds is not None
-        }
     for outcome in recording.outcomes:
         if not outcome.timings:
             continue

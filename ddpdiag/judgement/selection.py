@@ -1,4 +1,4 @@
-"""Which checks a run takes, from its options. Pure."""
+"""Which checks a run takes, from its options."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -7,9 +7,8 @@ from typing import Any
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Depth, Options
+from ddpdiag.model import Options
 
-_DEPTHS = tuple(Depth)
 # So many names fit into a sentence.
 _FEW = 12
 
@@ -24,9 +23,7 @@ def selected(check: Check[Any], options: Options) -> bool:
         return False
     if options.select and not check.code.startswith(options.select):
         return False
-    if options.stages and check.stage.value not in options.stages:
-        return False
-    return _DEPTHS.index(check.depth) <= _DEPTHS.index(options.depth) or bool(options.select)
+    return not options.stages or check.stage.value in options.stages
 
 
 def asked_for(check: Check[Any], options: Options) -> bool:

@@ -1,15 +1,13 @@
-"""What became of each stage. Pure.
+"""What became of each stage.
 
 Checks of the run (RUN001 to RUN004) judge what happened to trials of other stages, and who came: what they find belongs
 to these stages.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen, Stage
-from ddpdiag.checks.run import joined, stayed
-from ddpdiag.checks.run.trials import check as trials
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import EventKind, Finding, Outcome, Recording, Severity, StageLine, Status
@@ -101,41 +99,13 @@ def _is_cut(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _of_the_run(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[Stage, _Beside]:
-    findings = {j.check.code: j.findings for j in judged}
+    stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
+    stages |= {j.check.code: j.check.stage for j in judged}
     beside: dict[Stage, _Beside] = {}
-    if roll := findings.get(joined.CHECK.code, ()):
-        absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
-        remark = f"{len(absent):,} of {world.size:,} ranks never came"
-        beside[Stage.LAUNCH] = _Beside(tuple(roll), remark)
-    told = (
-        *_of_trials(world, recording, findings.get(trials.CHECK.code, ())),
-        *_of_losses(recording, findings.get(stayed.CHECK.code, ())),
-    )
-    stages = {j.check.code: j.check.stage for j in judged}
-    for code, finding in told:
-        if code in stages:
-            known = beside.get(stages[code], _Beside())
-            beside[stages[code]] = known._replace(findings=(*known.findings, finding))
+    for own in judged:
+        seen = Seen(world, own.check, recording)
+        for concern in own.check.concerns(seen, own.findings) if own.check.concerns is not None else ():
+            if (stage := stages.get(concern.where)) is not None:
+                known = beside.get(stage, _Beside())
+                beside[stage] = _Beside((*known.findings, concern.finding), known.remark or concern.remark)
     return beside
-
-
-def _of_trials(world: World, recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Finding]]:
-    """The check of each trial that failed, and what RUN003 found of it, which tells the same of several trials once.
-
-    A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
-    """
-    if not findings:
-        return
-    of_trials = {finding.evidence.get("trial"): finding for finding in findings}
-    for trial, first in trials.told_in(Seen(world, trials.CHECK, recording)):
-        if first in of_trials:
-            yield trial.code, of_trials[first]
-
-
-def _of_losses(recording: Recording, findings: Sequence[Finding]) -> Iterator[tuple[str, Finding]]:
-    """The checks in the middle of which ranks were lost."""
-    worst = min(findings, key=lambda finding: _WORST_FIRST.index(finding.severity), default=None)
-    lost = {event.rank for event in recording.events if event.kind is EventKind.LOST}
-    if worst is not None and lost:
-        unheard = (o for o in recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
-        yield from ((code, worst) for code in dict.fromkeys(outcome.code for outcome in unheard))

@@ -1,4 +1,4 @@
-"""The course of a run, rank by rank. Pure."""
+"""The course of a run, rank by rank."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Where a run's seconds went. Pure.
+"""Where a run's seconds went.
 
 Rank 0's clock gives the frame: when all were here, when each trial was handed out, when the run ended. What a trial
 took is `trial_seconds`; what lies between one trial's last outcome and the next order is our own. So the parts add up

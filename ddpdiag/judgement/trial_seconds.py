@@ -1,4 +1,4 @@
-"""What one trial took, by kind, and for whom the others waited in it. Pure.
+"""What one trial took, by kind, and for whom the others waited in it.
 
 The rank in the middle tells what it did: its own record adds up to what it took. What the run waited for beyond that
 (a rank that reached the gate later, or ended later) is waiting, and is put down to who was last; where that one did not

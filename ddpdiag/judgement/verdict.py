@@ -7,25 +7,20 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.checks.api import Section, Stage
+from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import exports_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal
+from ddpdiag.judgement.hosts import slow_hosts
 from ddpdiag.judgement.interrupted import interruption
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
-from ddpdiag.judgement.slow import slow_hosts
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import rate_text, share_text
 
-# A finding CODE.unreadable says that its check could not look at what it judges (promise 3: that is never "healthy");
-# CODE.unmeasured, that there was nothing to judge; CODE.incomparable, that it could not be held against what the user
-# gave.
-CANNOT_LOOK = (".unreadable", ".unmeasured", ".incomparable")
-# What was asked for does not exist here: the user's mistake, and no verdict on the machine.
-_NO_SUCH_THING = ".unsupported"
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
 _FEW = 4
@@ -53,13 +48,9 @@ def conclude(
     UNFIT.
     """
     own = next((j.section for j in judged if j.section is not None), None)
-    errors = [(j.check, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
-    mistakes = [finding for _, finding in errors if finding.code.endswith(_NO_SUCH_THING)]
-    broken = [
-        (check.stage, finding)
-        for check, finding in errors
-        if check.effect is Verdict.UNFIT and not finding.code.endswith(_NO_SUCH_THING)
-    ]
+    errors = [(j, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
+    mistakes = [finding for j, finding in errors if j.effect_of(finding) is Effect.USAGE]
+    broken = [(j.check.stage, finding) for j, finding in errors if j.effect_of(finding) is Effect.UNFIT]
     if fatal := [finding for _, finding in broken]:
         trained = _trained(judged) is not None and {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}.isdisjoint(
             stage for stage, _ in broken
@@ -105,9 +96,8 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}"
         if not own.readable:
             return f"what {own.check.code} recorded cannot be read by this version"
-        for finding in own.findings:
-            if finding.code.endswith(CANNOT_LOOK):
-                return finding.title
+        for finding in own.not_seen():
+            return finding.title
     if incomplete := _incomplete(world, recording):
         return incomplete
     tried = {outcome.code for outcome in recording.outcomes}

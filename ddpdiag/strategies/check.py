@@ -15,10 +15,6 @@ parameters, gradients and momentum. With `--scaling`, ddp runs on 1, 2, 4 ... ra
 with the same batch for each rank (weak).
 
 Findings and their causes:
-- wrong: the loss is not that of single: first weights that differ, a collective that gives wrong values, arithmetic
-  that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most are named.
-- hangs, fails: as it says; who stopped the others is named, as in RUN003.
-- unmeasured: there was no time, no reference, or nothing that was asked for is possible here, so nothing is known.
 
 Fix: `ddpdiag check` finds out what is wrong below; of those that work take the simplest that is fast enough.
 
@@ -36,6 +32,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
@@ -43,6 +40,17 @@ from ddpdiag.model.train import Strategy, TrainReport
 from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.runs import TOLERANCES, Job, hidden_of, jobs, trial_of
+
+FINDINGS = {
+    "wrong": Explained.error(
+        "the loss is not that of single: first weights that differ, a collective that gives wrong values, arithmetic "
+        "that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most are named."
+    ),
+    **dict.fromkeys(("hangs", "fails"), Explained.error("as it says; who stopped the others is named, as in RUN003.")),
+    "unmeasured": Explained.not_seen(
+        "there was no time, no reference, or nothing that was asked for is possible here, so nothing is known."
+    ),
+}
 
 if TYPE_CHECKING:
     from ddpdiag.strategies.workloads.trainer import Task
@@ -154,6 +162,7 @@ CHECK = Check(
     Stage.TRAINING,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

@@ -1,4 +1,4 @@
-"""The table and the findings of TRN002: what works, what does not, and who stands in its way. Pure."""
+"""The table and the findings of TRN002: what works, what does not, and who stands in its way."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.errors import AbsentBackend
-from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status
+from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.strategies.data import Data, asked_of
@@ -195,7 +195,6 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
     told = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         "no strategy that was asked for is possible here",
         f"{told}.",
         remedy="Ask for others with --strategy, or run this where they are possible.",
@@ -213,7 +212,6 @@ def _without_backend(tried: Sequence[Run]) -> str:
 def _absent_backend(seen: Seen[Data], why: str) -> Finding:
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         f"whether ranks can train over {seen.world.backend} is not known",
         f"{why}.",
         remedy="Install a torch that was built with this backend, or name another one with --backend.",
@@ -225,7 +223,6 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
     what = _what(seen, run)
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         f"whether {what} works is not known",
         f"{what} on {_where(run)}: {run.reason}.",
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
@@ -257,7 +254,6 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
     told, odd = _other_weights(run)
     return seen.finding(
         "wrong",
-        Severity.ERROR,
         "one process alone does not train"
         if alone
         else f"{_what(seen, run)} trains something else than one process alone",
@@ -319,7 +315,6 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     waits = waits_text(blame, run.outcomes) if blame is not None else ""
     return seen.finding(
         verb,
-        Severity.ERROR,
         f"{_what(seen, run)} {verb}{who}",
         f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
         ranks=ranks,

@@ -1,4 +1,4 @@
-"""Which trainings a run of TRN002 takes, how each ended, and how far its loss was from that of one process. Pure."""
+"""Which trainings a run of TRN002 takes, how each ended, and how far its loss was from that of one process."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

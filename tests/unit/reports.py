@@ -1,7 +1,13 @@
 """Reports made by hand: four ranks on two hosts, as `check` would leave them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from msgspec import structs
 
+from ddpdiag.checks.findings import COMMON, Explained
+from ddpdiag.checks.registry import by_code
+from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
 
 NO_GPU = "no NVIDIA GPU on any host"
@@ -30,6 +36,13 @@ def finding_of(severity: Severity = Severity.ERROR, **fields: object) -> Finding
     """A finding with little in it."""
     plain = Finding(code="COL001.slow", severity=severity, title="a title", message="a message")
     return structs.replace(plain, **fields)
+
+
+def judged_of(findings: Sequence[Finding]) -> list[Judged]:
+    """All of these as if COL001 had made them; what their own check does not declare ("COL001.slow") is made up."""
+    words = {finding.code.partition(".")[2]: by_code(finding.code) for finding in findings}
+    declared = {word: {**COMMON, **check.findings}.get(word, Explained("")) for word, check in words.items()}
+    return [Judged(check=replace(by_code("COL001"), findings=declared), findings=tuple(findings))]
 
 
 def stage(name: str, status: str = "done", seconds: float = 0.4) -> StageLine:

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,18 @@ def test_a_check_has_a_manual_page_and_a_code_of_its_stage(check: Check[object])
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
-def test_what_a_check_needs_or_follows_runs_before_it(check: Check[object]) -> None:
-    codes = [other.code for other in CHECKS]
-    assert all(codes.index(need) < codes.index(check.code) for need in (*check.needs, *check.follows))
+def test_what_a_check_follows_runs_before_it(check: Check[object]) -> None:
+    codes = [own.code for own in CHECKS]
+    assert all(codes.index(other) < codes.index(check.code) for other in check.follows)
+
+
+def test_findings_that_a_check_reads_are_of_checks_before_it() -> None:
+    room, codes = Path(ddpdiag.checks.__file__).parent, list(MODULES)
+    for code, module in MODULES.items():
+        file = room / f"{module.replace('.', '/')}.py"
+        sources = file.parent.glob("*.py") if file.name == "check.py" else [file]
+        read = {name for path in sources for name in re.findall(r'findings_of\("(\w+)"\)', path.read_text())}
+        assert all(codes.index(name) < codes.index(code) for name in read), code
 
 
 def test_settings_that_a_check_reads_are_declared() -> None:

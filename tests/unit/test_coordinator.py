@@ -280,8 +280,9 @@ def test_plain_checks_run_before_those_that_wait_for_torch() -> None:
     assert [trial.code for trial in recording.trials] == ["HST001", "LCH003"]
 
 
-def test_a_check_whose_need_went_badly_is_left_out() -> None:
-    recording = conduct(StandIn(2, raises), check("COL001"), check("TRN001", needs=("COL001",)))
+def test_a_blocked_check_is_left_out() -> None:
+    first = check("COL001")
+    recording = conduct(StandIn(2, raises), first, check("TRN001", blocked=lambda seen: seen.of(first).hindrance))
     assert [skip.code for skip in recording.skips] == ["TRN001"]
 
 
@@ -378,7 +379,10 @@ def test_a_plan_sees_what_came_of_its_trials_before() -> None:
 
 
 def last(code: str = "GPU010", takes: float = 0.1, **more: object) -> Check[Nothing]:
-    return check(code, last=lambda seen: takes, **more)
+    def plan(seen: Seen[Nothing]) -> tuple[Trial, ...]:
+        return (new_trial(seen),) if seen.is_last and not seen.trials else ()
+
+    return check(code, last=lambda seen: takes, **{"plan": plan, **more})
 
 
 def five_seconds(*checks: Check[Nothing]) -> Recording:
@@ -402,13 +406,10 @@ def test_others_have_so_much_less_time() -> None:
 def looks_twice(**more: object) -> Check[Nothing]:
     """Once in its stage, and once at the end."""
 
-    def first(seen: Seen[Nothing]) -> tuple[Trial, ...]:
-        return () if seen.trials else (new_trial(seen),)
+    def plan(seen: Seen[Nothing]) -> tuple[Trial, ...]:
+        return (new_trial(seen),) if len(seen.trials) == seen.is_last else ()
 
-    def second(seen: Seen[Nothing]) -> tuple[Trial, ...]:
-        return (new_trial(seen),) if len(seen.trials) == 1 else ()
-
-    return last("COL000", first=first, plan=second, **more)
+    return last("COL000", plan=plan, **more)
 
 
 def test_one_that_looks_twice_looks_before_the_others_and_after_them() -> None:

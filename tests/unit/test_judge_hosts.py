@@ -1,7 +1,7 @@
 """Which hosts to leave out, and which to call good."""
 
 from msgspec import structs
-from reports import finding_of, fit
+from reports import finding_of, fit, judged_of
 from seen import seen_of, world_of
 
 from ddpdiag.checks.run import joined
@@ -19,7 +19,7 @@ def run_of(*events: Event, ended: bool = True) -> Recording:
 def sorted_hosts(
     *findings: Finding, world: World | None = None, run: Recording | None = None, verdict: Verdict = Verdict.UNFIT
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), findings, verdict)
+    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), judged_of(findings), verdict)
     return structs.replace(hosts, remarks=()), (*notes, *hosts.remarks)
 
 
@@ -96,10 +96,10 @@ def test_an_absent_rank_on_no_known_host_cannot_be_excluded(golden) -> None:
 
 def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(golden) -> None:
     findings = [finding_of(links=("n1 -> n2", "n2 -> n1"))]
-    hosts, notes = sort_hosts(world_of(8), run_of(), findings, Verdict.UNFIT)
+    hosts, notes = sort_hosts(world_of(8), run_of(), judged_of(findings), Verdict.UNFIT)
     assert notes == ()
     needed = world_of(8, options=Options(need_nodes=2))
-    assert sort_hosts(needed, run_of(), findings, Verdict.UNFIT) == (hosts, hosts.remarks)
+    assert sort_hosts(needed, run_of(), judged_of(findings), Verdict.UNFIT) == (hosts, hosts.remarks)
     golden(*hosts.remarks)
 
 

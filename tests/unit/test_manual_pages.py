@@ -1,4 +1,4 @@
-"""Every finding that the sources name has its manual page, and every page has its sections."""
+"""Every finding that the sources name is declared, and every page has its sections."""
 
 import ast
 import inspect
@@ -10,10 +10,11 @@ from importlib import import_module
 import pytest
 
 import ddpdiag
-from ddpdiag import manual
-from ddpdiag.checks.api import Check
+import ddpdiag.checks
+from ddpdiag.checks.api import Check, Scope, Stage
+from ddpdiag.checks.findings import COMMON, Explained
 from ddpdiag.checks.registry import all_checks, by_code, module_of
-from ddpdiag.cli.manual import manual_page
+from ddpdiag.cli.manual import manual_page, page_of
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.cards import all_cards
 from ddpdiag.lint import all_rules
@@ -21,6 +22,7 @@ from ddpdiag.lint import all_rules
 CHECKS = {module_of(check.code): check for check in all_checks()}
 HOMES = ("ddpdiag.checks.", "ddpdiag.bench.", "ddpdiag.strategies.")
 ALL = {m.name for m in pkgutil.walk_packages(ddpdiag.__path__, "ddpdiag.") if m.name.startswith(HOMES)}
+SECTIONS = ("Findings", "Fix:", "Confirm by hand:", "Sources:")
 # What makes a finding, or what one is made of: the word is among the first arguments.
 MAKERS = ("finding", "_finding", "Fault", "Trait", "_Way", "Mishap")
 
@@ -44,26 +46,49 @@ def helpers(module: str) -> set[str]:
 
 def words(module: str) -> Iterator[str]:
     for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in MAKERS:
-            first = [a.value for a in node.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            yield from first[:1]
+        name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+        if name in MAKERS and node.args:
+            word = node.args[name == "_finding"]  # which takes what was seen first
+            either = (word.body, word.orelse) if isinstance(word, ast.IfExp) else (word,)
+            yield from (w.value for w in either if isinstance(w, ast.Constant) and isinstance(w.value, str))
+
+
+def known(check: Check) -> set[str]:
+    return {*check.findings, *COMMON}
+
+
+def paragraphs(page: str) -> list[str]:
+    """The paragraphs after the title."""
+    return [part.strip("\n") for part in page.strip().split("\n\n")[1:] if part.strip()]
+
+
+def missing_sections(page: str) -> list[str]:
+    """Sections that a page should have and has not; "Fix:" may end a paragraph of causes."""
+    parts = paragraphs(page)
+    fixes = any(" Fix: " in " ".join(part.split()) for part in parts)
+    return [s for s in SECTIONS if not any(part.startswith(s) for part in parts) and not (s == "Fix:" and fixes)]
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_a_page_has_its_sections(check: Check) -> None:
-    assert manual.missing_sections(check.manual) == ()
-    assert manual.findings_of(check.manual)
-    prose = [part for part in manual.paragraphs(check.manual) if not part.startswith(manual.SECTIONS)]
+    assert missing_sections(page_of(check)) == []
+    prose = [part for part in paragraphs(check.manual) if not part.startswith(SECTIONS)]
     assert prose, "what it asks, why, and how it measures"
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
-def test_what_a_check_can_find_is_explained(check: Check) -> None:
-    own = set(words(module_of(check.code)))
-    assert {word for word in own if manual.finding_text(check.manual, word) is None} == set()
+def test_findings_are_declared_and_listed(check: Check) -> None:
+    assert check.findings
+    assert all(" ".join(page_of(check).split()).count(explained.text) for explained in check.findings.values())
+    assert sum(part.startswith("Findings") for part in paragraphs(check.manual)) == 1
 
 
-def test_what_helpers_can_find_is_explained_by_a_check_that_uses_them() -> None:
+@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
+def test_what_a_check_can_find_is_declared(check: Check) -> None:
+    assert set(words(module_of(check.code))) <= known(check)
+
+
+def test_what_helpers_can_find_is_declared_by_a_check_that_uses_them() -> None:
     users: dict[str, list[Check]] = {}
     for module, check in CHECKS.items():
         for helper in helpers(module) - {module}:
@@ -72,7 +97,7 @@ def test_what_helpers_can_find_is_explained_by_a_check_that_uses_them() -> None:
         f"{helper}: {word}"
         for helper, checks in users.items()
         for word in words(helper)
-        if not any(manual.finding_text(check.manual, word) is not None for check in checks)
+        if not any(word in known(check) for check in checks)
     }
     assert lacking == set()
 
@@ -83,7 +108,7 @@ def test_a_card_leads_to_a_page_that_exists(card) -> None:
     if code.startswith("LNT"):
         assert code in {rule.code for rule in all_rules()}
     else:
-        assert not word or manual.finding_text(by_code(code).manual, word) is not None
+        assert not word or word in known(by_code(code))
 
 
 PAGE = """Title.
@@ -91,8 +116,6 @@ PAGE = """Title.
 Prose.
 
 Findings:
-- one, two-words: said of both; and more. third: said of the third.
-- fourth: with a colon: inside.
 
 Causes: a. Fix: b.
 
@@ -102,17 +125,23 @@ Sources: d.
 """
 
 
-def test_findings_are_read_off_the_items() -> None:
-    found = manual.findings_of(PAGE)
-    assert list(found) == ["one", "two-words", "third", "fourth"]
-    assert found["one"] == found["two-words"] == "said of both; and more."
-    assert found["fourth"] == "with a colon: inside."
+def page(text: str) -> Check[object]:
+    said, more = Explained.warning("said of both; and more."), Explained.note("of the third.", same_item=True)
+    findings = {"one": said, "two-words": said, "third": more, "fourth": Explained.error("with: a colon.")}
+    return Check(
+        "X", "x", Stage.HOST, Scope.RANK, manual=text, findings=findings, judge=lambda _: iter(()), data=object
+    )
 
 
-@pytest.mark.parametrize("section", ["Findings", "Confirm by hand:", "Sources:", "Fix:"])
+def test_findings_are_listed_under_their_heading() -> None:
+    items = "- one, two-words: said of both; and more. third: of the third.\n- fourth: with: a colon."
+    assert page_of(page(PAGE)) == PAGE.replace("Findings:", f"Findings:\n{items}")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_a_missing_section_is_missed(section: str) -> None:
-    assert manual.missing_sections(PAGE) == ()
-    assert manual.missing_sections(PAGE.replace(section, "Else:")) == (section,)
+    assert missing_sections(PAGE) == []
+    assert missing_sections(PAGE.replace(section, "Else:")) == [section]
 
 
 def test_the_page_of_a_finding_says_first_what_it_is(golden) -> None:

@@ -2,12 +2,11 @@
 
 import pytest
 from msgspec import structs
-from reports import finding_of
+from reports import finding_of, judged_of
 from seen import world_of
 from test_judge import recording
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import FabricView
 from ddpdiag.checks.fabric.search.rules import Rules
@@ -38,13 +37,12 @@ def concluded(
     options = Options(need_nodes=need, strict=strict)
     run = structs.replace(run, header=structs.replace(run.header, options=options))
     world = world or World(size=4, launcher="hand", options=options, arrivals=run.arrivals)
-    judged = [Judged(check=all_reduce.CHECK, findings=findings)]
+    judged = judged_of(findings)
     judged += [
         Judged(check=check, skip=skip) for check in all_checks() for skip in run.skips if skip.code == check.code
     ]
     whole = conclude(world, run, judged)
-    ordered = [finding for own in judged for finding in own.findings]
-    return enough(world, run, judged, whole, sort_hosts(world, run, ordered, whole.verdict)[0])
+    return enough(world, run, judged, whole, sort_hosts(world, run, judged, whole.verdict)[0])
 
 
 UNREAD = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(1,))
@@ -218,7 +216,7 @@ def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
 def test_exports_that_the_good_ones_need_are_told(golden) -> None:
     run = recording(size=4, options=Options(need_nodes=3))
     world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
-    judged = [Judged(check=all_reduce.CHECK, findings=(BAD,))]
+    judged = judged_of([BAD])
     hosts = HostsLine(bad=("n2",), good=("n0", "n1", "n3"))
     found = enough(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
     golden(found.sentence)

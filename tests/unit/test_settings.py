@@ -1,13 +1,13 @@
 """What ranks run with, as the report has it."""
 
+from msgspec import Raw, structs
 from seen import seen_of, together
 
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.judgement.settings import MOST_RANKS, MOST_VALUES, settings_of
+from ddpdiag.checks.launch.settings import MOST_RANKS, MOST_VALUES
+from ddpdiag.judgement import judge
 from ddpdiag.model.setting import Value
-
-BOTH = frozenset({"LCH002", "LCH003"})
 
 
 def with_variables(variables, *, files=None):
@@ -19,8 +19,9 @@ def with_versions(*versions):
     return seen_of(lch003.CHECK, {rank: lch003.Data(python="3.11", torch=torch) for rank, torch in enumerate(versions)})
 
 
-def found(seen, readable=BOTH):
-    return {setting.name: setting for setting in settings_of(seen, readable)}
+def found(seen):
+    checks = (lch003.CHECK, lch002.CHECK)
+    return {setting.name: setting for check in checks for setting in check.runs_with(seen.of(check))}
 
 
 def test_what_all_have_is_alike():
@@ -52,8 +53,13 @@ def test_versions_that_nobody_has_are_left_out():
     assert settings["python"].kind == "version"
 
 
-def test_what_cannot_be_read_is_left_out():
-    assert found(with_variables([{"A": "1"}]), readable=frozenset()) == {}
+def test_versions_come_first_and_what_cannot_be_read_is_left_out():
+    run = together(with_variables([{"A": "1"}]), with_versions("2.13")).recording
+    checks = (lch002.CHECK, lch003.CHECK)
+    assert [setting.name for setting in judge(run, checks).settings] == ["torch", "python", "A"]
+    broken = [structs.replace(o, data=Raw(b'{"variables": 3}')) for o in run.outcomes if o.code == "LCH002"]
+    run = structs.replace(run, outcomes=(*broken, *(o for o in run.outcomes if o.code == "LCH003")))
+    assert [setting.name for setting in judge(run, checks).settings] == ["torch", "python"]
 
 
 def test_many_values_and_ranks_are_counted():

@@ -10,9 +10,10 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
-from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status, Verdict
+from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status
 from ddpdiag.model.recording import Header
 from ddpdiag.model.train import Curve, Ended, Strategy, Train
 from ddpdiag.strategies.check import CHECK, plan, report
@@ -345,5 +346,5 @@ def test_curves_have_efficiencies():
 def test_the_sentence_says_what_pays(golden, seconds):
     own = report(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
     assert own.rows[1].speedup == pytest.approx(0.5 / seconds)
-    assert CHECK.effect is Verdict.UNFIT
+    assert CHECK.explained("wrong").effect is Effect.UNFIT
     golden(own.sentence)

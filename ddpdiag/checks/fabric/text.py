@@ -1,4 +1,4 @@
-"""What tests of pairs came to, in words; for FAB001 and FAB002. Pure."""
+"""What tests of pairs came to, in words; for FAB001 and FAB002."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""What ended a check of several rounds before it was done, and what to do about it. Pure."""
+"""What ended a check of several rounds before it was done, and what to do about it."""
 
 from typing import NamedTuple, TypeVar
 

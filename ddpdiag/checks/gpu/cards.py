@@ -57,12 +57,12 @@ class Fault(NamedTuple):
     """What is wrong with one GPU: `said` goes behind its name, `hint` behind the action."""
 
     word: str
-    severity: Severity
     title: str
     said: str
     action: Action
     hint: str = ""
     evidence: Mapping[str, Scalar | list[Scalar]] = {}
+    severity: Severity | None = None
 
 
 def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
@@ -102,12 +102,13 @@ def usual(values: Sequence[float]) -> float | None:
 def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
     """A finding about this GPU alone."""
     health = card.health
+    severity = fault.severity or seen.check.severity_of(fault.word)
     who: dict[str, Scalar | list[Scalar]] = {"index": health.index, "pci": health.pci, "action": fault.action.value}
     return seen.finding(
         fault.word,
-        Severity.WARNING if card.is_foreign and fault.severity is Severity.ERROR else fault.severity,
         fault.title,
         f"{card.label}: {fault.said}.{' UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
+        severity=Severity.WARNING if card.is_foreign and severity is Severity.ERROR else severity,
         ranks=card.takers,
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
@@ -142,7 +143,6 @@ def not_looked_at(seen: Seen[D], met: Seen[Look]) -> Iterator[Finding]:
     if seen.world.gpus and not met.trials and (not chosen or code.startswith(options.ignore)):
         yield seen.finding(
             "unreadable",
-            Severity.WARNING,
             "the GPUs were not asked",
             f"{code} ({met.check.name}), which asks the GPUs for all of these checks, was left out: UNKNOWN.",
             remedy=f"Select {code} as well.",

@@ -6,12 +6,6 @@ counts when three looks within the measurement all show it; the GPUs are idle th
 nothing here is more than a warning.
 
 Findings and their causes:
-- slowdown: hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself
-  from heat, or the host's power supply asked for less.
-- warm: software thermal slowdown (0x20): the driver lowers the clocks for heat.
-- margin: so close to the slowdown temperature, before there is any load: a fan, a pump, hot air from a neighbour.
-- power-limit: a lower limit than most GPUs of that model have (a warning; good to know where it is that card's own
-  default), or all have one below the default (good to know).
 
 Fix: look at fans, coolant, power supplies and cables; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows each.
 Set the limit with `nvidia-smi -i INDEX -pl WATTS`.
@@ -27,10 +21,26 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
+
+FINDINGS = {
+    "slowdown": Explained.warning(
+        "hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself "
+        "from heat, or the host's power supply asked for less."
+    ),
+    "warm": Explained.warning("software thermal slowdown (0x20): the driver lowers the clocks for heat."),
+    "margin": Explained.warning(
+        "so close to the slowdown temperature, before there is any load: a fan, a pump, hot air from a neighbour."
+    ),
+    "power-limit": Explained(
+        "a lower limit than most GPUs of that model have (a warning; good to know where it is that card's own "
+        "default), or all have one below the default (good to know)."
+    ),
+}
 
 # nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
 _HARDWARE = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
@@ -57,7 +67,6 @@ def _slowed(card: Card) -> Iterator[Fault]:
         yield Fault(
             "slowdown",
             # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
-            Severity.WARNING,
             "hardware holds the clocks of a GPU down",
             f"{' and '.join(harmful)} (clock events {events:#x}) without load; none expected",
             Action.MONITOR,
@@ -67,7 +76,6 @@ def _slowed(card: Card) -> Iterator[Fault]:
     elif events & _SOFTWARE_THERMAL:
         yield Fault(
             "warm",
-            Severity.WARNING,
             "a GPU lowers its clocks for heat",
             f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected",
             Action.MONITOR,
@@ -83,7 +91,6 @@ def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         return
     yield Fault(
         "margin",
-        Severity.WARNING,
         "a GPU is hot before the job starts",
         f"{_distance(clocks.celsius, clocks.margin_celsius)}; more than {least:g} C below it expected without load",
         Action.MONITOR,
@@ -110,9 +117,9 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
     if default is not None and most < default:
         yield seen.finding(
             "power-limit",
-            Severity.INFO,
             "the power limit of GPUs is below the default",
             f"{model}: the power limit of most GPUs is {most:g} W, {default:g} W by default; clocks may be lower.",
+            severity=Severity.INFO,
             evidence={"power_limit_watts": most, "default_power_limit_watts": default},
             remedy=f"Raise it with `nvidia-smi -pl {default:g}` if it is not meant.",
         )
@@ -125,15 +132,15 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
         # Makers of consumer cards sell one model with several limits.
         title, said = "a GPU is made for less power than others", f"power limit {limit:g} W, as its maker set it"
         said += f"; others of that model have {most:g} W"
-        return Fault("power-limit", Severity.INFO, title, said, Action.NONE, evidence=evidence)
+        return Fault("power-limit", title, said, Action.NONE, severity=Severity.INFO, evidence=evidence)
     return Fault(
         "power-limit",
-        Severity.WARNING,
         "a GPU has a lower power limit than others",
         f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model",
         Action.NONE,
         f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.",
         evidence,
+        severity=Severity.WARNING,
     )
 
 
@@ -143,6 +150,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

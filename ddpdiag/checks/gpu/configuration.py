@@ -8,9 +8,6 @@ host, or between hosts, are GPU001's findings; different drivers are LCH003's, w
 Who differs from more than half of the GPUs of that model is named; without a majority, nobody.
 
 Findings:
-- driver, ecc: a warning. vbios: a warning, and good to know of consumer cards, which come from several makers.
-- persistence: good to know.
-- unreadable: nothing of a host's GPUs could be read.
 
 Causes: a card that was replaced, a host that missed an update. Fix: bring the named GPU or host to what the others have
 (`nvidia-smi -q`); `nvidia-smi -pm 1`, or let nvidia-persistenced run.
@@ -27,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, by_model, cards_of, not_looked_at
 from ddpdiag.checks.hosts import names_text
@@ -35,24 +33,31 @@ from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import odd_ones_out
 
+FINDINGS = {
+    **dict.fromkeys(("driver", "ecc"), Explained.warning("a warning.")),
+    "vbios": Explained.warning(
+        "a warning, and good to know of consumer cards, which come from several makers.", same_item=True
+    ),
+    "persistence": Explained.note("good to know."),
+    "unreadable": Explained.not_seen("nothing of a host's GPUs could be read."),
+}
+
 
 class Trait(NamedTuple):
     """What should be alike, how bad it is if not, and what to do."""
 
     word: str
     name: str
-    severity: Severity
     remedy: str
+    severity: Severity | None = None
 
 
-_DRIVER = Trait("driver", "driver", Severity.WARNING, "Install one driver version on all hosts, and reboot.")
-_VBIOS = Trait("vbios", "VBIOS", Severity.WARNING, "Ask the vendor for one VBIOS version; compare clocks and limits.")
+_DRIVER = Trait("driver", "driver", "Install one driver version on all hosts, and reboot.")
+_VBIOS = Trait("vbios", "VBIOS", "Ask the vendor for one VBIOS version; compare clocks and limits.")
 # Consumer cards of one model come from several makers, each with a VBIOS of its own.
-_MAKERS = _VBIOS._replace(severity=Severity.INFO, remedy="Nothing, if the cards are of several makers.")
-_ECC = Trait("ecc", "ECC mode", Severity.WARNING, "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
-_PERSISTENCE = Trait(
-    "persistence", "persistence mode", Severity.INFO, "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run."
-)
+_MAKERS = _VBIOS._replace(remedy="Nothing, if the cards are of several makers.", severity=Severity.INFO)
+_ECC = Trait("ecc", "ECC mode", "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
+_PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -86,9 +91,9 @@ def _unlike(
     named = [f"{card.label} has {known[number]!r}" for number, card in zip(odd.ranks, blamed, strict=True)]
     yield seen.finding(
         trait.word,
-        trait.severity,
         f"GPUs of one model differ in their {trait.name}",
         f"{model}: {trait.name} {shown} GPUs; one is expected. {names_text(named, 4) or 'No majority says which'}.",
+        severity=trait.severity,
         ranks=tuple(sorted({rank for card in blamed for rank in card.takers})),
         nodes=tuple(dict.fromkeys(card.host.name for card in blamed)),
         gpus=tuple(card.health.uuid for card in blamed if card.health.uuid),
@@ -108,6 +113,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

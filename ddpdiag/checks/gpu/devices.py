@@ -5,11 +5,6 @@ because the two count in different orders. Each rank takes cuda:local_rank, or c
 only; two ranks on one GPU end in NCCL's "Duplicate GPU detected".
 
 Findings:
-- cpu-build: torch was built without CUDA, and the host has GPUs.
-- cuda-start: CUDA does not start: the error is shown.
-- count: torch sees another number of GPUs than NVML.
-- uuid: torch sees GPUs that NVML does not know.
-- shared: two ranks take one GPU.
 
 Causes: a CPU-only wheel (`+cpu`), a driver too old for torch's CUDA, CUDA_VISIBLE_DEVICES that names the same GPU for
 every rank, more processes than GPUs. Fix: install a CUDA build of torch; start one process per GPU.
@@ -29,6 +24,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.checks.world import World
@@ -36,6 +32,14 @@ from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import CONTEXT_STEP
 from ddpdiag.probes.gpu.visibility import device_index
+
+FINDINGS = {
+    "cpu-build": Explained.error("torch was built without CUDA, and the host has GPUs."),
+    "cuda-start": Explained.error("CUDA does not start: the error is shown."),
+    "count": Explained("torch sees another number of GPUs than NVML."),
+    "uuid": Explained.warning("torch sees GPUs that NVML does not know."),
+    "shared": Explained("two ranks take one GPU."),
+}
 
 D = TypeVar("D")
 
@@ -113,7 +117,6 @@ def _cpu_builds(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
     if ranks:
         yield seen.finding(
             "cpu-build",
-            Severity.ERROR,
             "torch was built without CUDA",
             f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, and the host has "
             f"{host.gpus} GPUs; NCCL is not in that build either.",
@@ -128,7 +131,6 @@ def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
         ranks = tuple(rank for rank, row in rows.items() if row.error == error)
         yield seen.finding(
             "cuda-start",
-            Severity.ERROR,
             "CUDA does not start",
             f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
             ranks=ranks,
@@ -146,10 +148,10 @@ def _counts(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[
             continue
         yield seen.finding(
             "count",
-            Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
             "torch sees another number of GPUs",
             f"rank {rank} on {host.name}: torch sees {len(row.gpus)} GPUs, {expected} expected "
             "from CUDA_VISIBLE_DEVICES and the driver's list.",
+            severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
             ranks=(rank,),
             evidence={"torch": len(row.gpus), "expected": expected},
             remedy="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
@@ -161,7 +163,6 @@ def _strangers(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: se
     if known and strange:
         yield seen.finding(
             "uuid",
-            Severity.WARNING,
             "torch and NVML show different GPUs",
             f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list; "
             "the same GPUs are expected from both.",
@@ -183,10 +184,10 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "shared",
             # gloo does not mind.
-            Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             "ranks share a GPU",
             f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all take GPU {uuid}; one rank per GPU is "
             "expected, NCCL refuses a duplicate.",
+            severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=ranks,
             gpus=(uuid,),
             remedy="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
@@ -213,6 +214,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

@@ -6,12 +6,6 @@ Counters since the last load of the driver (volatile) and ever (aggregate) are t
 end of the run and names the GPU whose counters rose; compare `nvidia-smi -q -d ECC` before and after a job yourself.
 
 Findings and what to do:
-- uncorrected: uncorrectable errors in DRAM since the driver was loaded. Reset.
-- sram: uncorrectable errors in SRAM since then. Reset; above `sram_errors` ever, or NVIDIA's own threshold: isolate.
-- remap-pending, retirement-pending: a row or page waits to be replaced. Reset.
-- remap-failed, remaps, retired-pages: nothing is left to replace bad rows or pages with. Isolate.
-- corrected: more than `corrected_errors` correctable errors; ECC hides them. Monitor.
-- unreadable: a host has GPUs, and nothing of them can be read.
 
 Causes: wear, heat, a bad card. A field that a model does not have (a consumer card has no ECC) is no finding.
 
@@ -32,16 +26,33 @@ from typing import TypeVar
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
 from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model import Finding, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.health import Look, look
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
 from ddpdiag.probes.host.sysfs import sys_root
+
+FINDINGS = {
+    "uncorrected": Explained.error("uncorrectable errors in DRAM since the driver was loaded. Reset."),
+    "sram": Explained.error(
+        "uncorrectable errors in SRAM since then. Reset; above `sram_errors` ever, or NVIDIA's own threshold: isolate."
+    ),
+    **dict.fromkeys(
+        ("remap-pending", "retirement-pending"), Explained.error("a row or page waits to be replaced. Reset.")
+    ),
+    **dict.fromkeys(
+        ("remap-failed", "remaps", "retired-pages"),
+        Explained.error("nothing is left to replace bad rows or pages with. Isolate."),
+    ),
+    "corrected": Explained.warning("more than `corrected_errors` correctable errors; ECC hides them. Monitor."),
+    "unreadable": Explained.not_seen("a host has GPUs, and nothing of them can be read."),
+}
 
 D = TypeVar("D")
 
@@ -92,7 +103,6 @@ def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
             error = next((own.error for own in looks.values() if own.error), "not supported")
             yield seen.finding(
                 "unreadable",
-                Severity.WARNING,
                 "the health of GPUs cannot be read",
                 f"{host.name}: nothing of its {host.gpus} GPUs can be read (NVML: {error}): UNKNOWN whether they are "
                 "well.",
@@ -109,7 +119,6 @@ def _uncorrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     if count > seen.number("uncorrected_errors"):
         yield Fault(
             "uncorrected",
-            Severity.ERROR,
             "GPU memory has uncorrectable errors",
             f"{_errors(count)} of DRAM since the driver was loaded; 0 expected",
             Action.RESET,
@@ -129,7 +138,6 @@ def _sram(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most:g} ever expected"
     yield Fault(
         "sram",
-        Severity.ERROR,
         "GPU SRAM has uncorrectable errors",
         f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}",
         Action.ISOLATE if worn else Action.RESET,
@@ -144,21 +152,21 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     if memory.remap_failed:
         title = "a GPU could not remap a bad row"
         said = f"a row of its memory is bad, and no spare is left ({rows} remapped)"
-        yield Fault("remap-failed", Severity.ERROR, title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
+        yield Fault("remap-failed", title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
     elif rows >= seen.number("remapped_rows"):
         said = f"{rows} rows remapped for uncorrectable errors; fewer than {seen.number('remapped_rows'):g} expected"
         title = "a GPU has remapped too many rows"
-        yield Fault("remaps", Severity.ERROR, title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
+        yield Fault("remaps", title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
     if memory.remap_pending:
         title, said = "a GPU waits to remap a bad row", "a bad row of its memory stays in use until it is reset"
-        yield Fault("remap-pending", Severity.ERROR, title, said, Action.RESET, evidence={"remapped_rows": rows})
+        yield Fault("remap-pending", title, said, Action.RESET, evidence={"remapped_rows": rows})
     if pages >= seen.number("retired_pages"):
         said = f"{pages} pages retired; fewer than {seen.number('retired_pages'):g} expected"
         title = "a GPU has retired too many pages"
-        yield Fault("retired-pages", Severity.ERROR, title, said, Action.ISOLATE, evidence={"retired_pages": pages})
+        yield Fault("retired-pages", title, said, Action.ISOLATE, evidence={"retired_pages": pages})
     if memory.retirement_pending:
         title, said = "a GPU waits to retire a bad page", "a bad page of its memory stays in use until it is reset"
-        yield Fault("retirement-pending", Severity.ERROR, title, said, Action.RESET, evidence={"retired_pages": pages})
+        yield Fault("retirement-pending", title, said, Action.RESET, evidence={"retired_pages": pages})
 
 
 def most_corrected(seen: Seen[Look]) -> float:
@@ -171,7 +179,6 @@ def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     if count > most:
         yield Fault(
             "corrected",
-            Severity.WARNING,
             "GPU memory has very many correctable errors",
             f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected",
             Action.MONITOR,
@@ -189,6 +196,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Look,

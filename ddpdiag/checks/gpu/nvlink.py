@@ -5,13 +5,6 @@ link counts as missing only where most other GPUs of the same model have it up. 
 (with NVSwitches it may fail to start), and every ring or tree runs at the speed of that GPU.
 
 Findings and their causes:
-- down: links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition. An error
-  where these GPUs have joined an NVSwitch fabric, else a warning: a card may just have no bridge.
-- uneven: links that only half of the GPUs have up, so that no majority says who is wrong; nobody is blamed.
-- untold: a GPU that tells no link's state, while most of its model do.
-- errors: more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010
-  tells whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA minds
-  them from 100 a second on.
 
 Fix: `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then the field
 diagnostic.
@@ -27,11 +20,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
+
+FINDINGS = {
+    "down": Explained(
+        "links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition. An "
+        "error where these GPUs have joined an NVSwitch fabric, else a warning: a card may just have no bridge."
+    ),
+    "uneven": Explained.warning(
+        "links that only half of the GPUs have up, so that no majority says who is wrong; nobody is blamed."
+    ),
+    "untold": Explained.warning("a GPU that tells no link's state, while most of its model do."),
+    "errors": Explained.warning(
+        "more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010 tells "
+        "whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA minds them from "
+        "100 a second on."
+    ),
+}
 
 # nvml.h, nvmlGpuFabricState_t: the GPU has joined an NVSwitch fabric.
 _JOINED = 3
@@ -73,7 +83,7 @@ def _silent(seen: Seen[Nothing], silent: Sequence[Card], told: int) -> Iterator[
             "a GPU tells nothing of its NVLinks",
             f"no state of any link is told; {told} others of its model do",
         )
-        yield finding_of(seen, card, Fault("untold", Severity.WARNING, title, said, Action.MONITOR))
+        yield finding_of(seen, card, Fault("untold", title, said, Action.MONITOR))
 
 
 def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
@@ -90,7 +100,6 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     links = ", ".join(map(str, sorted(odd)))
     yield seen.finding(
         "uneven",
-        Severity.WARNING,
         "NVLinks are up on some GPUs and down on others of the same model",
         f"{without[0].health.name}: {'link' if len(odd) == 1 else 'links'} {links} down on {len(without)} of {len(up)} "
         f"GPUs ({names_text([card.label for card in without], 4)}); no majority says which is right.",
@@ -111,7 +120,6 @@ def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) 
     fixed = switched or "SXM" in (card.health.name or "")
     return Fault(
         "down",
-        Severity.ERROR if switched else Severity.WARNING,
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
         f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
         "model have them up",
@@ -120,6 +128,7 @@ def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) 
         if fixed
         else "A card without a bridge has none; else reset it, and have the bridge looked at.",
         {"links_down": list(missing), "links_up": count, "links_expected": expected},
+        severity=Severity.ERROR if switched else Severity.WARNING,
     )
 
 
@@ -131,7 +140,6 @@ def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     shown = [f"link {link.number}: {link.replays or 0} replays, {link.recoveries or 0} recoveries" for link in flawed]
     yield Fault(
         "errors",
-        Severity.WARNING,
         "an NVLink of a GPU had errors",
         f"{'; '.join(shown)} since the driver was loaded; at most {most:g} expected",
         Action.MONITOR,
@@ -151,6 +159,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

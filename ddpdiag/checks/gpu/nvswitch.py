@@ -4,12 +4,6 @@ On boards with NVSwitches the fabric manager must have let every GPU join before
 not yet initialized"). From driver 570 on, a GPU also says by itself what it needs to recover.
 
 Findings and their causes:
-- fabric: the GPU has not joined, or joining failed: nvidia-fabricmanager does not run, has another version than the
-  driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it does on one
-  that was given to a virtual machine without its switches.
-- fabric-health: joined, but routes or bandwidth are degraded, or the configuration is wrong.
-- recovery: the driver asks for a reset, a reboot or a drain after an error (Xid 154 says the same in `dmesg`).
-- lost, reset-required: the GPU answered a question with that code.
 
 Fix: `systemctl status nvidia-fabricmanager`, then what the finding says. `nvidia-smi -q` shows both under "Fabric" and
 "GPU Recovery Action".
@@ -24,11 +18,25 @@ Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-mana
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Broken
+
+FINDINGS = {
+    "fabric": Explained(
+        "the GPU has not joined, or joining failed: nvidia-fabricmanager does not run, has another version than the "
+        "driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it "
+        "does on one that was given to a virtual machine without its switches."
+    ),
+    "fabric-health": Explained("joined, but routes or bandwidth are degraded, or the configuration is wrong."),
+    "recovery": Explained(
+        "the driver asks for a reset, a reboot or a drain after an error (Xid 154 says the same in `dmesg`)."
+    ),
+    **dict.fromkeys(("lost", "reset-required"), Explained.error("the GPU answered a question with that code.")),
+}
 
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
 _JOINING = {1: "not started", 2: "in progress"}
@@ -91,13 +99,13 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
         return
     yield Fault(
         "fabric",
-        Severity.WARNING if started and state is not None else Severity.ERROR,
         "a GPU has not joined the NVSwitch fabric",
         said,
         Action.REBOOT,
         "Joining takes a while after a boot; else try `systemctl restart nvidia-fabricmanager` first, of the driver's "
         "own version.",
         {"fabric_state": fabric.state, "fabric_status": fabric.status},
+        severity=Severity.WARNING if started and state is not None else Severity.ERROR,
     )
 
 
@@ -124,12 +132,12 @@ def _degraded(card: Card) -> Iterator[Fault]:
     known = Severity.WARNING if harm or fabric.health != _HEALTHY else Severity.INFO
     yield Fault(
         "fabric-health",
-        Severity.ERROR if unhealthy else known,
         "the NVSwitch fabric of a GPU is not healthy" if harm else "the NVSwitch fabric of a GPU is not complete",
         f"{', '.join(harm + notes)} (health mask {mask:#x})",
         Action.REBOOT if unhealthy else Action.MONITOR,
         "Look at the log of nvidia-fabricmanager, and for SXid lines in `dmesg`.",
         {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
+        severity=Severity.ERROR if unhealthy else known,
     )
 
 
@@ -144,19 +152,19 @@ def _recovery(card: Card) -> Iterator[Fault]:
         name, action = recovery_of(wanted)
         yield Fault(
             "recovery",
-            Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
             "the driver asks to recover a GPU",
             f"it needs a recovery: {name}; none expected",
             action,
             f"Look for Xid lines in `dmesg` on {card.host.name}.",
             {"recovery_action": wanted},
+            severity=Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
         )
     elif broken is Broken.RESET_REQUIRED:
         title, said = "a GPU must be reset", f"NVML says {broken.value!r}"
-        yield Fault("reset-required", Severity.ERROR, title, said, Action.RESET)
+        yield Fault("reset-required", title, said, Action.RESET)
     elif broken is Broken.LOST:
         title, said = "a GPU is lost", f"NVML says {broken.value!r} while it is asked"
-        yield Fault("lost", Severity.ERROR, title, said, Action.REBOOT, "Isolate the host if it happens again.")
+        yield Fault("lost", title, said, Action.REBOOT, "Isolate the host if it happens again.")
 
 
 CHECK = Check(
@@ -165,6 +173,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

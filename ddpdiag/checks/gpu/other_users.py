@@ -4,13 +4,6 @@ Another process on a GPU takes memory and time from the job, and its rank become
 before any of our own workers has a CUDA context, so whatever is seen there is somebody else's.
 
 Findings and their causes:
-- in-use: more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container
-  the pids are those of the host, or hidden. Less than any CUDA process takes is good to know only.
-- prohibited: compute mode "prohibited"; no CUDA process can start.
-- exclusive: compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another
-  process has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), or
-  several ranks take it.
-- mig: the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single rank.
 
 Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
 -mig 0`, when nothing uses the GPU.
@@ -25,11 +18,29 @@ nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-u
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
+
+FINDINGS = {
+    "in-use": Explained(
+        "more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container "
+        "the pids are those of the host, or hidden. Less than any CUDA process takes is good to know only."
+    ),
+    "prohibited": Explained.error('compute mode "prohibited"; no CUDA process can start.'),
+    "exclusive": Explained(
+        'compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another process '
+        'has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), '
+        "or several ranks take it."
+    ),
+    "mig": Explained(
+        "the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
+        "rank."
+    ),
+}
 
 # nvml.h, nvmlComputeMode_t.
 _PROHIBITED = 2
@@ -54,7 +65,6 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     small = used <= _CONTEXT_BYTES and not card.health.processes
     yield Fault(
         "in-use",
-        Severity.INFO if small else Severity.WARNING,
         "GPU memory is in use already",
         f"{used / MIB:.0f} MiB used by {_holders(card)} before this job touched it; at most {most:g} MiB expected",
         Action.NONE,
@@ -62,6 +72,7 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         if small
         else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
+        severity=Severity.INFO if small else Severity.WARNING,
     )
 
 
@@ -78,18 +89,18 @@ def _mode(card: Card) -> Iterator[Fault]:
     hint = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
-        yield Fault("prohibited", Severity.ERROR, title, said, Action.NONE, hint, {"compute_mode": mode})
+        yield Fault("prohibited", title, said, Action.NONE, hint, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
         taken, crowded = bool(card.health.processes), len(card.takers) > 1
         yield Fault(
             "exclusive",
             # The server of MPS, through which others may come, looks the same.
-            Severity.WARNING if taken or crowded else Severity.INFO,
             "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
             f"compute mode 'exclusive process', {_consequence(card)}",
             Action.NONE,
             hint,
             {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
+            severity=Severity.WARNING if taken or crowded else Severity.INFO,
         )
 
 
@@ -106,13 +117,13 @@ def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
         yield Fault(
             "mig",
             # One rank talks to nobody.
-            Severity.INFO if alone else Severity.WARNING,
             "a GPU is cut into slices",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,
             f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
             "GPUs.",
             {"mig": True},
+            severity=Severity.INFO if alone else Severity.WARNING,
         )
 
 
@@ -122,6 +133,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

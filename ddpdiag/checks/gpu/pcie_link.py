@@ -6,9 +6,6 @@ to 1, so it is only shown (`measurements` in the report), beside the best of car
 the driver was loaded; only their rate means something (NVIDIA allows 8 a minute), so they are evidence and no finding.
 
 Findings and their causes:
-- narrow: fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only good to know
-  where all GPUs of that model are so: boards and virtual machines are made like that.
-- slot: as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot.
 
 Fix: reboot, since the link trains anew; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
 
@@ -23,10 +20,21 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurr
 from collections.abc import Iterator, Mapping
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
+
+FINDINGS = {
+    "narrow": Explained(
+        "fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only good to know "
+        "where all GPUs of that model are so: boards and virtual machines are made like that."
+    ),
+    "slot": Explained.note(
+        "as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot."
+    ),
+}
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -55,7 +63,6 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
     if link.width_max and link.width < link.width_max:
         yield Fault(
             "narrow",
-            Severity.INFO if alike else Severity.WARNING,
             "the PCIe link of a GPU is narrow",
             f"PCIe x{link.width}, x{link.width_max} possible{_share(link.width, link.width_max)}",
             Action.NONE if alike else Action.REBOOT,
@@ -63,11 +70,11 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
             if alike
             else "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
             evidence,
+            severity=Severity.INFO if alike else Severity.WARNING,
         )
     elif link.width_card and link.width < link.width_card:
         yield Fault(
             "slot",
-            Severity.INFO,
             "the slot of a GPU is narrower than the card",
             f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}",
             Action.NONE,
@@ -98,6 +105,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

@@ -1,4 +1,4 @@
-"""Which GPUs of its host a job may use, and which one each rank takes. Pure.
+"""Which GPUs of its host a job may use, and which one each rank takes.
 
 torch (GPU002) says it by UUID. Where it does not, CUDA_VISIBLE_DEVICES as GPU001 recorded it is read as CUDA does:
 indices, UUIDs and their abbreviations, slices of a GPU. An index is taken for a place in NVML's order, that of the PCI

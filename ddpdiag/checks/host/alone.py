@@ -6,10 +6,6 @@ Neither needs a peer: sockets are opened on the loopback interface at most. `ddp
 the collectives and the training say more.
 
 Findings:
-- wrong: elements of the product that are not right: the memory or the units of that GPU (or CPU) are sick.
-- failed: a GPU that torch lists could not compute; what torch said is shown.
-- group: the process group of one rank could not be opened, or summed wrong: a torch without this backend, a broken
-  NCCL library, no loopback interface.
 
 Fix: drain the host; run `dcgmi diag -r 3` on the GPU. For a group that fails, install a torch with the backend.
 
@@ -25,10 +21,22 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
-from ddpdiag.model import Finding, Kind, Severity, Trial
+from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.alone import Group, Product
 from ddpdiag.model.context import Context
+
+FINDINGS = {
+    "wrong": Explained.error(
+        "elements of the product that are not right: the memory or the units of that GPU (or CPU) are sick."
+    ),
+    "failed": Explained.error("a GPU that torch lists could not compute; what torch said is shown."),
+    "group": Explained.error(
+        "the process group of one rank could not be opened, or summed wrong: a torch without this backend, a broken "
+        "NCCL library, no loopback interface."
+    ),
+}
 
 # gloo and NCCL otherwise look up the host's name, and listen where others reach them.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -69,7 +77,6 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
     if product.error is not None:
         yield seen.finding(
             "failed",
-            Severity.ERROR,
             f"{product.device} cannot compute",
             f"{where}: a product of {product.size} x {product.size} matrices failed: {product.error}.",
             nodes=(node,),
@@ -81,7 +88,6 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
         elements = product.size * product.size
         yield seen.finding(
             "wrong",
-            Severity.ERROR,
             f"{product.device} computes wrong values",
             f"{where}: {product.wrong:,} of {elements:,} elements of an exact product of integers are wrong; 0 "
             "expected.",
@@ -98,7 +104,6 @@ def _group(seen: Seen[Data], node: str, group: Group) -> Iterator[Finding]:
     said = group.error or "its sum is wrong"
     yield seen.finding(
         "group",
-        Severity.ERROR,
         f"a process group of {group.backend} cannot be used, even by one rank alone",
         f"{node}: a process group of one rank over {group.backend}: {said}.",
         nodes=(node,),
@@ -113,6 +118,7 @@ CHECK = Check(
     Stage.HOST,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

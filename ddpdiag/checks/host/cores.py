@@ -5,10 +5,6 @@ have threads besides. Where ranks share one core, or start many more threads tha
 waits for whoever is not scheduled.
 
 Findings:
-- one-core: several ranks may use one core only.
-- scarce: more ranks than cores, or than the quota allows: good to know, since bandwidth is not judged then.
-- oversubscribed: ranks start many more threads than there are cores.
-- unreadable: the cores of a host could not be read.
 
 Causes: Slurm's --cpus-per-task that srun does not inherit (since 22.05), a binding to one core, a container's quota,
 OMP_NUM_THREADS unset, so that every rank starts as many threads as the host has cores. Fix: set OMP_NUM_THREADS to
@@ -26,12 +22,22 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.limits import affinity, cgroup, cores
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.sysfs import sys_root
+
+FINDINGS = {
+    "one-core": Explained.warning("several ranks may use one core only."),
+    "scarce": Explained.note(
+        "more ranks than cores, or than the quota allows: good to know, since bandwidth is not judged then."
+    ),
+    "oversubscribed": Explained.warning("ranks start many more threads than there are cores."),
+    "unreadable": Explained.not_seen("the cores of a host could not be read."),
+}
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -98,7 +104,6 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Findi
     what = f"on which cores {ranks_text(bound)} may run" if bound else "how many cores the host has"
     return seen.finding(
         "unreadable",
-        Severity.WARNING,
         "the cores cannot be counted",
         f"{host.name}: the system does not say {what}: UNKNOWN whether {len(rows)} ranks have a core each.",
         ranks=bound or tuple(rows),
@@ -110,7 +115,6 @@ def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
     core = next(iter(rows.values())).affinity[:1]
     return seen.finding(
         "one-core",
-        Severity.WARNING,
         "all ranks of a host share one core",
         f"{host.name}: {ranks_text(tuple(rows))} may run on core {', '.join(map(str, core))} only; "
         f"a core for each of {len(rows)} ranks is expected.",
@@ -124,7 +128,6 @@ def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
 def _scarce(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Finding:
     return seen.finding(
         "scarce",
-        Severity.INFO,
         "more ranks than cores",
         f"{host.name}: {len(rows)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
         ranks=tuple(rows),
@@ -140,7 +143,6 @@ def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usab
     unset = all(row.omp_threads is None for row in rows.values())
     return seen.finding(
         "oversubscribed",
-        Severity.WARNING,
         "more threads than cores",
         f"{host.name}: {len(rows)} ranks start {threads} compute threads on {usable.why}"
         f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
@@ -159,6 +161,7 @@ CHECK = Check(
     Stage.HOST,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

@@ -6,10 +6,6 @@ little locked memory in "ibv_reg_mr failed: Cannot allocate memory"; too few pro
 unavailable".
 
 Findings:
-- open-files: too few open files.
-- locked-memory: too little locked memory for the InfiniBand ports of this host.
-- processes: too few processes or threads, by the user's limit or the control group's.
-- unreadable: the limits of a host could not be read.
 
 Causes: limits of a service (slurmd, docker) that the job inherits. Fix: raise them there (LimitNOFILE=, LimitMEMLOCK=,
 `docker --ulimit memlock=-1`, Slurm's PropagateResourceLimits), or call `ulimit -n` in the job script.
@@ -28,12 +24,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.sysfs import rdma_devices, sys_root
+
+FINDINGS = {
+    "open-files": Explained.warning("too few open files."),
+    "locked-memory": Explained.warning("too little locked memory for the InfiniBand ports of this host."),
+    "processes": Explained.warning("too few processes or threads, by the user's limit or the control group's."),
+    "unreadable": Explained.not_seen("the limits of a host could not be read."),
+}
 
 # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit of 1024
 # is enough for 8 ranks; NCCL's documentation speaks of 32 thousand for 144.
@@ -89,7 +93,6 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
     if what:
         yield seen.finding(
             "unreadable",
-            Severity.WARNING,
             "limits cannot be read",
             f"{host.name} does not say {' or '.join(what)}: UNKNOWN whether limits suffice.",
             ranks=host.ranks,
@@ -109,7 +112,6 @@ def _open_files(seen: Seen[Data], host: Host, known: Sequence[Limits]) -> Iterat
         return
     yield seen.finding(
         "open-files",
-        Severity.WARNING,
         "few open files allowed",
         f"{host.name}: {soft} open files allowed (soft limit), {needed} expected for {seen.world.size} ranks.",
         ranks=host.ranks,
@@ -132,7 +134,6 @@ def _locked_memory(
         return
     yield seen.finding(
         "locked-memory",
-        Severity.WARNING,
         "little locked memory allowed",
         f"{host.name}: {soft // 1024} KiB of locked memory allowed, {needed / GIB:g} GiB or unlimited expected "
         f"because of {', '.join(devices[:4])}.",
@@ -154,7 +155,6 @@ def _tasks(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[F
     left, why = min(rooms)
     yield seen.finding(
         "processes",
-        Severity.WARNING,
         "few more processes allowed",
         f"{host.name}: {left} more tasks allowed ({why}), {needed} expected for {len(host.ranks)} ranks.",
         ranks=host.ranks,
@@ -169,6 +169,7 @@ CHECK = Check(
     Stage.HOST,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

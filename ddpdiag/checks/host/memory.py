@@ -4,9 +4,6 @@ Every rank holds torch, its libraries and its buffers in the host's memory; with
 A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection closed".
 
 Findings:
-- short: less memory is left than the ranks of this host need to start.
-- oom-kills: the kernel has killed processes in this control group.
-- unreadable: the memory of a host could not be read.
 
 Causes: a job that asked for too little memory (Slurm --mem, a pod's limit), leftovers of another job, too many ranks on
 one host. Fix: ask for more memory; look for other processes; look at `dmesg` for the killer's lines.
@@ -24,12 +21,19 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.limits import cgroup
 from ddpdiag.probes.host.procfs import memory, proc_root
 from ddpdiag.probes.host.sysfs import sys_root
+
+FINDINGS = {
+    "short": Explained("less memory is left than the ranks of this host need to start."),
+    "oom-kills": Explained.warning("the kernel has killed processes in this control group."),
+    "unreadable": Explained.not_seen("the memory of a host could not be read."),
+}
 
 # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this for each
 # rank not even the smallest job starts.
@@ -81,10 +85,10 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
         return
     yield seen.finding(
         "short",
-        Severity.ERROR if share < seen.number("least_mib", LEAST_MIB) else Severity.WARNING,
         "little memory",
         f"{host.name}: {room / MIB:.0f} MiB {why} for {len(host.ranks)} ranks, {share:.0f} MiB each; "
         f"{enough:.0f} MiB each expected.",
+        severity=Severity.ERROR if share < seen.number("least_mib", LEAST_MIB) else Severity.WARNING,
         ranks=host.ranks,
         evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
         remedy="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
@@ -94,7 +98,6 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
 def _unreadable(seen: Seen[Data], host: Host) -> Finding:
     return seen.finding(
         "unreadable",
-        Severity.WARNING,
         "the memory of a host cannot be read",
         f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a limit: "
         f"UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
@@ -108,7 +111,6 @@ def _kills(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[F
     if kills:
         yield seen.finding(
             "oom-kills",
-            Severity.WARNING,
             "processes were killed for want of memory",
             f"{host.name}: the kernel has killed {kills} processes of this control group, 0 expected.",
             ranks=host.ranks,
@@ -124,6 +126,7 @@ CHECK = Check(
     # A control group that limits memory holds a job or a container, not one rank of it.
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

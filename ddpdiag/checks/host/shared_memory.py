@@ -4,9 +4,6 @@ NCCL connects GPUs of one host through files in /dev/shm where it has no direct 
 their batches there. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", a loader dies of SIGBUS.
 
 Findings:
-- missing: there is no /dev/shm.
-- unusable: no page can be had there: it is full, or may not be written to.
-- small: less room than NCCL, or data loaders, will want.
 
 Causes: a container's default of 64 MiB; files that a killed job left behind. Fix: `docker run --shm-size=1g` or
 `--ipc=host`; in Kubernetes an emptyDir with `medium: Memory` at /dev/shm; remove stale nccl-* and torch_* files.
@@ -23,10 +20,17 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
+
+FINDINGS = {
+    "missing": Explained("there is no /dev/shm."),
+    "unusable": Explained("no page can be had there: it is full, or may not be written to."),
+    "small": Explained("less room than NCCL, or data loaders, will want."),
+}
 
 # DeepSpeed warns below this.
 ENOUGH_MIB = 512.0
@@ -64,9 +68,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def _missing(seen: Seen[Data], host: Host) -> Finding:
     return seen.finding(
         "missing",
-        _serious(host),
         "no /dev/shm",
         f"{host.name}: /dev/shm is missing or unreadable; at least {ENOUGH_MIB:.0f} MiB expected.",
+        severity=_serious(host),
         ranks=host.ranks,
         remedy="Mount a tmpfs at /dev/shm.",
     )
@@ -75,10 +79,10 @@ def _missing(seen: Seen[Data], host: Host) -> Finding:
 def _unusable(seen: Seen[Data], host: Host, view: SharedMemory) -> Finding:
     return seen.finding(
         "unusable",
-        _serious(host),
         "/dev/shm gives no memory",
         f"{host.name}: a file of 1 MiB in /dev/shm could not be allocated: {view.error} "
         f"({view.free_bytes / MIB:.0f} of {view.size_bytes / MIB:.0f} MiB free).",
+        severity=_serious(host),
         ranks=host.ranks,
         evidence={"size_bytes": view.size_bytes, "free_bytes": view.free_bytes, "error": view.error},
         remedy=REMEDY,
@@ -94,10 +98,10 @@ def _room(seen: Seen[Data], host: Host, view: SharedMemory) -> Iterator[Finding]
         return
     yield seen.finding(
         "small",
-        Severity.ERROR if fatal else Severity.WARNING,
         "/dev/shm is small",
         f"{host.name}: {free:.0f} of {view.size_bytes / MIB:.0f} MiB free in /dev/shm; "
         f"{max(least, enough):.0f} MiB expected for {len(host.ranks)} ranks.",
+        severity=Severity.ERROR if fatal else Severity.WARNING,
         ranks=host.ranks,
         evidence={"size_bytes": view.size_bytes, "free_bytes": view.free_bytes},
         remedy=REMEDY,
@@ -115,6 +119,7 @@ CHECK = Check(
     Stage.HOST,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

@@ -5,18 +5,6 @@ rank is there twice, the processes overwrite each other's rendezvous keys and ha
 of processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
 
 Findings:
-- duplicate: a rank is there twice; the processes overwrite each other's keys in the rendezvous, and hang.
-- world-size: ranks state different world sizes.
-- uneven: hosts start different numbers of processes, which torchrun takes without a word.
-- local-rank: two ranks of a host have one LOCAL_RANK, and so would take one GPU.
-- no-local-rank: RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to
-  choose a GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of
-  each host.
-- fewer-gpus: a host shows fewer GPUs than it has ranks.
-- version: a rank runs another version of ddpdiag than rank 0, and cannot take part.
-- unauthenticated: ranks of several hosts had no secret to prove themselves by, so that a stranger on the network could
-  have joined or led the run.
-- idle-gpus: GPUs that no rank takes: neither used nor tested.
 
 Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
 older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
@@ -36,9 +24,31 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    "duplicate": Explained.error(
+        "a rank is there twice; the processes overwrite each other's keys in the rendezvous, and hang."
+    ),
+    "world-size": Explained.error("ranks state different world sizes."),
+    "uneven": Explained.warning("hosts start different numbers of processes, which torchrun takes without a word."),
+    "local-rank": Explained.error("two ranks of a host have one LOCAL_RANK, and so would take one GPU."),
+    "no-local-rank": Explained(
+        "RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to choose a "
+        "GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of "
+        "each host."
+    ),
+    "fewer-gpus": Explained("a host shows fewer GPUs than it has ranks."),
+    "version": Explained.error("a rank runs another version of ddpdiag than rank 0, and cannot take part."),
+    "unauthenticated": Explained.note(
+        "ranks of several hosts had no secret to prove themselves by, so that a stranger on the network could have "
+        "joined or led the run."
+    ),
+    "idle-gpus": Explained.warning("GPUs that no rank takes: neither used nor tested."),
+}
 
 _SHOWN = 8  # of the processes that came as one rank
 
@@ -72,7 +82,6 @@ def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
         nodes = (seen.world.node_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
         yield seen.finding(
             "duplicate",
-            Severity.ERROR,
             "a rank came twice",
             f"rank {rank} came from {first} and again from {', '.join(others[:_SHOWN])}{more}; "
             "each rank must be there once.",
@@ -96,7 +105,6 @@ def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
         said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in odd.groups.items())
         yield seen.finding(
             "world-size",
-            Severity.ERROR,
             "ranks state different world sizes",
             f"world size must be one number on every rank, but {said}"
             + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
@@ -113,7 +121,6 @@ def _versions(seen: Seen[Data]) -> Iterator[Finding]:
         said = "; ".join(f"rank {rank}: {version}" for rank, version in sorted(others.items())[:_SHOWN])
         yield seen.finding(
             "version",
-            Severity.ERROR,
             "ranks run different versions of ddpdiag",
             f"every rank must run the version of rank 0, {own}, but {said}.",
             ranks=tuple(sorted(others)),
@@ -126,7 +133,6 @@ def _unauthenticated(seen: Seen[Data]) -> Iterator[Finding]:
     if seen.recording.header.secret == "none":
         yield seen.finding(
             "unauthenticated",
-            Severity.INFO,
             "the ranks did not prove themselves to each other",
             "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
             remedy="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
@@ -144,7 +150,6 @@ def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
         )
         yield seen.finding(
             "uneven",
-            Severity.WARNING,
             "hosts run different numbers of ranks",
             f"process counts differ between hosts: {counts}; one count on every host is expected.",
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
@@ -163,7 +168,6 @@ def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
         if len(ranks) > 1 and not _one_gpu_each(seen, host):
             yield seen.finding(
                 "local-rank",
-                Severity.ERROR,
                 "a local rank is there twice",
                 f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they take the same GPU; "
                 "local ranks must be distinct on a host.",
@@ -179,10 +183,10 @@ def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
     if ranks:
         yield seen.finding(
             "no-local-rank",
-            Severity.ERROR if crowded else Severity.WARNING,
             "LOCAL_RANK is not set",
             f"{host.name}: {ranks_text(ranks)} came without LOCAL_RANK; a script that reads it stops with a KeyError"
             f"{one_gpu if crowded else ''}.",
+            severity=Severity.ERROR if crowded else Severity.WARNING,
             ranks=ranks,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
             remedy="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
@@ -209,9 +213,9 @@ def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             return
         yield seen.finding(
             "fewer-gpus",
-            Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             "more ranks than GPUs",
             f"{host.name}: {ranks} ranks, {gpus} visible GPUs; each rank needs a GPU of its own.",
+            severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
             remedy=f"Start {gpus} processes on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
@@ -219,7 +223,6 @@ def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
     elif _complete(seen):
         yield seen.finding(
             "idle-gpus",
-            Severity.WARNING,
             "GPUs without a rank",
             f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
             ranks=host.ranks,
@@ -240,6 +243,7 @@ CHECK = Check(
     Stage.LAUNCH,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     plan=nothing_planned,

@@ -6,10 +6,6 @@ hang, crash, or run as slowly as the worst of them. NCCL also reads ~/.nccl.conf
 might hold a secret.
 
 Findings:
-- variable: a variable differs between ranks.
-- file: a setting in a file of NCCL's differs between hosts.
-- host-id: NCCL_HOSTID is set: NCCL takes neighbours for strangers, and uses neither P2P nor shared memory.
-- debug-level: TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses.
 
 Causes: a start-up file of one host, `mpirun` without `-x`, a container that carries settings. Fix: set variables in the
 job script and let the launcher pass them on; compare the named hosts' files.
@@ -27,11 +23,23 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
-from ddpdiag.model import Finding, Severity
+from ddpdiag.checks.launch.settings import setting
+from ddpdiag.model import Finding
 from ddpdiag.model.context import Context
+from ddpdiag.model.setting import Setting
 from ddpdiag.probes.host.variables import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    "variable": Explained.warning("a variable differs between ranks."),
+    "file": Explained.warning("a setting in a file of NCCL's differs between hosts."),
+    "host-id": Explained.warning(
+        "NCCL_HOSTID is set: NCCL takes neighbours for strangers, and uses neither P2P nor shared memory."
+    ),
+    "debug-level": Explained.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
+}
 
 # These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).
 OWN = frozenset(
@@ -77,7 +85,6 @@ def _differences(seen: Seen[Data], settings: Mapping[int, Mapping[str, str]], wo
         said = odd_text(odd, missing="unset")
         yield seen.finding(
             word,
-            Severity.WARNING,
             f"{name} differs between ranks",
             f"{name}: {said}; one value on every rank is expected" + ("." if odd.ranks else " (no majority)."),
             ranks=odd.ranks,
@@ -94,7 +101,6 @@ def _host_ids(seen: Seen[Data]) -> Iterator[Finding]:
     if ids:
         yield seen.finding(
             "host-id",
-            Severity.WARNING,
             "NCCL_HOSTID is set",
             f"NCCL_HOSTID is set on {ranks_text(tuple(ids))}, unset expected: ranks of one host with different values "
             "talk over the network, not over NVLink, PCIe or shared memory.",
@@ -111,7 +117,6 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
             ranks = tuple(rank for rank, own in levels.items() if own == level)
             yield seen.finding(
                 "debug-level",
-                Severity.ERROR,
                 "TORCH_DISTRIBUTED_DEBUG has a value that torch refuses",
                 f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected, "
                 "`import torch.distributed` fails with anything else.",
@@ -120,13 +125,27 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
             )
 
 
+def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
+    """Every name that some rank has, but for those that tell ranks apart on purpose: variables, then lines of files."""
+    rows = seen.by_rank
+    yield from _all("variable", {rank: own.variables for rank, own in rows.items()})
+    yield from _all("file", {rank: settings(own) for rank, own in rows.items()})
+
+
+def _all(kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Setting]:
+    for name in sorted({name for own in rows.values() for name in own} - OWN):
+        yield from setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
+
+
 CHECK = Check(
     "LCH002",
     "variables",
     Stage.LAUNCH,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,
+    runs_with=runs_with,
 )

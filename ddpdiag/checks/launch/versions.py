@@ -8,10 +8,6 @@ ranks arrive minutes apart, and rendezvous time out.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
 Findings:
-- torch, cuda, hip, nccl: ranks have different versions of it. A torch that differs brings the others along.
-- python: another minor version is an error, another patch level a warning.
-- driver: NVIDIA drivers differ, which mostly work together: a warning.
-- slow-import: `import torch` took much longer on some ranks.
 
 Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
 
@@ -29,15 +25,30 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
-from ddpdiag.model import Finding, Kind, Severity
+from ddpdiag.checks.launch.settings import setting
+from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.context import Context
+from ddpdiag.model.setting import Setting
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.versions import driver_version, versions
 from ddpdiag.stats import odd_ones_out
 
+FINDINGS = {
+    **dict.fromkeys(
+        ("torch", "cuda", "hip", "nccl"),
+        Explained("ranks have different versions of it. A torch that differs brings the others along."),
+    ),
+    "python": Explained("another minor version is an error, another patch level a warning."),
+    "driver": Explained("NVIDIA drivers differ, which mostly work together: a warning."),
+    "slow-import": Explained.warning("`import torch` took much longer on some ranks."),
+}
+
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
 _BUSY_SHARE = 0.5
+
+_VERSIONS = ("torch", "cuda", "hip", "nccl", "driver", "python")
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -105,10 +116,10 @@ def _differing(
         return
     yield seen.finding(
         what.split()[-1].lower(),
-        severity,
         f"{what} versions differ",
         f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
         + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+        severity=severity,
         ranks=odd.ranks,
         evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
         remedy=f"Use one environment or container image on every host, so that {what} is the same.",
@@ -125,7 +136,6 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         spent = f"; {core:.1f} s of it on a core or waiting for one" if core is not None else ""
         yield seen.finding(
             "slow-import",
-            Severity.WARNING,
             "importing torch is slow",
             f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {seen.world.node_of(worst)}; "
             f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected{spent}.",
@@ -137,15 +147,30 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
+def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
+    """The versions of the ranks."""
+    for name in _VERSIONS:
+        yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
+
+
+def figures(seen: Seen[Data]) -> dict[str, Scalar]:
+    """What the imports of the rank that spent most took."""
+    took = [own.import_seconds for own in seen.by_rank.values() if own.import_seconds is not None]
+    return {"seconds.import": max(took)} if took else {}
+
+
 CHECK = Check(
     "LCH003",
     "versions",
     Stage.LAUNCH,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,
+    figures=figures,
+    runs_with=runs_with,
     kind=Kind.TORCH,
     deadline=10.0,
     settings={"slow_import_seconds": 10},

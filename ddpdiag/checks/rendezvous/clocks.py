@@ -8,8 +8,6 @@ A wrong clock breaks no collective. It puts log lines of different hosts into a 
 looks for the first failure, and it makes Kerberos tickets, TLS certificates and `make`-like tools fail.
 
 Findings:
-- off: a host's clock differs from most others' by more than `off_seconds`.
-- unreadable: RDZ004, which asks the hosts for their time, was not run.
 
 Fix: let chrony or NTP run on the named host (`chronyc tracking`, `timedatectl`).
 
@@ -22,12 +20,18 @@ from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh import check as rdz004
 from ddpdiag.checks.rendezvous.mesh.data import mesh_of
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
+
+FINDINGS = {
+    "off": Explained.warning("a host's clock differs from most others' by more than `off_seconds`."),
+    "unreadable": Explained.not_seen("RDZ004, which asks the hosts for their time, was not run."),
+}
 
 _HARM = "logs of different hosts cannot be put in order, and Kerberos and TLS may fail"
 
@@ -80,7 +84,6 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
     word = "ahead of" if ahead > 0 else "behind"
     return seen.finding(
         "off",
-        Severity.WARNING,
         f"the clock of {node} is {abs(ahead):.1f} s {word} the others'",
         f"The clock of {node} is {abs(ahead):.1f} s {word} those of {others} hosts that agree: {_HARM}.",
         nodes=[node],
@@ -92,7 +95,6 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
 def _not_compared(seen: Seen[Nothing]) -> Finding:
     return seen.finding(
         "unreadable",
-        Severity.WARNING,
         "the clocks were not compared",
         "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
         remedy="Select RDZ004 as well.",
@@ -105,7 +107,6 @@ def _undecided(
     other, seconds = max(differences.items(), key=lambda item: abs(item[1]))
     return seen.finding(
         "off",
-        Severity.WARNING,
         f"clocks differ by {abs(seconds):.1f} s",
         f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {names[other]} by {abs(seconds):.1f} s, "
         f"and no majority says which is right: {_HARM}.",
@@ -125,6 +126,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

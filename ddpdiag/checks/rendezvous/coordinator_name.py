@@ -5,15 +5,6 @@ offer to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/ho
 address: everything works on one host, and hangs on two. The measurements `coordinator.<host>` show what each host got.
 
 Findings and their causes:
-- unknown: the resolver says that there is no such name. slow: it answers late, or not within 12 s (glibc asks a silent
-  name server twice, 5 s each).
-- loopback, own: /etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet;
-  a host's own name, as long as gloo works: of two ranks the one that offers the higher address connects.
-- differs: hosts got different addresses, by a split DNS or an old line in /etc/hosts.
-- family: the name leads to IPv6 addresses only, and the host has none of its own that others reach (or the same with
-  IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only.
-- reverse: the name of the coordinator's address is looked for a long time. c10d looks for it at each connection, so
-  that a silent name server costs a job of three hosts 20 s.
 
 glibc asks each name server in /etc/resolv.conf twice and waits 5 s each time; `options timeout:1 attempts:1` shortens
 that.
@@ -36,12 +27,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families, reverse_seconds
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
+
+FINDINGS = {
+    "unknown": Explained.error("the resolver says that there is no such name."),
+    "slow": Explained(
+        "it answers late, or not within 12 s (glibc asks a silent name server twice, 5 s each).", same_item=True
+    ),
+    **dict.fromkeys(
+        ("loopback", "own"),
+        Explained(
+            "/etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet; a "
+            "host's own name, as long as gloo works: of two ranks the one that offers the higher address connects."
+        ),
+    ),
+    "differs": Explained.warning("hosts got different addresses, by a split DNS or an old line in /etc/hosts."),
+    "family": Explained.error(
+        "the name leads to IPv6 addresses only, and the host has none of its own that others reach (or the same with "
+        "IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only."
+    ),
+    "reverse": Explained.warning(
+        "the name of the coordinator's address is looked for a long time. c10d looks for it at each connection, so "
+        "that a silent name server costs a job of three hosts 20 s."
+    ),
+}
 
 # resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer is heard.
 _LOOK_UP_SECONDS = 12.0
@@ -111,9 +126,9 @@ def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     took = f"took {data.seconds:.1f} s" if data.addresses is not None else f"gave no answer in {data.seconds:.1f} s"
     yield seen.finding(
         "slow",
-        Severity.ERROR if data.addresses is None else Severity.WARNING,
         f"{'no answer to a' if data.addresses is None else 'slow'} look-up on {node}",
         f"Looking up {data.name} {took} on {node}; {limit:g} s at most are expected.",
+        severity=Severity.ERROR if data.addresses is None else Severity.WARNING,
         nodes=[node],
         remedy=f"Check the name servers in /etc/resolv.conf of {node}; glibc waits 5 s for each that is silent, less "
         "with `options timeout:1 attempts:1`.",
@@ -127,7 +142,6 @@ def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     took = "no answer came" if data.reverse_seconds is None else f"that took {data.reverse_seconds:.1f} s"
     yield seen.finding(
         "reverse",
-        Severity.WARNING,
         f"slow reverse look-up on {node}",
         f"{node} looked up the name of {data.addresses[0]} ({data.name}), as c10d does at each connection, and {took}; "
         f"{limit:g} s at most are expected.",
@@ -141,7 +155,6 @@ def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
 def _unknown(seen: Seen[Data], node: str, data: Data) -> Finding:
     return seen.finding(
         "unknown",
-        Severity.ERROR,
         f"{data.name} is unknown on {node}",
         f"{node} cannot resolve {data.name!r}, the coordinator's name (looked for {data.seconds:.1f} s).",
         nodes=[node],
@@ -156,9 +169,9 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
     so = "the ranks met all the same" if harmless else "others cannot be reached through it"
     return seen.finding(
         "loopback",
-        Severity.WARNING if harmless else Severity.ERROR,
         f"{name} is a loopback address on {node}",
         f"On {node}, {where}, {name} resolves to {addresses[0]}: {so}.",
+        severity=Severity.WARNING if harmless else Severity.ERROR,
         nodes=[node],
         evidence={"addresses": list(addresses)},
         remedy=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
@@ -170,10 +183,10 @@ def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
     works = seen.world.backend == "gloo" and seen.own_backend_works
     return seen.finding(
         "own",
-        Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
         f"gloo on {node} offers a loopback address",
         f"{node} resolves its own name {data.own_name} to {says}; gloo offers that to its peers, who cannot reach it"
         + (" (here gloo works all the same, because this host is the one that connects)." if works else "."),
+        severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
         nodes=[node],
         evidence={"own_addresses": list(data.own_addresses or ())},
         remedy=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
@@ -195,7 +208,6 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
     name = next(iter(answers.values())).name
     yield seen.finding(
         "differs",
-        Severity.WARNING,
         f"{name} is not the same address on every host",
         f"{name} is {address} on {holders} of {len(found)} hosts, and {', '.join(sorted(found[odd[0]]))} on {odd[0]}"
         + (f" ({len(odd)} hosts differ)." if len(odd) > 1 else "."),
@@ -236,7 +248,6 @@ def _only(data: Data) -> str:
 def _family(seen: Seen[Data], nodes: Sequence[str], message: str) -> Finding:
     return seen.finding(
         "family",
-        Severity.ERROR,
         "hosts have no family of addresses in common",
         message,
         nodes=nodes,
@@ -260,6 +271,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

@@ -5,19 +5,6 @@ name that its own resolver gives, while rank 0 listens there and proves by a ran
 Under torchrun its agent listens already; then that is what is reached.
 
 Findings and their causes, for all of which torch says "client socket has timed out":
-- taken: somebody else listens on MASTER_PORT on rank 0's host, such as another job of the same default port, or one
-  that did not end. The process is named. unusable: rank 0 may not listen there (ports below 1024).
-- elsewhere: rank 0's host does not reach itself under MASTER_ADDR: the address is another host's.
-  nobody: torchrun is said to serve the store (TORCHELASTIC_USE_AGENT_STORE), but nobody listens; the variable comes
-  from an outer or an older launcher.
-- refused, dropped, unreachable, stranger: a host does not get to rank 0's port: a firewall that rejects or drops, no
-  route, or another machine that answers under this name. If no other host gets there, of several, rank 0's host is
-  blamed (though not for strangers), and also if it does not even reach itself. Else the ways are named that fail, and
-  neither of their ends.
-- itself: MASTER_ADDR is an address of that host, too, such as docker0's, or a name that /etc/hosts gives to it.
-- partly: there are so many hosts that not all of them tried.
-- ephemeral: the kernel gives MASTER_PORT to outgoing connections, too (net.ipv4.ip_local_port_range), so that
-  it can be taken at any time.
 
 Names that are unknown, or lead to loopback, are RDZ002's findings.
 
@@ -40,12 +27,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.net.port_check import PortAnswer, PortListener, answered, check_port, ephemeral_ports, is_local
 from ddpdiag.probes.net.tcp_connect import Reach, is_loopback
 from ddpdiag.probes.process.port_holders import holder_of
+
+FINDINGS = {
+    "taken": Explained.error(
+        "somebody else listens on MASTER_PORT on rank 0's host, such as another job of the same default port, or one "
+        "that did not end. The process is named."
+    ),
+    "unusable": Explained.error("rank 0 may not listen there (ports below 1024).", same_item=True),
+    "elsewhere": Explained.error(
+        "rank 0's host does not reach itself under MASTER_ADDR: the address is another host's."
+    ),
+    "nobody": Explained.error(
+        "torchrun is said to serve the store (TORCHELASTIC_USE_AGENT_STORE), but nobody listens; the variable comes "
+        "from an outer or an older launcher.",
+        same_item=True,
+    ),
+    **dict.fromkeys(
+        ("refused", "dropped", "unreachable", "stranger"),
+        Explained.error(
+            "a host does not get to rank 0's port: a firewall that rejects or drops, no route, or another machine that "
+            "answers under this name. If no other host gets there, of several, rank 0's host is blamed (though not for "
+            "strangers), and also if it does not even reach itself. Else the ways are named that fail, and neither of "
+            "their ends."
+        ),
+    ),
+    "itself": Explained.error(
+        "MASTER_ADDR is an address of that host, too, such as docker0's, or a name that /etc/hosts gives to it."
+    ),
+    "partly": Explained.note("there are so many hosts that not all of them tried."),
+    "ephemeral": Explained.note(
+        "the kernel gives MASTER_PORT to outgoing connections, too (net.ipv4.ip_local_port_range), so that it can be "
+        "taken at any time."
+    ),
+}
 
 # A lost first packet is sent again after 1 s, and after 3 s: three tries.
 _CONNECT_SECONDS = 4.0
@@ -162,7 +183,6 @@ def _taken(seen: Seen[Data], first: Data) -> Finding:
     node = seen.world.node_of(0)
     return seen.finding(
         "taken",
-        Severity.ERROR,
         f"MASTER_PORT {first.port} is taken on {node}",
         f"Port {first.port} of {node}, rank 0's host, is held by {first.holder or 'a process that /proc does not show'}"
         "; MASTER_PORT must be free.",
@@ -177,7 +197,6 @@ def _unusable(seen: Seen[Data], first: Data) -> Finding:
     node = seen.world.node_of(0)
     return seen.finding(
         "unusable",
-        Severity.ERROR,
         f"rank 0 cannot listen on MASTER_PORT {first.port}",
         f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
         nodes=[node],
@@ -201,7 +220,7 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
         message = f"{node}, rank 0's host, cannot reach {where}, itself: {_MEANS[why]}, though the port is open there."
         remedy = f"Open TCP port {first.port} in the firewall of {node} (iptables, nftables), or choose another one."
     evidence = _evidence({node: first})
-    return seen.finding(word, Severity.ERROR, title, message, nodes=[node], evidence=evidence, remedy=remedy)
+    return seen.finding(word, title, message, nodes=[node], evidence=evidence, remedy=remedy)
 
 
 def _ways(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
@@ -223,7 +242,6 @@ def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
     hosts, node = seen.world.nodes_of(list(asked)), seen.world.node_of(0)
     return seen.finding(
         "itself",
-        Severity.ERROR,
         f"MASTER_ADDR {first.name} leads {names_text(hosts)} to its own address",
         f"{first.name}:{first.port}{_address(first)} is an address of {names_text(hosts)} itself, which therefore "
         f"never asks {node}, rank 0's host.",
@@ -258,7 +276,6 @@ def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of
     so = f"the cause is most likely on {node}" if theirs else "which end is at fault cannot be told from here"
     return seen.finding(
         why,
-        Severity.ERROR,
         f"{names_text(hosts)} cannot reach MASTER_PORT {first.port}",
         f"{names_text(hosts)} cannot reach {first.name}:{first.port}{_address(first)} on {node}, rank 0's host: "
         f"{_MEANS[why]}; {_CAUSES[why]}. {whose}, so {so}.",
@@ -287,7 +304,6 @@ def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
 def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding:
     return seen.finding(
         "ephemeral",
-        Severity.INFO,
         f"MASTER_PORT {first.port} is an ephemeral port",
         f"MASTER_PORT {first.port} lies in {ports[0]}-{ports[1]}, from which {seen.world.node_of(0)} gives outgoing "
         "connections their ports, so that one of them may hold it when the job starts.",
@@ -312,6 +328,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

@@ -10,9 +10,6 @@ FileStore, and for one process alone HashStore. And the MPI backend is tried, wh
 started the run; else it is said why not.
 
 Findings:
-- method: this way fails, and another one works.
-- absent: this way was not tried, because torch or the launcher lacks what it needs.
-- file: file:// was not tried, for want of a directory that all hosts share.
 
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
 port that another job holds, a directory that is not shared or has no locks, a rank that never came.
@@ -36,11 +33,18 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.context import Context
+
+FINDINGS = {
+    "method": Explained("this way fails, and another one works."),
+    "absent": Explained.note("this way was not tried, because torch or the launcher lacks what it needs."),
+    "file": Explained.note("file:// was not tried, for want of a directory that all hosts share."),
+}
 
 METHODS = ("tcp", "env", "file")
 # Handed to init_process_group(store=...); HashStore lives in one process.
@@ -122,14 +126,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if seen.trials and "file" not in tried and _lacks_directory(seen.world):
         yield seen.finding(
             "file",
-            Severity.INFO,
             "file:// was not tried",
             "file:// was not tried: on several hosts it needs a directory that all of them share.",
             remedy="Give one with --shared-dir if the job uses file://.",
         )
     absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
     for method, why in absent.items():
-        yield seen.finding("absent", Severity.INFO, f"{_name(method)} was not tried", f"{why}.")
+        yield seen.finding("absent", f"{_name(method)} was not tried", f"{why}.")
     failed = [method for method, well in tried.items() if not well]
     works = [method for method, well in tried.items() if well and method not in absent]
     if failed and works:
@@ -139,10 +142,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         reason = _reason(seen, failed[0])
         yield seen.finding(
             "method",
-            Severity.WARNING if excused else Severity.ERROR,
             f"{_name(failed[0])} does not work here",
             f"The ranks met over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
             f"{reason}.{gloo}",
+            severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
             remedy=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
         )
@@ -181,6 +184,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

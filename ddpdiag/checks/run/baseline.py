@@ -19,10 +19,6 @@ leaves with 1 for a regression. Without one it leaves with 3 where no figure was
 verdict is UNKNOWN, else with 0. `ddpdiag allreduce-bench` has a `--baseline` of its own.
 
 Findings:
-- worse: a rank, or the whole world, is slower than it was.
-- incomparable: the runs have different numbers of ranks or hosts, or another backend, so nothing was compared.
-- changed: versions or variables that differ: good to know.
-- better: what is quicker than it was: good to know.
 
 Fix: look at what has changed since: driver, firmware, clocks, cables, neighbours. If it is meant to be so, take this
 run as the new baseline.
@@ -37,10 +33,20 @@ tests/benchmarks/compare.py (how often equal runs were told apart, and slow rank
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Change, Direction, changed_facts, comparable, compared_figures
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
+
+FINDINGS = {
+    "worse": Explained.warning("a rank, or the whole world, is slower than it was."),
+    "incomparable": Explained.not_seen(
+        "the runs have different numbers of ranks or hosts, or another backend, so nothing was compared."
+    ),
+    "changed": Explained.note("versions or variables that differ: good to know."),
+    "better": Explained.note("what is quicker than it was: good to know."),
+}
 
 _SHOWN = 20
 _JUDGED = (Direction.REGRESSION, Direction.IMPROVEMENT)
@@ -55,7 +61,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if (why := comparable(old, new)) is not None:
         yield seen.finding(
             "incomparable",
-            Severity.WARNING,
             "this run cannot be compared with the baseline",
             f"Nothing was compared with the baseline of {old.created}: {why}.",
             remedy="Give the recording of a run of this world.",
@@ -71,7 +76,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         yield seen.finding(
             "changed",
-            Severity.INFO,
             "not all is as it was in the baseline",
             f"Since the baseline of {old.created}: {'; '.join(told[:_SHOWN])}{more}.",
         )
@@ -81,7 +85,6 @@ def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
     is_worse = change.direction is Direction.REGRESSION
     return seen.finding(
         "worse" if is_worse else "better",
-        Severity.WARNING if is_worse else Severity.INFO,
         f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
         f"{change.text[:1].upper()}{change.text[1:]}. The baseline is of {created}.",
         ranks=change.ranks,
@@ -96,6 +99,7 @@ CHECK = Check(
     Stage.RUN,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     plan=nothing_planned,
     judge=judge,
     data=Nothing,

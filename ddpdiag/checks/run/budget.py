@@ -3,12 +3,6 @@
 What was seen is judged; what was not seen is unknown.
 
 Findings:
-- budget: too little of the budget (`--budget`) was left for the next check.
-- unfinished: a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that
-  time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy host
-  does that, and blame would be a guess.
-- told: the run was told to leave (a time limit of the scheduler, a launcher that ends a job; Ctrl-C, which is good to
-  know only: who pressed it knows).
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
 
@@ -23,10 +17,28 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.blame import goes_on, unfinished
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.run.trials.check import failures
-from ddpdiag.model import EventKind, Finding, Severity, Status, Verdict
+from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
+
+FINDINGS = {
+    "budget": Explained.error(
+        "too little of the budget (`--budget`) was left for the next check.", effect=Effect.UNKNOWN
+    ),
+    "unfinished": Explained.error(
+        "a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that "
+        "time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy "
+        "host does that, and blame would be a guess.",
+        effect=Effect.UNKNOWN,
+    ),
+    "told": Explained(
+        "the run was told to leave (a time limit of the scheduler, a launcher that ends a job; Ctrl-C, which is good "
+        "to know only: who pressed it knows).",
+        effect=Effect.UNKNOWN,
+    ),
+}
 
 _CTRL_C = str(int(signal.SIGINT))
 _NAMES = {str(int(known)): known.name for known in signal.Signals}
@@ -39,7 +51,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         if event.kind is EventKind.BUDGET:
             yield seen.finding(
                 "budget",
-                Severity.ERROR,
                 "the budget was spent",
                 f"Too little of the budget of {seen.options.budget_seconds:g} s was left after {event.seconds:.1f} s, "
                 f"{event.detail}.",
@@ -58,9 +69,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
         yield seen.finding(
             "told",
-            Severity.ERROR,
             f"the run was ended by {name}",
             f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
+            severity=Severity.ERROR,
             remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
@@ -70,9 +81,9 @@ def _interrupted(seen: Seen[Nothing], seconds: float) -> Finding:
     """Nobody has to find out who ended it; the verdict says how far it came."""
     return seen.finding(
         "told",
-        Severity.INFO,
         "the run was interrupted",
         f"Ctrl-C (SIGINT) ended it {seconds:.1f} s after the start; what came before was judged.",
+        severity=Severity.INFO,
         of_the_run=True,
     )
 
@@ -91,7 +102,6 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         left = ", which the budget had left" if trial.hurried else ""
         yield seen.finding(
             "unfinished",
-            Severity.ERROR,
             f"{trial.code} was not finished in time",
             f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
             f"{seen.world.node_of(first.rank)} {still}{at}.",
@@ -107,8 +117,8 @@ CHECK = Check(
     Stage.RUN,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,
-    effect=Verdict.UNKNOWN,
 )

@@ -9,7 +9,6 @@ If no other host came at all, the cause may as well be on rank 0's own host (its
 given), so nobody is blamed. Nor is anybody where ranks state different world sizes (LCH001): the absent may not exist.
 
 Findings:
-- absent: a rank never came. Its host is named where it is known.
 
 Causes: the process was never started (wrong node count, a host that is down), it died at once (a missing module, an old
 Python), it was started with another coordinator address, port or run id, or a firewall keeps it from rank 0.
@@ -26,9 +25,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.model import Event, EventKind, Finding, Scalar, Severity, Verdict
+from ddpdiag.model import Event, EventKind, Finding, Scalar
+
+FINDINGS = {
+    "absent": Explained.error("a rank never came. Its host is named where it is known.", effect=Effect.UNKNOWN),
+}
 
 _NOTES_SHOWN = 8
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -53,7 +57,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
     yield seen.finding(
         "absent",
-        Severity.ERROR,
         f"{who} never came",
         came + where + _told(events) + doubt,
         ranks=blamed,
@@ -151,14 +154,22 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
     return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
 
 
+def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+    """Who never came is missed at the launch."""
+    absent = {event.rank for event in seen.recording.events if event.kind is EventKind.ABSENT}
+    remark = f"{len(absent):,} of {seen.world.size:,} ranks never came"
+    return (Concern(Stage.LAUNCH, finding, remark) for finding in findings)
+
+
 CHECK = Check(
     "RUN001",
     "roll-call",
     Stage.RUN,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
+    concerns=concerns,
     plan=nothing_planned,
-    effect=Verdict.UNKNOWN,
 )

@@ -8,10 +8,6 @@ All ranks of a host that fell silent together are one finding. Whether the host 
 more: then its processes ended, and the host and the way to it are well.
 
 Findings and their causes:
-- lost: a rank fell silent, or all ranks of a host.
-- cut-off: all other hosts, two or more, fell silent at once. The one cause that explains this is on the side of the
-  host that reports, so that host is blamed, and not everybody else. No host answers then.
-- link: of two hosts, each of which the other one cannot hear, nobody can say whose fault it is: the link is named.
 
 When rank 0 itself is lost, another rank can report only with `--shared-dir`.
 
@@ -28,10 +24,22 @@ to all as soon as one fails).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.model import Event, EventKind, Finding, Severity
+from ddpdiag.model import Event, EventKind, Finding, Severity, Status
+
+FINDINGS = {
+    "lost": Explained.error("a rank fell silent, or all ranks of a host."),
+    "cut-off": Explained.error(
+        "all other hosts, two or more, fell silent at once. The one cause that explains this is on the side of the "
+        "host that reports, so that host is blamed, and not everybody else. No host answers then."
+    ),
+    "link": Explained.error(
+        "of two hosts, each of which the other one cannot hear, nobody can say whose fault it is: the link is named."
+    ),
+}
 
 # Rank 0 beats every second, others notice its own silence 2 s later than it theirs, and wait 2.5 s for each other.
 _TOGETHER_SECONDS = 6.0
@@ -116,7 +124,6 @@ def _cut_off(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
     rank = seen.recording.header.writer
     return seen.finding(
         "cut-off",
-        Severity.ERROR,
         f"{here} was cut off from all other hosts",
         f"rank {rank} on {here} suddenly heard nothing of all {len(names)} other hosts ({names_text(names)}), after "
         f"{min(loss.seconds for loss in silent):.1f} s, and none of them answers: the cause they share is {here}.",
@@ -130,7 +137,6 @@ def _cut_off(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
 def _link(seen: Seen[Nothing], here: str, loss: Loss) -> Finding:
     return seen.finding(
         "link",
-        Severity.ERROR,
         f"{here} and {loss.name} lost each other",
         f"{here} heard nothing of {ranks_text(loss.ranks)} on {loss.name} after {loss.seconds:.1f} s, and {loss.name} "
         "does not answer. Two hosts alone cannot tell whether one of them failed, and which, or the link between them.",
@@ -154,7 +160,6 @@ def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
     first = loss.events[min(loss.ranks, key=lambda rank: loss.events[rank].seconds)]
     return seen.finding(
         "lost",
-        Severity.ERROR,
         f"host {loss.name} was lost with {who}",
         f"All ranks of host {loss.name} ({who}) were gone together after {loss.seconds:.1f} s: {first.detail}."
         f"{_state(loss)}",
@@ -177,7 +182,6 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
     answers = _state(loss)
     return seen.finding(
         "lost",
-        Severity.ERROR,
         f"rank {rank} was lost",
         f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{answers}",
         ranks=[rank],
@@ -186,13 +190,24 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
     )
 
 
+def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+    """The checks in the middle of which ranks were lost, with the worst finding."""
+    lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
+    if findings and lost:
+        worst = min(findings, key=lambda finding: tuple(Severity).index(finding.severity))
+        unheard = (o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
+        yield from (Concern(code, worst) for code in dict.fromkeys(unheard))
+
+
 CHECK = Check(
     "RUN002",
     "presence",
     Stage.RUN,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
+    concerns=concerns,
     plan=nothing_planned,
 )

@@ -5,7 +5,6 @@ often in a driver or on a file server that does not answer: nobody can end it, a
 memory, a port) until the kernel lets go of it.
 
 Findings:
-- survived: a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.
 
 Fix: look at the kernel log of the host; reset the device that it waits for, or reboot the host.
 
@@ -18,8 +17,13 @@ Sources: signal(7); proc_pid_stack(5); Linux's hung task detector (kernel.hung_t
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
+
+FINDINGS = {
+    "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named."),
+}
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -31,7 +35,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             where = f", waiting in {process.wchan}" if process.wchan else ""
             yield seen.finding(
                 "survived",
-                Severity.ERROR,
                 f"pid {process.pid} on {node} cannot be killed",
                 f"pid {process.pid} of rank {outcome.rank} on {node} survived SIGKILL in {outcome.code}{where}.",
                 ranks=[outcome.rank],
@@ -46,6 +49,7 @@ CHECK = Check(
     Stage.RUN,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
     plan=nothing_planned,

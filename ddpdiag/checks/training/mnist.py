@@ -9,13 +9,6 @@ images must be recognised (95 % with `--depth standard`; a broken gradient stays
 batch grows and accuracy is only shown), and all ranks must hold the same parameters, bit for bit.
 
 Findings and their causes:
-- diverged: ranks hold different parameters. An all-reduce that gives wrong results on one rank, memory errors in a
-  GPU, or different versions of torch. Where hosts have different models of CPU or GPU, their last bits may differ.
-- nan: a loss or gradient is not a number. The ranks in which it began, before any exchange, are named: a GPU that
-  computes wrong results, or its memory. If it began on all at once, suspect the learning rate or the images.
-- inaccurate, flat: all ranks agree, but nothing was learnt. Gradients that are not averaged, or images and labels that
-  do not belong together (`--data-dir`).
-- data: a file of digits is missing or damaged on some hosts. Copy it anew; `gzip -t` and `sha256sum` compare copies.
 
 Fix: take the named ranks' hosts out, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
 `--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
@@ -34,12 +27,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import without_gpu
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    "diverged": Explained.error(
+        "ranks hold different parameters. An all-reduce that gives wrong results on one rank, memory errors in a GPU, "
+        "or different versions of torch. Where hosts have different models of CPU or GPU, their last bits may differ."
+    ),
+    "nan": Explained.error(
+        "a loss or gradient is not a number. The ranks in which it began, before any exchange, are named: a GPU that "
+        "computes wrong results, or its memory. If it began on all at once, suspect the learning rate or the images."
+    ),
+    **dict.fromkeys(
+        ("inaccurate", "flat"),
+        Explained.error(
+            "all ranks agree, but nothing was learnt. Gradients that are not averaged, or images and labels that do "
+            "not belong together (`--data-dir`)."
+        ),
+    ),
+    "data": Explained.error(
+        "a file of digits is missing or damaged on some hosts. Copy it anew; `gzip -t` and `sha256sum` compare copies."
+    ),
+}
 
 # Above this the global batch must grow (one image per rank at least, BatchNorm over next to nothing), so that the
 # accuracy says more about the number of ranks than about their health.
@@ -161,7 +176,6 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
         ranks = [rank for rank, own in errors.items() if own == error]
         yield seen.finding(
             "data",
-            Severity.ERROR,
             "The digits cannot be read",
             f"{_begun(_who(seen, ranks))}: {error}. No rank trained.",
             ranks=ranks,
@@ -183,7 +197,6 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
     )
     yield seen.finding(
         "diverged",
-        Severity.ERROR,
         "Ranks ended with different parameters",
         f"{whose}: {found}.",
         ranks=odd.ranks,
@@ -208,7 +221,6 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
         where = f"{_who(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
-        Severity.ERROR,
         "Training gives numbers that are not finite" + (f", and {_who(seen, ranks)} began" if ranks else ""),
         f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
         ranks=ranks,
@@ -230,7 +242,6 @@ def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
         return
     yield seen.finding(
         "flat",
-        Severity.ERROR,
         "The loss does not fall",
         f"Loss of all ranks: {result.first_loss:.2f} in the first of {result.steps} steps, {result.last_loss:.2f} in "
         f"the last; at most {share * result.first_loss:.2f} was expected.",
@@ -247,7 +258,6 @@ def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
         return
     yield seen.finding(
         "inaccurate",
-        Severity.ERROR,
         "The network did not learn the digits",
         f"{ranks} ranks recognise {result.accuracy:.1%} of the test images after {result.steps} steps; "
         f"at least {bar:.1%} was expected, guessing gives 10%.",
@@ -308,6 +318,7 @@ CHECK = Check(
     Stage.TRAINING,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     plan=plan,
     measure=measure,
     judge=judge,
@@ -315,7 +326,7 @@ CHECK = Check(
     figures=figures,
     data=Data,
     kind=Kind.TORCH,
-    needs=("P2P003",),
+    blocked=fallback.blocks,
     ground=without_gpu,
     settings={"loss_share": LOSS_SHARE, "accuracy": ACCURACY[Depth.QUICK]},
     fresh=True,

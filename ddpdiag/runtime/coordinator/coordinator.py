@@ -120,44 +120,50 @@ class Coordinator:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
         self._to_come = [check for check in chosen if check.last is not None]
         # Plain ones first: they run while the fork servers import torch.
-        before = [check for c in chosen if (check := c.beforehand) is not None]
+        before = [check for check in chosen if check.last is None or check.plan(self._seen(check))]
         usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts(before, kind)]
         last = _parts(self._to_come)
         self._progress.planned(stage for stage, _checks in (*usual, *last))
         # Once the budget is spent, checks that run last, for which some was kept, may still run.
         for parts in (usual, last):
             for stage, checks in parts:
-                if self._run_stage(stage, checks):
+                if self._run_stage(stage, checks, is_last=parts is last):
                     break
 
-    def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck]) -> bool:
+    def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck], *, is_last: bool) -> bool:
         """Run a part of a stage; was the budget spent in it?"""
         begin, before, spent = self._membership.now(), len(self._lines), False
         self._progress.stage_began(stage)
         try:
             for check in checks:
-                self._run_check(check)
+                self._run_check(check, is_last=is_last)
         except BudgetSpent:
             spent = True  # noted where it was raised
         self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
         return spent
 
-    def _run_check(self, check: AnyCheck) -> None:
-        self._to_come = [other for other in self._to_come if other is not check]
+    def _run_check(self, check: AnyCheck, *, is_last: bool) -> None:
+        if is_last:
+            self._to_come = [other for other in self._to_come if other is not check]
         skip = self._reason_to_skip(check)
         if skip is not None:
             self._lines.append(skip)
             return
-        seen = self._seen(check)
-        if check.moot is not None and not check.plan(seen) and (reason := check.moot(seen)):
+        seen, looks_again = self._seen(check, is_last=is_last), check.last is not None and not is_last
+        if check.moot is not None and not looks_again and not check.plan(seen) and (reason := check.moot(seen)):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=True))
             return
         kept = self._kept()
-        if check.last is not None and check.plan(seen) and (reason := too_late(self._left(kept), check.last(seen))):
+        if (
+            is_last
+            and check.last is not None
+            and check.plan(seen)
+            and (reason := too_late(self._left(kept), check.last(seen)))
+        ):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
             return
         self._progress.check_began(check.code, check.name)
-        while trials := check.plan(replace(self._seen(check), left_seconds=self._left(kept))):
+        while trials := check.plan(replace(self._seen(check, is_last=is_last), left_seconds=self._left(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
                     reason = f"{ranks_text(sorted(gone))} can take no further part"
@@ -174,7 +180,9 @@ class Coordinator:
         takes = [
             check.last(seen)
             for check in self._to_come
-            if check.last is not None and self._reason_to_skip(check) is None and check.plan(seen := self._seen(check))
+            if check.last is not None
+            and self._reason_to_skip(check) is None
+            and check.plan(seen := self._seen(check, is_last=True))
         ]
         return kept_seconds(self._header.options.budget_seconds, takes)
 
@@ -188,9 +196,8 @@ class Coordinator:
         if check.scope is Scope.WORLD and missing:
             reason = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
             return Skip(code=check.code, reason=reason, grounds=False)
-        for other in self._checks:
-            if other.code in check.needs and (reason := self._seen(other).hindrance):
-                return Skip(code=check.code, reason=reason, grounds=False)
+        if check.blocked is not None and (reason := check.blocked(self._seen(check))):
+            return Skip(code=check.code, reason=reason, grounds=False)
         return None
 
     def _world(self) -> World:
@@ -207,8 +214,8 @@ class Coordinator:
             self._known_world = known
         return known
 
-    def _seen(self, check: AnyCheck) -> Seen[Any]:
-        return Seen(self._world(), check, self.recording())
+    def _seen(self, check: AnyCheck, *, is_last: bool = False) -> Seen[Any]:
+        return Seen(self._world(), check, self.recording(), is_last=is_last)
 
     # Trials ----------------------------------------------------------------------------------------------------------
 

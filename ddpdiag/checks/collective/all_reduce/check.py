@@ -13,7 +13,6 @@ busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a
 ranks. With more ranks than cores the numbers say nothing about the machine and are not judged.
 
 Findings:
-- wrong: a sum is not what was contributed. The message says whose part is wrong, as far as it can be told.
 
 Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the
 interface in use.
@@ -32,11 +31,18 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce.wrong_values import Guilt, guilt, suspects
 from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.stats import Samples, odd_ones_out, samples
+
+FINDINGS = {
+    "wrong": Explained.error(
+        "a sum is not what was contributed. The message says whose part is wrong, as far as it can be told."
+    ),
+}
 
 SMALL_BYTES = 4
 # The share of a trial's time left that one size may take.
@@ -194,7 +200,6 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     ways = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.ways]
     return seen.finding(
         "wrong",
-        Severity.ERROR,
         f"wrong values from {backend}" + (f", because of {_who(seen, found.ranks)}" if found.ranks else ""),
         f"The all-reduce over {backend} gave wrong values on {whose}: {most} elements differ from the exact sum"
         f"{_as_if(rows)}. {_because(seen, found, ways)}.",
@@ -306,6 +311,7 @@ CHECK = Check(
     Stage.COLLECTIVE,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

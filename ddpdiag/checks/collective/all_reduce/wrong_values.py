@@ -1,4 +1,4 @@
-"""Who spoils values. Pure; for COL001.
+"""Who spoils values.
 
 First, from what every rank heard when one after the other broadcast what all know: a rank whose own copy changed is
 guilty by itself; in the matrix of senders and receivers, a bad row is a sender and a bad column a receiver; a row and a

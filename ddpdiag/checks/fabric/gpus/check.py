@@ -10,13 +10,6 @@ It looks at hosts that are bad by themselves; at a host that is alone in the run
 be told which of them is at fault.
 
 Findings:
-- rank: a rank, with its GPU, is bad with every partner on its host.
-- path: two ranks are bad together, and good with others: the way between the two (NVLink, PCIe), and neither GPU.
-- systemic: half of all pairs are bad (of up to 8 ranks: half of the ranks, with all others): it is the host, or a
-  setting, and no single GPU.
-- undecided: suspects without anybody left to try them with.
-- clear: no rank is bad; the smallest slowdown that would have been found.
-- unmeasured: the run ended before the search did.
 
 Causes of a slow GPU: its clocks (GPU005), its PCIe link (GPU004), its NVLinks (GPU007), memory errors (GPU003), another
 user (GPU009). Fix: leave the host out, or that GPU (CUDA_VISIBLE_DEVICES), and look at its health.
@@ -28,6 +21,7 @@ Sources: as FAB001.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.gpus.data import InsideView
@@ -37,27 +31,38 @@ from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path
 from ddpdiag.checks.fabric.search.rules import Rules
 from ddpdiag.checks.fabric.text import how, rates, severity, tests_text
 from ddpdiag.checks.fabric.truncation import cut_short
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Pair, path_views
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import rate_text, share_text
+
+FINDINGS = {
+    "rank": Explained("a rank, with its GPU, is bad with every partner on its host."),
+    "path": Explained.warning(
+        "two ranks are bad together, and good with others: the way between the two (NVLink, PCIe), and neither GPU."
+    ),
+    "systemic": Explained.note(
+        "half of all pairs are bad (of up to 8 ranks: half of the ranks, with all others): it is the host, or a "
+        "setting, and no single GPU."
+    ),
+    "undecided": Explained.warning("suspects without anybody left to try them with."),
+    "clear": Explained.note("no rank is bad; the smallest slowdown that would have been found."),
+    "unmeasured": Explained.not_seen("the run ended before the search did."),
+}
 
 _SHOWN = 8
 
 
+@lru_cache(maxsize=1)
 def _view(seen: Seen[Data]) -> InsideView:
-    held = seen.memo.get("inside")
-    if not isinstance(held, InsideView):
-        rules = Rules(
-            floor=seen.number("floor_share", fab001.floor_of(seen.world)),
-            transients=seen.number("transient_share"),
-        )
-        held = seen.memo["inside"] = InsideView(seen, rules, _wanted(seen))
-    return held
+    """The hosts' insides, worked out once for the check's parts."""
+    floor = seen.number("floor_share", fab001.floor_of(seen.world))
+    return InsideView(seen, Rules(floor=floor, transients=seen.number("transient_share")), _wanted(seen))
 
 
 def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
@@ -137,7 +142,6 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
     if found.systemic:
         yield seen.finding(
             "systemic",
-            Severity.INFO,
             f"no single rank of {node} is at fault",
             f"{found.systemic[:1].upper()}{found.systemic[1:]}: it is the host, or a setting, and not one of its "
             f"{len(ranks)} ranks.",
@@ -152,7 +156,6 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
     if found.open:
         yield seen.finding(
             "undecided",
-            Severity.WARNING,
             f"some ranks of {node} could be neither cleared nor blamed",
             f"{ranks_text(found.open)}: bad in {found.rounds} rounds, and no good partner is left to try them with.",
             nodes=(),
@@ -166,11 +169,11 @@ def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
     who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
     return seen.finding(
         "rank",
-        severity(bad.tests, found.bar.usual, seen.number("error_share")),
         f"rank {bad.unit} holds the others on {node} back",
         f"{who} is {how(bad.tests, found.bar.usual)} with each of {len(bad.partners)} partners there "
         f"({ranks_text(bad.partners)}), {tests_text(bad.tests)}; pairs of that host usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         ranks=(bad.unit,),
         gpus=gpus,
         evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},
@@ -185,7 +188,6 @@ def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
     one, other = path.pair
     return seen.finding(
         "path",
-        Severity.WARNING,
         f"the way between ranks {one} and {other} on {node} is bad",
         f"Ranks {one} and {other} on {node} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} "
         f"tests, {tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw).",
@@ -202,7 +204,6 @@ def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) 
     least = min(state.bar.usual for _, state in good)
     return seen.finding(
         "clear",
-        Severity.INFO,
         "no rank holds the others of its host back",
         f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
         f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been found "
@@ -216,7 +217,6 @@ def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
     begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         "the search among the ranks of a host was cut short",
         f"{begun} begun, and then it ended {cut.when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
         "which rank holds the others back.",
@@ -237,6 +237,7 @@ CHECK = Check(
     Stage.FABRIC,
     Scope.LIVING,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=fab001.measure,
     plan=plan,
     judge=judge,

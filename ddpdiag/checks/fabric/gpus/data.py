@@ -1,4 +1,4 @@
-"""The ranks of single hosts, rounds and what each group reached, put together from FAB002's trials. Pure."""
+"""The ranks of single hosts, rounds and what each group reached, put together from FAB002's trials."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property

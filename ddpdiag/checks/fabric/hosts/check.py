@@ -16,18 +16,6 @@ what the ladder exports (P2P003) is set here, too. A pair that takes more than f
 and 5 s at least, did not end.
 
 Findings:
-- alone: a host is bad by itself; it takes no part in the pairs.
-- node: a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow).
-- path: two hosts are bad together, and good with others: neither is blamed.
-- domain: so many hosts of one leaf or rack are bad that it is the domain.
-- systemic: half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or
-  do not end: configuration, not a host.
-- undecided: two hosts alone, or suspects without anybody left to try them with.
-- transient: pairs that failed and then passed, or failed when no round was left to repeat them.
-- unproven: the hosts are good in pairs, and the all-reduce over all of them is not.
-- clear: nobody else is bad; the smallest slowdown that would have been found.
-- unmeasured: the run ended before the search did.
-- topology: what `--topology` says of the hosts is not the whole.
 
 Which leaf a host hangs on is told by `--topology FILE`, else by Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw is
 the best that a host reached with any other one: `--good-hosts` lists the fastest first.
@@ -44,6 +32,7 @@ Student's t and the normal quantile for the share of healthy hosts that may be b
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
@@ -53,13 +42,32 @@ from ddpdiag.checks.fabric.hosts.judge import findings
 from ddpdiag.checks.fabric.search.pair_confirm_cover import Phase, Round
 from ddpdiag.checks.fabric.search.rules import Rules
 from ddpdiag.checks.fabric.search.whole import Located
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.pair_matrix import pair_matrix
-from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.stats import samples
+
+FINDINGS = {
+    "alone": Explained("a host is bad by itself; it takes no part in the pairs."),
+    "node": Explained(
+        "a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow)."
+    ),
+    "path": Explained.warning("two hosts are bad together, and good with others: neither is blamed."),
+    "domain": Explained.error("so many hosts of one leaf or rack are bad that it is the domain."),
+    "systemic": Explained(
+        "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or do "
+        "not end: configuration, not a host."
+    ),
+    "undecided": Explained.warning("two hosts alone, or suspects without anybody left to try them with."),
+    "transient": Explained.note("pairs that failed and then passed, or failed when no round was left to repeat them."),
+    "unproven": Explained.error("the hosts are good in pairs, and the all-reduce over all of them is not."),
+    "clear": Explained.note("nobody else is bad; the smallest slowdown that would have been found."),
+    "unmeasured": Explained.not_seen("the run ended before the search did."),
+    "topology": Explained.note("what `--topology` says of the hosts is not the whole."),
+}
 
 _SMALL_BYTES = 64 << 10
 # A test should move enough to be bound by bandwidth, and be over soon on a slow way as well.
@@ -101,11 +109,10 @@ def measure(ctx: Context) -> Data:
     return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)
 
 
+@lru_cache(maxsize=1)
 def _view(seen: Seen[Data]) -> FabricView:
-    held = seen.memo.get("fabric")
-    if not isinstance(held, FabricView):
-        held = seen.memo["fabric"] = FabricView(seen, *_rules(seen))
-    return held
+    """The fabric, worked out once for the check's parts."""
+    return FabricView(seen, *_rules(seen))
 
 
 def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
@@ -155,9 +162,8 @@ def _why_not(seen: Seen[Data]) -> str | None:
         return None
     if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).hindrance is None:
         return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
-    ways = seen.of(mesh.CHECK)
-    if any(finding.severity is not Severity.INFO for finding in mesh.CHECK.judge(ways)):
-        return f"{mesh.CHECK.code} has found what is wrong between the hosts"
+    if any(finding.severity is not Severity.INFO for finding in seen.findings_of("RDZ004")):
+        return "RDZ004 has found what is wrong between the hosts"
     return None
 
 
@@ -233,6 +239,7 @@ CHECK = Check(
     Stage.FABRIC,
     Scope.LIVING,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     plan=plan,
     judge=judge,

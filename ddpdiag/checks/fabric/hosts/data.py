@@ -1,4 +1,4 @@
-"""Hosts, rounds and what each group reached, put together from FAB001's trials. Pure."""
+"""Hosts, rounds and what each group reached, put together from FAB001's trials."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

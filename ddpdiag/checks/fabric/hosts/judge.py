@@ -1,4 +1,4 @@
-"""What the search among hosts came to, in findings. Pure."""
+"""What the search among hosts came to, in findings."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -61,11 +61,11 @@ def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) ->
     name, ranks = view.fleet.names[alone.unit], view.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
-        severity(alone.tests, alone.usual, error_share),
         f"{name} is bad by itself",
         f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
         + ". No other host took part in that.",
+        severity=severity(alone.tests, alone.usual, error_share),
         nodes=(name,),
         evidence={
             "rates_bytes_per_s": rates(alone.tests),
@@ -82,11 +82,11 @@ def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_sha
     partners = [names[unit] for unit in bad.partners]
     return seen.finding(
         "node",
-        severity(bad.tests, found.bar.usual, error_share),
         f"{name} holds the others back",
         f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
         f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        severity=severity(bad.tests, found.bar.usual, error_share),
         nodes=(name,),
         evidence={
             "partners": list(partners[:_SHOWN]),
@@ -114,7 +114,6 @@ def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Find
     one, other = (view.fleet.names[unit] for unit in path.pair)
     return seen.finding(
         "path",
-        Severity.WARNING,
         f"the way between {one} and {other} is bad",
         f"{one} and {other} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} tests, "
         f"{tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw): the "
@@ -130,7 +129,6 @@ def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) 
     names = tuple(view.fleet.names[unit] for unit in units)
     return seen.finding(
         "domain",
-        Severity.ERROR,
         f"{domain} holds the others back: {len(names)} of its hosts are bad",
         f"{len(names)} hosts of {domain} are bad with every partner ({names_text(names, _SHOWN)}): so many at once are "
         "the leaf or rack's fault, not each host's.",
@@ -144,7 +142,6 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
     if not pairs:
         return seen.finding(
             "undecided",
-            Severity.WARNING,
             "two hosts cannot tell which of them is at fault",
             f"Two hosts are slow together, or do not end: {found.systemic}. Add a third one to find out.",
             remedy="Run again with one host more.",
@@ -152,10 +149,10 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
     ended = "did not end" in found.systemic or "expected" in found.systemic
     return seen.finding(
         "systemic",
-        Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
         "most pairs of hosts are bad: nobody is blamed",
         f"{found.systemic[:1].upper()}{found.systemic[1:]} (usual: {rate_text(found.bar.usual)} busbw). Where so many "
         "are bad it is what they share: a setting, an interface, a fallback to sockets, a switch.",
+        severity=Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
         evidence={"usual_bytes_per_s": found.bar.usual},
         remedy="Compare the interface in use (RDZ003) and the transport (P2P004) with what is meant, then run again.",
     )
@@ -169,7 +166,6 @@ def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
     once = f"{few} {'was' if few == 1 else 'were'} not tried often enough" if few else ""
     return seen.finding(
         "transient",
-        Severity.INFO,
         "some pairs of hosts failed now and then",
         f"{'1 pair was' if len(told) == 1 else f'{len(told)} pairs were'} bad while both ends are good: "
         f"{', '.join(filter(None, (again, once)))}.",
@@ -181,7 +177,6 @@ def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
     names = tuple(view.fleet.names[unit] for unit in found.open)
     return seen.finding(
         "undecided",
-        Severity.WARNING,
         "some hosts could be neither cleared nor blamed",
         f"{names_text(names, _SHOWN)}: bad in {found.rounds} rounds, and no good partner is left to try "
         f"{'it' if len(names) == 1 else 'them'} with.",
@@ -196,7 +191,6 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
         return  # RUN002 names the lost
     yield seen.finding(
         "unproven",
-        Severity.ERROR,
         "hosts that are good in pairs fail together",
         f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {WHYS.get(proof.why, 'failed')}, though "
         "each is good in pairs: look at what only shows in large groups (limits of open files and memory, a switch).",
@@ -218,7 +212,6 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
         seen_from = "Two hosts are held against nobody: that one of them is slow would show beside a third one."
     return seen.finding(
         "clear",
-        Severity.INFO,
         ("the other hosts hold nobody back" if bad else "no host holds the others back")
         + (" in pairs, but all together they are slow" if slow else ""),
         f"{len(view.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
@@ -235,7 +228,6 @@ def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
         return
     yield seen.finding(
         "topology",
-        Severity.INFO,
         f"--topology names {len(known)} of {len(names)} hosts",
         f"It does not name {names_text(missing, _SHOWN)}: these were paired as if each hung on a leaf of its own."
         if known
@@ -250,7 +242,6 @@ def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
     done = "1 round was" if len(view.answers) == 1 else f"{len(view.answers)} rounds were"
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         "the search among hosts was cut short",
         f"{done} done, and then it ended {cut.when}; who holds the others back is not known.",
         remedy=cut.remedy,

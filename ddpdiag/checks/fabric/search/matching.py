@@ -1,4 +1,4 @@
-"""Who is tried with whom: random perfect matchings, across domains where these are known. Pure, and seeded."""
+"""Who is tried with whom: random perfect matchings, across domains where these are known. Seeded."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from random import Random

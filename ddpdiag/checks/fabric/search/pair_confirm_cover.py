@@ -1,4 +1,4 @@
-"""PCC: pair, confirm, cover. In a few parallel rounds for any number of units, almost without false blame. Pure.
+"""PCC: pair, confirm, cover. In a few parallel rounds for any number of units, almost without false blame.
 
 1. Pair: a random perfect matching (a few of them where units are few). A pair that is far below the others makes both
    its ends suspects, until one of them passes with somebody else.

@@ -1,4 +1,4 @@
-"""The whole search: each unit alone, then pairs (see `localise`), then all that are good together. Pure."""
+"""The whole search: each unit alone, then pairs (see `localise`), then all that are good together."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence

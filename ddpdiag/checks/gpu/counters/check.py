@@ -5,16 +5,6 @@ are asked once more after everything else has run, by the ranks that asked them 
 UUID, is held against itself.
 
 Findings, with the numbers before and after and the seconds between:
-- gone: the GPU was there and cannot be opened any more, or is not listed: it fell off the bus (Xid 79).
-- broken: the GPU says that it is lost, or must be reset.
-- uncorrected, sram, remapped: uncorrectable errors that came, or rows that were remapped for them.
-- remap-pending, remap-failed, retirement-pending, recovery: signs that came up.
-- nvlink-down: a link that was up. nvlink-errors: replays and recoveries. nvlink-crc: good to know up to
-  `crc_per_second`, since the link sends again what CRC finds.
-- pcie-replays: good to know up to `pcie_replays_per_minute`.
-- corrected, remapped-corrected, retired: ECC hid the errors; corrected is good to know below GPU003's own limit.
-- slowdown: clocks held down by heat or power at the end, and not at the beginning.
-- unreadable: the second look failed, although the first one worked.
 
 Causes: wear, heat, a card or cable that is not seated, a bad link. A run of seconds loads a GPU little: that nothing
 rose does not show that nothing will.
@@ -31,12 +21,39 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api); NVIDIA GPU memory
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of, not_looked_at
 from ddpdiag.checks.gpu.counters.deltas import Pair, came_up, corrected, counted, flawed_links, replayed, slowed
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.model import Finding, Severity, Status, Trial
+from ddpdiag.model import Finding, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
+
+FINDINGS = {
+    "gone": Explained.error(
+        "the GPU was there and cannot be opened any more, or is not listed: it fell off the bus (Xid 79)."
+    ),
+    "broken": Explained.error("the GPU says that it is lost, or must be reset."),
+    **dict.fromkeys(
+        ("uncorrected", "sram", "remapped"),
+        Explained.error("uncorrectable errors that came, or rows that were remapped for them."),
+    ),
+    **dict.fromkeys(
+        ("remap-pending", "remap-failed", "retirement-pending", "recovery"), Explained.error("signs that came up.")
+    ),
+    "nvlink-down": Explained("a link that was up."),
+    "nvlink-errors": Explained.warning("replays and recoveries.", same_item=True),
+    "nvlink-crc": Explained(
+        "good to know up to `crc_per_second`, since the link sends again what CRC finds.", same_item=True
+    ),
+    "pcie-replays": Explained("good to know up to `pcie_replays_per_minute`."),
+    **dict.fromkeys(
+        ("corrected", "remapped-corrected", "retired"),
+        Explained.warning("ECC hid the errors; corrected is good to know below GPU003's own limit."),
+    ),
+    "slowdown": Explained.warning("clocks held down by heat or power at the end, and not at the beginning."),
+    "unreadable": Explained.not_seen("the second look failed, although the first one worked."),
+}
 
 # For a worker that has to be started anew, since the last one was ended.
 _START_SECONDS = 0.5
@@ -45,7 +62,7 @@ _START_SECONDS = 0.5
 def plan(seen: Seen[Look]) -> Sequence[Trial]:
     """The ranks that saw GPUs at the beginning."""
     groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
-    return (new_trial(seen, groups=groups),) if groups and not seen.trials else ()
+    return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
 def moot(seen: Seen[Look]) -> str | None:
@@ -121,7 +138,6 @@ def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
     when = "" if seconds is None else f" {seconds:.1f} s later"
     return Fault(
         "gone",
-        Severity.ERROR,
         "a GPU was lost during the run",
         f"it was there at the beginning;{when} it is gone ({why})",
         Action.REBOOT,
@@ -134,7 +150,6 @@ def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
     node = seen.world.node_of(rank)
     return seen.finding(
         "unreadable",
-        Severity.WARNING,
         "the GPUs cannot be read any more",
         f"{node}: {ranks_text((rank,))} could ask the GPUs at the beginning, and not at the end (NVML: {error}): "
         "UNKNOWN what rose during the run.",
@@ -150,6 +165,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=memory_errors.measure,
     judge=judge,
     data=Look,

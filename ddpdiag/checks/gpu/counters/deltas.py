@@ -1,4 +1,4 @@
-"""GPU010's rules: what of a GPU must not rise, or come up, while a job runs. Pure.
+"""GPU010's rules: what of a GPU must not rise, or come up, while a job runs.
 
 Each rule takes the GPU as it was at the beginning and at the end. A counter that fell was set to zero by a reset or a
 reload of the driver, and is no rise; one that only one of the two looks told is none either.
@@ -43,7 +43,6 @@ class Counter(NamedTuple):
     """A number that should stay as it is, and what it means if it rises; `beside` is a part that is told elsewhere."""
 
     word: str
-    severity: Severity
     title: str
     name: str
     action: Action
@@ -61,7 +60,6 @@ class Counter(NamedTuple):
 COUNTERS = (
     Counter(
         "uncorrected",
-        Severity.ERROR,
         "GPU memory got uncorrectable errors during the run",
         "uncorrectable errors of its memory",
         Action.RESET,
@@ -72,7 +70,6 @@ COUNTERS = (
     ),
     Counter(
         "sram",
-        Severity.ERROR,
         "GPU SRAM got uncorrectable errors during the run",
         "uncorrectable errors of SRAM",
         Action.RESET,
@@ -81,7 +78,6 @@ COUNTERS = (
     ),
     Counter(
         "remapped",
-        Severity.ERROR,
         "a GPU remapped bad rows during the run",
         "rows remapped for uncorrectable errors",
         Action.RESET,
@@ -89,7 +85,6 @@ COUNTERS = (
     ),
     Counter(
         "remapped-corrected",
-        Severity.WARNING,
         "a GPU remapped weak rows during the run",
         "rows remapped for correctable errors",
         Action.MONITOR,
@@ -97,7 +92,6 @@ COUNTERS = (
     ),
     Counter(
         "retired",
-        Severity.WARNING,
         "a GPU retired pages during the run",
         "retired pages",
         Action.RESET,
@@ -161,7 +155,6 @@ def counted(pair: Pair) -> Iterator[Fault]:
             said = f"{counter.name} rose from {before} to {after}{pair.span}; no rise expected"
             yield Fault(
                 counter.word,
-                counter.severity,
                 counter.title,
                 said,
                 counter.action,
@@ -175,13 +168,13 @@ def came_up(pair: Pair) -> Iterator[Fault]:
     for sign in SIGNS:
         if sign.of(pair.after) and not sign.of(pair.before):
             said = f"{sign.said}; it came up{pair.span or ' during the run'}"
-            yield Fault(sign.word, Severity.ERROR, sign.title, said, sign.action, evidence=_evidence(pair, False, True))
+            yield Fault(sign.word, sign.title, said, sign.action, evidence=_evidence(pair, False, True))
     wanted = pair.after.recovery_action
     if wanted and not pair.before.recovery_action:
         name, action = recovery_of(wanted)
         said = f"the driver asks for a recovery: {name}; none was needed at the beginning"
         title = "the driver asks to recover a GPU after the run"
-        yield Fault("recovery", Severity.ERROR, title, said, action, evidence=_evidence(pair, 0, wanted))
+        yield Fault("recovery", title, said, action, evidence=_evidence(pair, 0, wanted))
 
 
 def corrected(pair: Pair, most: float) -> Iterator[Fault]:
@@ -190,10 +183,10 @@ def corrected(pair: Pair, most: float) -> Iterator[Fault]:
     if risen(before, after):
         yield Fault(
             "corrected",
-            Severity.WARNING if (after or 0) > most else Severity.INFO,
             "GPU memory got correctable errors during the run",
             f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them",
             Action.MONITOR,
+            severity=Severity.WARNING if (after or 0) > most else Severity.INFO,
             evidence=_evidence(pair, before, after),
         )
 
@@ -207,12 +200,12 @@ def replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
     allowed = most_per_minute * max((pair.seconds or 0.0) / 60, 1.0)
     yield Fault(
         "pcie-replays",
-        Severity.WARNING if rise > allowed else Severity.INFO,
         "the PCIe link of a GPU sent packets again",
         f"PCIe replays rose from {before} to {after}{pair.span}; at most {most_per_minute:g} a minute expected",
         Action.MONITOR,
         "Reseat the card, and look at the riser and the slot, if they go on rising.",
         _evidence(pair, before, after),
+        severity=Severity.WARNING if rise > allowed else Severity.INFO,
     )
 
 
@@ -224,17 +217,16 @@ def flawed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
     if down:
         yield Fault(
             "nvlink-down",
-            Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING,
             "an NVLink of a GPU went down during the run",
             f"{_links(down)} up at the beginning and down at the end{pair.span}",
             Action.RESET,
+            severity=Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING,
             evidence={"links": list(down), "seconds": pair.seconds},
         )
     errors = [(new.number, text) for old, new in pairs if (text := _rise_of(old, new))]
     if errors:
         yield Fault(
             "nvlink-errors",
-            Severity.WARNING,
             "an NVLink of a GPU had errors during the run",
             f"{'; '.join(f'link {number}: {text}' for number, text in errors)}{pair.span}; no rise expected",
             Action.MONITOR,
@@ -256,11 +248,11 @@ def _crc(pair: Pair, pairs: list[tuple[NvLink, NvLink]], most_per_second: float)
     worst = max(rises, key=lambda number: rises[number])
     yield Fault(
         "nvlink-crc",
-        Severity.WARNING if pair.rate(rises[worst]) > most_per_second else Severity.INFO,
         "CRC found errors on an NVLink during the run",
         f"CRC errors rose on {_links(sorted(rises))}, by {rises[worst]} on link {worst}{pair.span}; they were sent "
         f"again, and at most {most_per_second:g} a second are expected",
         Action.MONITOR,
+        severity=Severity.WARNING if pair.rate(rises[worst]) > most_per_second else Severity.INFO,
         evidence={
             "links": [*sorted(rises)],
             "rises": [rises[number] for number in sorted(rises)],
@@ -277,7 +269,6 @@ def slowed(pair: Pair) -> Iterator[Fault]:
         celsius = pair.after.clocks.celsius
         yield Fault(
             "slowdown",
-            Severity.WARNING,
             "the clocks of a GPU were held down after the run",
             f"{' and '.join(names)} (clock events {after:#x}) at the end"
             f"{'' if celsius is None else f', at {celsius} C'}; none at the beginning",

@@ -6,13 +6,6 @@ of the last `window_hours` count, on the kernel's own clock. What came during th
 told apart, since our own tests met it.
 
 Findings, one for each device and number:
-- xid, sxid: an error for what asks for a reboot or a repair; a GPU may have been reset meanwhile, so what asks for a
-  reset is a warning before the run and an error during it, and so are errors of links. A program's own fault is good to
-  know before the run, and an error during it. Numbers that this version does not know, and what a NVSwitch calls not
-  fatal, are warnings. What does no harm is good to know.
-- elsewhere: lines of GPUs that are none of this job's.
-- unread: the log is closed to this user, as is usual on clusters (kernel.dmesg_restrict); good to know. `unreadable`,
-  and the verdict UNKNOWN, where the check was selected by its code.
 
 Causes: each number has its own; NVIDIA's list of them is at docs.nvidia.com/deploy/xid-errors. Fix: what the finding
 says; as root, `dmesg | grep -i xid` shows the lines themselves.
@@ -29,6 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, todo
 from ddpdiag.checks.gpu.driver_log.xids import Kind, Meaning, meaning_of
@@ -37,6 +31,23 @@ from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.health import Look
 from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("xid", "sxid"),
+        Explained(
+            "an error for what asks for a reboot or a repair; a GPU may have been reset meanwhile, so what asks for a "
+            "reset is a warning before the run and an error during it, and so are errors of links. A program's own "
+            "fault is good to know before the run, and an error during it. Numbers that this version does not know, "
+            "and what a NVSwitch calls not fatal, are warnings. What does no harm is good to know."
+        ),
+    ),
+    "elsewhere": Explained.note("lines of GPUs that are none of this job's."),
+    "unread": Explained.note(
+        "the log is closed to this user, as is usual on clusters (kernel.dmesg_restrict); good to know. `unreadable`, "
+        "and the verdict UNKNOWN, where the check was selected by its code."
+    ),
+}
 
 _HOUR_SECONDS = 3600
 # The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
@@ -71,7 +82,7 @@ def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
     living = seen.world.living
     ranks = (next((rank for rank in host.ranks if rank in living), None) for host in hosts_of(seen) if host.gpus)
     groups = tuple((rank,) for rank in ranks if rank is not None)
-    return (new_trial(seen, groups=groups),) if groups and not seen.trials else ()
+    return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
 def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
@@ -153,21 +164,21 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, said: Said) -
     meaning = meaning_of(xid, card.health.name if card else None)
     fault = Fault(
         "sxid" if xid.switch else "xid",
-        _severity(meaning, recent=bool(said.recent)),
         f"{'NVSwitch error in the kernel log' if xid.switch else f'Xid {xid.code} in the kernel log'}: {meaning.text}",
         f"{said.text}: {meaning.text}",
         meaning.action,
         _hint(meaning, recent=bool(said.recent)),
         _evidence(said),
+        severity=_severity(meaning, recent=bool(said.recent)),
     )
     if card is not None:
         return finding_of(seen, card, fault)
     what = "NVSwitch" if xid.switch else "a GPU that could not be looked at"
     return seen.finding(
         fault.word,
-        fault.severity,
         fault.title,
         f"{host.name}, {what} (PCI {xid.pci}): {fault.said}.",
+        severity=fault.severity,
         nodes=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
         remedy=" ".join(filter(None, [todo(host.name, None, meaning.action), fault.hint])),
@@ -206,7 +217,6 @@ def _elsewhere(seen: Seen[KernelLog], host: Host, lines: Sequence[str]) -> Itera
     if lines:
         yield seen.finding(
             "elsewhere",
-            Severity.INFO,
             "the kernel log speaks of GPUs that are not this job's",
             f"{host.name}: {names_text(lines, 4)}. None of these GPUs is this job's.",
             nodes=(host.name,),
@@ -222,7 +232,6 @@ def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Iterator[Findin
     name, error = next(iter(errors.items()))
     yield seen.finding(
         "unreadable" if asked else "unread",
-        Severity.WARNING if asked else Severity.INFO,
         "the kernel log cannot be read",
         f"{names_text(list(errors))}: the kernel's log cannot be read ({error}{f', {name}' if len(errors) > 1 else ''})"
         ": UNKNOWN whether the driver reported errors of GPUs.",
@@ -238,6 +247,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=KernelLog,

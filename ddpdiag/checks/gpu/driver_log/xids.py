@@ -1,4 +1,4 @@
-"""NVIDIA's Xid numbers: what each means, and what it asks for. Pure data.
+"""NVIDIA's Xid numbers: what each means, and what it asks for.
 
 Meanings after NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, catalogue of driver 590); actions after its
 resolution buckets, as AWS's and Azure's health checks sort them. A number that is not here is told with its own text.

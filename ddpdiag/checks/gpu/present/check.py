@@ -9,14 +9,6 @@ follow it, an empty one hides all. And NCCL needs the GPUs of one host to be ope
 --gpus-per-task may prevent.
 
 Findings:
-- fewer: fewer GPUs than the bus shows, than somebody promised, or than the other hosts have.
-- nvml: the driver's library does not answer. unreadable: nor does anything else tell how many GPUs there are.
-- lost: a GPU is on the bus, and does not answer.
-- mismatch: the loaded driver and its library have different versions, so that no new CUDA process starts.
-- hidden: GPUs are there, and CUDA_VISIBLE_DEVICES hides them.
-- isolated: ranks of a host cannot open each other's GPUs.
-- mixed: GPUs of different models on one host.
-- unlike-hosts: hosts have different models of GPUs.
 
 Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
 GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
@@ -36,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.present.data import Data, View, views_of
 from ddpdiag.checks.gpu.present.hidden import hidden
 from ddpdiag.checks.gpu.present.isolated import isolated
@@ -46,6 +39,20 @@ from ddpdiag.probes.gpu.visibility import promised_gpus, visible_gpus
 from ddpdiag.probes.host.procfs import nvidia_gpus, proc_root, withheld_gpus
 from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
 from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    "fewer": Explained.error("fewer GPUs than the bus shows, than somebody promised, or than the other hosts have."),
+    "nvml": Explained.warning("the driver's library does not answer."),
+    "unreadable": Explained.not_seen("nor does anything else tell how many GPUs there are.", same_item=True),
+    "lost": Explained.error("a GPU is on the bus, and does not answer."),
+    "mismatch": Explained.error(
+        "the loaded driver and its library have different versions, so that no new CUDA process starts."
+    ),
+    "hidden": Explained("GPUs are there, and CUDA_VISIBLE_DEVICES hides them."),
+    "isolated": Explained("ranks of a host cannot open each other's GPUs."),
+    "mixed": Explained.warning("GPUs of different models on one host."),
+    "unlike-hosts": Explained.warning("hosts have different models of GPUs."),
+}
 
 
 def measure(ctx: Context) -> Data:
@@ -95,7 +102,6 @@ def _lost(seen: Seen[Data], view: View) -> Iterator[Finding]:
         where = ", ".join(_missing_functions(view))
         yield seen.finding(
             "lost",
-            Severity.ERROR,
             "a GPU cannot be opened",
             f"GPU {gpu.index} on {view.host.name}{f' (PCI {where})' if where else ''}: NVML says {gpu.error!r}.",
             ranks=view.host.ranks,
@@ -152,7 +158,6 @@ def _fewer(seen: Seen[Data], view: View, reasons: list[str]) -> Finding:
     name, trouble = view.host.name, f" (NVML: {view.error})" if view.trouble else ""
     return seen.finding(
         "fewer",
-        Severity.ERROR,
         "GPUs are missing" if view.gpus else "no usable GPU",
         f"{name}: {len(view.gpus)} GPUs{trouble}, but {' and '.join(reasons)}.",
         ranks=view.host.ranks,
@@ -182,7 +187,6 @@ def _remedy(view: View) -> str:
 def _mismatch(seen: Seen[Data], view: View) -> Finding:
     return seen.finding(
         "mismatch",
-        Severity.ERROR,
         "NVIDIA driver and library differ",
         f"{view.host.name}: the loaded kernel driver and libnvidia-ml have different versions ({view.error}); "
         "new CUDA processes fail.",
@@ -195,7 +199,6 @@ def _mismatch(seen: Seen[Data], view: View) -> Finding:
 def _unreadable(seen: Seen[Data], view: View) -> Finding:
     return seen.finding(
         "unreadable",
-        Severity.WARNING,
         "the PCI bus cannot be read",
         f"{view.host.name}: NVML shows {len(view.gpus)} GPUs, but /sys/bus/pci/devices cannot be read: UNKNOWN "
         "whether the host has more.",
@@ -209,7 +212,6 @@ def _silent_nvml(seen: Seen[Data], view: View) -> Finding:
     known = bool(view.gpus) or seen.options.expect_gpus is not None
     return seen.finding(
         "nvml" if known else "unreadable",
-        Severity.WARNING,
         "NVML does not work",
         f"{view.host.name}: NVML says {view.error!r}{'' if known else '; UNKNOWN whether there are GPUs'}.",
         ranks=view.host.ranks,
@@ -239,7 +241,6 @@ def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
         said = ", ".join(f"{name} (GPU {', '.join(map(str, indices))})" for name, indices in odd.groups.items())
         yield seen.finding(
             "mixed",
-            Severity.WARNING,
             "different GPU models on one host",
             f"{view.host.name}: {said}; one model is expected, the slowest sets the pace.",
             ranks=view.host.ranks,
@@ -260,7 +261,6 @@ def _unlike_hosts(seen: Seen[Data], views: list[View]) -> Iterator[Finding]:
         said = "; ".join(f"{names} on {', '.join(seen.world.nodes_of(of)[:4])}" for names, of in odd.groups.items())
         yield seen.finding(
             "unlike-hosts",
-            Severity.WARNING,
             "hosts have different GPU models",
             f"GPU models differ between hosts: {said}; one model is expected, the slowest sets the pace.",
             ranks=tuple(rank for view in views if view.host.ranks[0] in odd.ranks for rank in view.host.ranks),
@@ -274,6 +274,7 @@ CHECK = Check(
     Stage.GPU,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

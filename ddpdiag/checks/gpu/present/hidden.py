@@ -48,10 +48,10 @@ def _misnamed(seen: Seen[Data], view: View, ranks: Sequence[int]) -> Finding:
     named = named_gpus(row.cuda_visible_devices)
     return seen.finding(
         "hidden",
-        Severity.ERROR,
         "CUDA_VISIBLE_DEVICES names GPUs that are not there",
         f"{_there(view)}, but {_variable(view, ranks)} names {named} and shows {row.visible} of them "
         f"to {ranks_text(ranks)}.",
+        severity=Severity.ERROR,
         ranks=ranks,
         evidence=_evidence(view, ranks) | {"named": named},
         remedy=f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {view.host.name}, or UUIDs that "
@@ -69,10 +69,10 @@ def _none(seen: Seen[Data], view: View, ranks: Sequence[int]) -> Finding:
     why = ", although launcher or container promise some" if promised else ", while others have some" if others else ""
     return seen.finding(
         "hidden",
-        Severity.ERROR if (promised or others) and not meant else Severity.WARNING,
         TITLE,
         f"{_there(view)}, but {_variable(view, ranks)} shows none to {ranks_text(ranks)}{why}: "
         f"no GPU was tested there, and {then}.",
+        severity=Severity.ERROR if (promised or others) and not meant else Severity.WARNING,
         ranks=ranks,
         evidence=_evidence(view, ranks),
         remedy=_how_to_show(view, ranks),
@@ -83,9 +83,9 @@ def _too_few(seen: Seen[Data], view: View, severity: Severity, wanted: str) -> F
     ranks = view.host.ranks
     return seen.finding(
         "hidden",
-        severity,
         TITLE,
         f"{_there(view)}, {wanted}, but {_variable(view, tuple(view.answers))} shows {view.visible} to the ranks.",
+        severity=severity,
         ranks=ranks,
         evidence=_evidence(view, tuple(view.answers)),
         remedy=_how_to_show(view, tuple(view.answers)),

@@ -47,10 +47,10 @@ def _example(view: View) -> str:
 def _closed(seen: Seen[Data], views: Sequence[View]) -> Finding:
     return seen.finding(
         "isolated",
-        Severity.WARNING,
         "the GPUs of other ranks are hidden by the container or cgroup",
         f"{names_text([_example(view) for view in views], 4)}; all are expected. NCCL needs CUDA IPC between the GPUs "
         "of a host: without it, it fails or goes through the host's memory.",
+        severity=Severity.WARNING,
         ranks=tuple(rank for view in views for rank in view.answers),
         evidence={"hosts": len(views), "gpus": [len(view.gpus) for view in views[:16]]},
         remedy="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
@@ -61,10 +61,10 @@ def _closed(seen: Seen[Data], views: Sequence[View]) -> Finding:
 def _masked(seen: Seen[Data], views: Sequence[View]) -> Finding:
     return seen.finding(
         "isolated",
-        Severity.INFO,
         "each rank is shown one GPU of its own",
         f"{names_text([view.host.name for view in views])}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. "
         "NCCL still reaches the others, since their device files are open; programs that use cuda:local_rank fail.",
+        severity=Severity.INFO,
         nodes=tuple(view.host.name for view in views),
         remedy="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
     )

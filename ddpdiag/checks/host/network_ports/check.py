@@ -8,19 +8,6 @@ RDMA ports whose link is up, the interface that leads to the other hosts, the on
 management network, loopback) are left out. On one host alone RDMA ports are looked at, and nothing without them.
 
 Findings and their causes, with the numbers before and after and the seconds between:
-- link-down: a link was lost, even if it is back (carrier_down_count, link_downed): an error where the job goes by this
-  port, since all ranks wait until it is back, or fail; a warning for a member of a bond, or an RDMA port that the job
-  does not take.
-- gone: a port that was there at the beginning and is not at the end: the card fell off the bus, or was taken away.
-- link-errors: symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the
-  standards allow), link_error_recovery faster than `recoveries_per_minute`, port_rcv_errors faster than
-  `receive_errors_per_second`, or local_link_integrity_errors or excessive_buffer_overrun_errors at all. The time counts
-  as a minute at least (for port_rcv_errors a second), since a single event has no rate.
-- damaged: TCP threw away more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops
-  frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 such
-  segments has the right checksum all the same, and its data are wrong.
-- not-ready: peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: good to know,
-  since storage does the same.
 
 Where the links of more than half of the hosts are concerned, nobody is blamed: they share the cause. Packets that are
 dropped or sent again are no finding here, since a network that is full drops packets; RDZ004 judges these on
@@ -43,6 +30,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.network_ports.deltas import Limits, Pair, rises
 from ddpdiag.checks.host.network_ports.judge import damages, mishaps
@@ -54,6 +42,32 @@ from ddpdiag.model.context import Context
 from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
 from ddpdiag.probes.net.port_counters import NetworkLook, network_look
 
+FINDINGS = {
+    "link-down": Explained.warning(
+        "a link was lost, even if it is back (carrier_down_count, link_downed): an error where the job goes by this "
+        "port, since all ranks wait until it is back, or fail; a warning for a member of a bond, or an RDMA port that "
+        "the job does not take."
+    ),
+    "gone": Explained.warning(
+        "a port that was there at the beginning and is not at the end: the card fell off the bus, or was taken away."
+    ),
+    "link-errors": Explained.warning(
+        "symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the standards "
+        "allow), link_error_recovery faster than `recoveries_per_minute`, port_rcv_errors faster than "
+        "`receive_errors_per_second`, or local_link_integrity_errors or excessive_buffer_overrun_errors at all. The "
+        "time counts as a minute at least (for port_rcv_errors a second), since a single event has no rate."
+    ),
+    "damaged": Explained.warning(
+        "TCP threw away more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
+        "frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 "
+        "such segments has the right checksum all the same, and its data are wrong."
+    ),
+    "not-ready": Explained.note(
+        "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: good to know, "
+        "since storage does the same."
+    ),
+}
+
 # For a worker that has to be started anew, since the last one was ended.
 _START_SECONDS = 0.5
 
@@ -63,8 +77,13 @@ def measure(ctx: Context) -> NetworkLook:
     return network_look(None if towards is None else str(towards), os.environ, ctx.step)
 
 
-def first(seen: Seen[NetworkLook]) -> Sequence[Trial]:
-    """One rank of each host, before the run loads the network; all are told where another host is."""
+def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+    """A first look before the run loads the network, and one at the end."""
+    return _second(seen) if seen.is_last else _first(seen)
+
+
+def _first(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+    """One rank of each host; all are told where another host is."""
     if seen.trials or _is_alone_without_rdma(seen):
         return ()
     leaders = [group[0] for group in scope_groups(Scope.NODE, seen.world)]
@@ -79,7 +98,7 @@ def _is_alone_without_rdma(seen: Seen[NetworkLook]) -> bool:
     return len(seen.world.hosts) == 1 and bool(known) and all(limits.rdma == () for limits in known)
 
 
-def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+def _second(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     """The ranks that saw something at the beginning."""
     groups = tuple((rank,) for rank in sorted(_begun(seen)) if rank in seen.world.living)
     if len(seen.trials) != 1 or not groups:
@@ -156,10 +175,10 @@ CHECK = Check(
     Stage.HOST,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=NetworkLook,
-    first=first,
     plan=plan,
     moot=moot,
     last=last,

@@ -1,4 +1,4 @@
-"""HST006's rules: what of a network port must not rise, or come down, while a job runs. Pure.
+"""HST006's rules: what of a network port must not rise, or come down, while a job runs.
 
 Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or came round (hardware
 counts in 32 bits), and is no rise; one that only one of the two looks told is none either. The counters of an

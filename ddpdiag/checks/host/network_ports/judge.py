@@ -1,4 +1,4 @@
-"""HST006's findings: what happened to ports of which hosts, and whether they share the cause. Pure."""
+"""HST006's findings: what happened to ports of which hosts, and whether they share the cause."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,6 @@ class Mishap(NamedTuple):
     title: str
     expected: str
     remedy: str
-    severity: Severity = Severity.WARNING
     breaks: bool = False
 
 
@@ -53,7 +52,6 @@ _MISHAPS = (
         "peers of {} were not ready to receive over RDMA",
         "packets were sent again",
         "No need, unless RDMA is slow; then look at who else uses the port (storage), and at PCIe links (GPU004).",
-        severity=Severity.INFO,
     ),
 )
 
@@ -85,9 +83,9 @@ def _finding(seen: Seen[D], kind: Mishap, pairs: Mapping[Host, Pair], found: Map
     begin = "Look at the switch that these hosts share, and at its log, first. " if shared else ""
     return seen.finding(
         kind.word,
-        Severity.ERROR if breaks else kind.severity,
         kind.title.format(where),
         f"{_some(lines)}; {kind.expected}.{end or (' This job goes by it.' if breaks else '')}",
+        severity=Severity.ERROR if breaks else None,
         nodes=() if shared else names,
         evidence=_evidence(rises, max(pairs[host].seconds for host in found)),
         remedy=f"{begin}{kind.remedy} Look at {_command(rises[0])} and `dmesg -T` on {names_text(names)}.",
@@ -138,7 +136,6 @@ def damages(seen: Seen[D], pairs: Mapping[Host, Pair], most: float) -> Iterator[
     ]
     yield seen.finding(
         "damaged",
-        Severity.WARNING,
         f"TCP segments arrived damaged on {names_text(names)}",
         f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong, though Ethernet drops what "
         "a cable damages: a switch, a card or a host's memory did it."

@@ -5,20 +5,6 @@ srun, and on variables that one hands to the other, so the layout is often not w
 variables in every task, says what the step is, and names layouts that break a job.
 
 Findings:
-- step: what the step is: its tasks, hosts, processors and GPUs: good to know.
-- torchruns: srun started several tasks, and each of them a torchrun that knows nothing of the others. Every one trains
-  alone, and several on one host take the same GPUs, or the same port. --ntasks-per-node=1 does not help in a job with
-  more tasks than nodes: there srun ignores it, so --nodes and --ntasks are both needed.
-- cpus: since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound to
-  fewer processors than the job asked for; data loaders and threads then share them.
-- order: tasks are numbered in turn over the hosts (srun -m cyclic), so that scripts which take rank % GPUs for the
-  local rank choose a wrong GPU, and groups of neighbouring ranks span hosts.
-- few-tasks: WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever.
-- time-left: the job ends before the budget would; the budget was shortened, so that the report is out in time. With
-  less than 10 s left this is an error, but not by SLURM_JOB_END_TIME, which does not follow a changed time limit.
-  A step that is told to end (time limit, scancel) writes its files and its report at once. In a batch script, start it
-  by `exec srun`, or ask for files (--json): Slurm ends the script's shell, and srun with it, too early for what tasks
-  print last.
 
 What others say: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from other
 ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never came, by host (RUN001). A step that
@@ -41,12 +27,40 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.checks.launch.slurm_step.data import StepView, step_of
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.variables import slurm_variables
+
+FINDINGS = {
+    "step": Explained.note("what the step is: its tasks, hosts, processors and GPUs: good to know."),
+    "torchruns": Explained(
+        "srun started several tasks, and each of them a torchrun that knows nothing of the others. Every one trains "
+        "alone, and several on one host take the same GPUs, or the same port. --ntasks-per-node=1 does not help in a "
+        "job with more tasks than nodes: there srun ignores it, so --nodes and --ntasks are both needed."
+    ),
+    "cpus": Explained.warning(
+        "since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound "
+        "to fewer processors than the job asked for; data loaders and threads then share them."
+    ),
+    "order": Explained.warning(
+        "tasks are numbered in turn over the hosts (srun -m cyclic), so that scripts which take rank % GPUs for the "
+        "local rank choose a wrong GPU, and groups of neighbouring ranks span hosts."
+    ),
+    "few-tasks": Explained.error(
+        "WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever."
+    ),
+    "time-left": Explained(
+        "the job ends before the budget would; the budget was shortened, so that the report is out in time. With less "
+        "than 10 s left this is an error, but not by SLURM_JOB_END_TIME, which does not follow a changed time limit. A "
+        "step that is told to end (time limit, scancel) writes its files and its report at once. In a batch script, "
+        "start it by `exec srun`, or ask for files (--json): Slurm ends the script's shell, and srun with it, too "
+        "early for what tasks print last."
+    ),
+}
 
 # Below this nothing is worth starting: what is left is the smallest budget, and the time to leave.
 _TOO_LATE_SECONDS = 10.0
@@ -103,10 +117,10 @@ def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
     they = "and on a host they take the same GPUs and ports" if shared else "so this says nothing of the other hosts"
     yield seen.finding(
         "torchruns",
-        Severity.ERROR if shared and not bound else Severity.WARNING,
         "every task of srun started a torchrun of its own",
         f"step {step.name} has {what}, but this torchrun met {agents} of them: each trains alone, {they}; one "
         "torchrun on each host is expected, and all in one rendezvous.",
+        severity=Severity.ERROR if shared and not bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
         remedy=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
         "srun ddpdiag check",
@@ -127,7 +141,6 @@ def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
             "few-tasks",
-            Severity.ERROR,
             "WORLD_SIZE is larger than the step",
             f"WORLD_SIZE={seen.world.size}, but step {step.name} has {step.tasks} tasks, and all of these came: the "
             "others do not exist.",
@@ -147,7 +160,6 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     cpus = seen.by_rank[first].cpus
     yield seen.finding(
         "cpus",
-        Severity.WARNING,
         "srun did not pass --cpus-per-task on",
         f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use {cpus} "
         f"{'processor' if cpus == 1 else 'processors'} (fewer than asked for: {ranks_text(tuple(short))}).",
@@ -168,7 +180,6 @@ def _order(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
     host = scattered[0]
     yield seen.finding(
         "order",
-        Severity.WARNING,
         "ranks are not numbered host by host",
         f"{host.name} has {ranks_text(host.ranks)} (distribution {step.distribution or 'not told'}): rank % GPUs is "
         "not the local rank, and groups of neighbouring ranks span hosts.",
@@ -187,10 +198,10 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     late = left < _TOO_LATE_SECONDS and renewed
     yield seen.finding(
         "time-left",
-        Severity.ERROR if late else Severity.WARNING,
         "the job is over before it can train" if late else "the job ends before the budget",
         f"the job's time limit left {max(0.0, left):.0f} s when this run began, and the budget was {wanted:g} s: it "
         f"was shortened to {seen.options.budget_seconds:.0f} s, so that the report is out in time.",
+        severity=Severity.ERROR if late else Severity.WARNING,
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
         remedy="Ask for more time (sbatch --time), or give a --budget that fits.",
         of_the_run=True,
@@ -206,7 +217,6 @@ def _layout(seen: Seen[Data], step: StepView) -> Finding:
     words = [f"{tasks}{named}", step.order, _cpu_words(seen), *_gpu_words(seen, step), *_left_words(seen)]
     return seen.finding(
         "step",
-        Severity.INFO,
         f"this is step {step.name} of Slurm",
         f"{', '.join(filter(None, words))}.",
     )
@@ -265,6 +275,7 @@ CHECK = Check(
     Stage.LAUNCH,
     Scope.RANK,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

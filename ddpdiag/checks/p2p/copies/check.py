@@ -11,19 +11,6 @@ it with NCCL_P2P_DISABLE=1. Where each rank sees only GPUs of its own (Slurm --g
 try in one process; the ways to the host are measured one rank after the other.
 
 Findings and their causes:
-- wrong: words differ after a copy between two GPUs. Data is lost without an error; a job may learn nonsense.
-- host-wrong: words differ after a copy between a GPU and the host: the GPU, its link or the host's memory.
-- hung, died, raised, unheard: a copy did not end, or ended its process; the step names the GPUs. The other pairs are
-  tried in a new process, three times at most.
-- asymmetric: one direction of a pair has less than `asymmetric_ratio` of the other.
-- slow: less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer
-  access). Where whole groups are far from each other (sockets, bridges) it is good to know only.
-- p2p-slower: less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a
-  processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself.
-- host-slow: less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over
-  such a slot: half of the lanes, a generation lost, memory of another socket.
-- unmeasured: there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to
-  copy between (GPU001 and GPU002 look why). apart, taken: ranks see GPUs of their own, or have them to themselves.
 
 Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
 
@@ -35,20 +22,64 @@ Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory ac
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
+from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import View, host_ways, views_of
 from ddpdiag.checks.p2p.copies.host_memory import host_slow, host_wrong
 from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
+from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.copies import Copies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
+
+_NO_P2P = "NCCL_P2P_DISABLE"
+# Errors of ways between GPUs, for a job that takes them.
+_COPIES = ("P2P002.wrong", "P2P002.hung", "P2P002.died", "P2P002.raised")
+
+FINDINGS = {
+    "wrong": Explained.error(
+        "words differ after a copy between two GPUs. Data is lost without an error; a job may learn nonsense."
+    ),
+    "host-wrong": Explained.error(
+        "words differ after a copy between a GPU and the host: the GPU, its link or the host's memory."
+    ),
+    **dict.fromkeys(
+        ("hung", "died", "raised", "unheard"),
+        Explained.error(
+            "a copy did not end, or ended its process; the step names the GPUs. The other pairs are tried in a new "
+            "process, three times at most."
+        ),
+    ),
+    "asymmetric": Explained.warning("one direction of a pair has less than `asymmetric_ratio` of the other."),
+    "slow": Explained(
+        "less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer "
+        "access). Where whole groups are far from each other (sockets, bridges) it is good to know only."
+    ),
+    "p2p-slower": Explained.warning(
+        "less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a "
+        "processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself."
+    ),
+    "host-slow": Explained.warning(
+        "less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over "
+        "such a slot: half of the lanes, a generation lost, memory of another socket."
+    ),
+    "unmeasured": Explained.not_seen(
+        "there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to copy "
+        "between (GPU001 and GPU002 look why)."
+    ),
+    **dict.fromkeys(
+        ("apart", "taken"), Explained.note("ranks see GPUs of their own, or have them to themselves.", same_item=True)
+    ),
+}
 
 # How often what lies behind a copy that did not end is tried in a new process.
 MOST_RETRIES = 3
@@ -224,18 +255,38 @@ def _with_host(host: Host, views: Sequence[View]) -> Matrix:
     )
 
 
+def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
+    """Ways between GPUs that NCCL does not take here are no error of the job."""
+    if finding.code not in _COPIES or not _goes_without_p2p(seen):
+        return None
+    return "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."
+
+
+@lru_cache(maxsize=1)
+def _goes_without_p2p(seen: Seen[Copies]) -> bool:
+    """Does the job's NCCL make no copies between GPUs, because of the exports or of what is set on all ranks?"""
+    known = fallback.needed(seen.of(fallback.CHECK))
+    if seen.options.exports and known.needed and known.variables.get(_NO_P2P) == "1":
+        return True
+    rows = seen.of(variables.CHECK).by_rank
+    everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())
+    return everywhere and seen.own_backend_works
+
+
 CHECK = Check(
     "P2P002",
     "copies",
     Stage.P2P,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Copies,
     plan=plan,
     ground=ground,
     moot=moot,
+    excuse=excuse,
     figures=figures,
     matrices=matrices,
     kind=Kind.TORCH,

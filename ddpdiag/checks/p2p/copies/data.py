@@ -1,4 +1,4 @@
-"""The GPUs of one host and the copies between them, put together from all that P2P002 tried there. Pure."""
+"""The GPUs of one host and the copies between them, put together from all that P2P002 tried there."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.p2p.copies.data import Measured, View, host_ways
 from ddpdiag.checks.p2p.copies.judge import Limits
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")
@@ -33,7 +33,6 @@ def host_wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
             if count:
                 yield seen.finding(
                     "host-wrong",
-                    Severity.ERROR,
                     "copies between a GPU and the host arrive wrong",
                     f"Copies {way} {view.full_label(index)} on {view.host.name}: {count:,} words differ from what the "
                     "other side sent; 0 expected.",
@@ -81,7 +80,6 @@ def _slow(seen: Seen[D], own: Measured, there: bool, expected: Slot) -> Finding:
     view, name = own.view, own.view.host.name
     return seen.finding(
         "host-slow",
-        Severity.WARNING,
         f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
         f"{rate_text(own.bytes_per_s)} from {'the host' if there else view.full_label(own.gpu)} to "
         f"{view.full_label(own.gpu) if there else 'the host'} on {name}, "

@@ -1,4 +1,4 @@
-"""Findings about copies between the GPUs of a host: wrong, slow, slower one way, slower than through the host. Pure.
+"""Findings about copies between the GPUs of a host: wrong, slow, slower one way, slower than through the host.
 
 A GPU whose ways are bad is named, and else the pairs; ways that are bad between all GPUs blame the host.
 """
@@ -77,17 +77,17 @@ def _finding(
     view: View,
     subject: Subject,
     word: str,
-    severity: Severity,
     title: str,
     said: str,
     evidence: Mapping[str, float | int | str],
     remedy: str,
+    severity: Severity | None = None,
 ) -> Finding:
     return seen.finding(
         word,
-        severity,
         title,
         said,
+        severity=severity,
         ranks=view.ranks_of(subject.gpus),
         nodes=(view.host.name,),
         gpus=view.uuids(subject.gpus),
@@ -108,7 +108,6 @@ def wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
             view,
             subject,
             "wrong",
-            Severity.ERROR,
             f"copies between GPUs of {view.host.name} arrive wrong",
             f"Copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
             f"{_through_host(also, len(pairs))}.",
@@ -160,14 +159,14 @@ def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
         view,
         subject,
         "slow",
-        # Which GPUs stand next to each other is how the host is built.
-        Severity.INFO if groups else Severity.WARNING,
         f"slow copies between GPUs of {view.host.name}: {rate_text(rate)}",
         f"{rate_text(rate)} {subject.where} (median of {len(subject.ways)}), {share_text(rate / usual)} of the "
         f"{rate_text(usual)} that most of its GPUs reach on most of their ways.{why}",
         {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
         "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket."
         f"{advice if around and median(around) < limits.indirect_ratio else ''}",
+        # Which GPUs stand next to each other is how the host is built.
+        Severity.INFO if groups else Severity.WARNING,
     )
 
 
@@ -200,7 +199,6 @@ def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Ite
             view,
             subject,
             "asymmetric",
-            Severity.WARNING,
             f"copies between GPUs of {view.host.name} are slower one way",
             f"{rate_text(rate)} {subject.where}, and {rate_text(other)} the other way (medians of "
             f"{len(subject.ways)}); at least {share_text(limits.asymmetric_ratio)} of it expected.",
@@ -225,7 +223,6 @@ def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Itera
         view,
         Subject("links", gpus, tuple(sorted(bad)), where),
         "p2p-slower",
-        Severity.WARNING,
         f"peer-to-peer copies on {view.host.name} are slower than through its memory",
         f"{view.host.name}: {rate_text(direct)} directly {where}, {rate_text(around)} through the host's memory "
         f"(medians of {len(bad)}); directly is expected to be faster (nccl-tests issue 74 is such a case).",

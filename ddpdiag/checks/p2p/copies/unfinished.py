@@ -1,4 +1,4 @@
-"""Findings about copies that did not end, or ended their process; and about those that were not tried. Pure.
+"""Findings about copies that did not end, or ended their process; and about those that were not tried.
 
 Failures of P2P002's trials are its own to judge (`Trial.may_fail`), so whatever came of them is told here, except what
 happened to a whole rank (RUN002).
@@ -13,7 +13,7 @@ from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.copies.data import View
 from ddpdiag.checks.p2p.copies.judge import Limits
-from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status
+from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.copies import Copies
 
 D = TypeVar("D")
@@ -68,7 +68,6 @@ def _taken(seen: Seen[Copies], outcome: Outcome, view: View) -> Finding:
     name = view.host.name
     return seen.finding(
         "taken",
-        Severity.INFO,
         "pairs of GPUs were not all tried",
         f"{name}: '{outcome.at}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
         "GPU008), and ranks have theirs already; the collectives tell of the pairs.",
@@ -86,7 +85,6 @@ def _end(seen: Seen[Copies], outcome: Outcome, view: View | None) -> Finding:
     who = f": {', '.join(map(view.full_label, gpus))}" if view is not None and gpus else ""
     return seen.finding(
         outcome.status.value,
-        Severity.ERROR,
         f"{what} {verb} on {node}",
         f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(view, outcome)}",
         ranks=(view.ranks_of(gpus) if view is not None else ()) or (outcome.rank,),
@@ -149,7 +147,6 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
     node = seen.world.node_of(outcome.rank)
     return seen.finding(
         "unmeasured",
-        Severity.WARNING,
         "copies between GPUs were not all measured",
         f"rank {outcome.rank} on {node} was still going on at '{outcome.at}' after {outcome.seconds:.1f} s: UNKNOWN "
         "whether the rest is well.",
@@ -169,7 +166,6 @@ def untried(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
         if left > 0 and view.rank not in unwell:
             yield seen.finding(
                 "unmeasured",
-                Severity.WARNING,
                 "copies between GPUs were not all measured",
                 f"{view.host.name}: {left} of {view.jobs} steps were left out, because their time was over: UNKNOWN "
                 "whether these are well.",
@@ -188,7 +184,6 @@ def nothing(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
         names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
         yield seen.finding(
             "unmeasured",
-            Severity.WARNING,
             f"there is nothing to copy between on {names_text(names, 2)}, where torch shows no GPU",
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
             "driver's list: UNKNOWN whether copies would be well.",
@@ -204,7 +199,6 @@ def apart(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
     if nodes:
         yield seen.finding(
             "apart",
-            Severity.INFO,
             "pairs of GPUs were not all tried",
             f"{names_text(nodes)}: each rank sees some of the host's GPUs only, so no process can copy between all of "
             "them. Their ways to the host's memory were measured; the collectives tell of the pairs.",

@@ -1,26 +1,22 @@
-"""What is the likely reason that a way does not work, by the override that got around it. Pure."""
+"""What is the likely reason that a way does not work, by the override that got around it."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ddpdiag.checks.api import Check, Seen
-from ddpdiag.checks.gpu import nvlink, nvswitch
-from ddpdiag.checks.host import shared_memory
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.p2p.fallback.search import Member
 from ddpdiag.checks.p2p.fallback.suspicions import suspicions
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.rendezvous import coordinator_name
-from ddpdiag.checks.rendezvous.interfaces import check as interfaces
 from ddpdiag.model import Finding, Severity
 
 D = TypeVar("D")
 
 # What other checks may have seen of the same cause, and what it mostly is.
-_WITNESSES: dict[str, tuple[Check[Any], ...]] = {
-    "SHM": (shared_memory.CHECK,),
-    "NVLS": (nvswitch.CHECK, nvlink.CHECK),
-    "CUMEM": (shared_memory.CHECK,),
-    "IFNAME": (interfaces.CHECK, coordinator_name.CHECK),
+_WITNESSES = {
+    "SHM": ("HST003",),
+    "NVLS": ("GPU007", "GPU006"),
+    "CUMEM": ("HST003",),
+    "IFNAME": ("RDZ003", "RDZ002"),
 }
 _USUAL = {
     "P2P": "ACS or an IOMMU between the GPUs keeps direct copies from arriving (a virtual machine needs them); "
@@ -65,9 +61,9 @@ def _suspected(seen: Seen[D], nodes: Sequence[str]) -> str:
     return next((said[0] for said in found if said), "")
 
 
-def _witnessed(seen: Seen[D], checks: Sequence[Check[Any]], nodes: Sequence[str]) -> Finding | None:
-    for check in checks:
-        for finding in check.judge(seen.of(check)):
+def _witnessed(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Finding | None:
+    for code in codes:
+        for finding in seen.findings_of(code):
             elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
             if finding.severity is not Severity.INFO and not elsewhere:
                 return finding

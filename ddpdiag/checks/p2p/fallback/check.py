@@ -15,14 +15,6 @@ Where the backend works, and a variable is set that takes a way out of use (a fo
 all-reduce without it shows what that costs.
 
 Findings:
-- fallback: the backend fails here, and works with the variables that are shown: an error, since the job fails as it
-  is. With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them.
-- slow: it works, but is faster with them (`rescue` times).
-- held-back: your own variables cost speed (`gain` times), and nothing needs them. needed: it fails without them.
-- transient: it failed in COL001, and not in three runs after that.
-- unreliable: a set of variables worked, and then did not. nothing: none works.
-- unfinished: the budget (or the run) ended before the ladder did. both: gloo fails as well, so it is not how GPUs are
-  joined.
 
 Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
 without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
@@ -40,15 +32,17 @@ guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubl
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Exports, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, rungs_here, why_not
 from ddpdiag.checks.p2p.fallback.judge import both_fail, findings
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, climb, pairs_of
@@ -60,6 +54,23 @@ from ddpdiag.model.bench import Expectation, Limits
 from ddpdiag.model.context import Context
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
 from ddpdiag.stats import Samples, samples
+
+D = TypeVar("D")
+
+FINDINGS = {
+    "fallback": Explained(
+        "the backend fails here, and works with the variables that are shown: an error, since the job fails as it is. "
+        "With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
+    ),
+    "slow": Explained.warning("it works, but is faster with them (`rescue` times)."),
+    "held-back": Explained.warning("your own variables cost speed (`gain` times), and nothing needs them."),
+    "needed": Explained.note("it fails without them.", same_item=True),
+    "transient": Explained.warning("it failed in COL001, and not in three runs after that."),
+    "unreliable": Explained("a set of variables worked, and then did not."),
+    "nothing": Explained("none works.", same_item=True),
+    "unfinished": Explained.warning("the budget (or the run) ended before the ladder did."),
+    "both": Explained.note("gloo fails as well, so it is not how GPUs are joined.", same_item=True),
+}
 
 _SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
@@ -285,9 +296,31 @@ def works_with_exports(seen: Seen[Data]) -> bool:
     )
 
 
-def hindrance(seen: Seen[Data]) -> str | None:
+def blocks(seen: Seen[D]) -> str | None:
     """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
-    return None if works_with_exports(seen) else seen.of(all_reduce.CHECK).hindrance
+    return None if works_with_exports(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
+
+
+def needed(seen: Seen[Data]) -> Exports:
+    """The exports, and whether the backend fails without them."""
+    return Exports(exports(seen), works_with_exports(seen))
+
+
+def excuse(seen: Seen[Data], finding: Finding) -> str | None:
+    """Errors of the job's backend as it was without the exports, where the job will have them."""
+    code, _, _ = finding.code.partition(".")
+    if code == all_reduce.CHECK.code:
+        own = finding.evidence.get("backend") == seen.world.backend
+    else:
+        own = code == "RUN003" and finding.evidence.get("trial") in _own_trials(seen)
+    works = own and seen.options.exports and exports(seen) and works_with_exports(seen)
+    return f"With the exports of {CHECK.code} it works." if works else None
+
+
+def _own_trials(seen: Seen[Data]) -> set[int]:
+    """COL001 over the job's backend."""
+    own = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
+    return {trial.number for trial in own if trial.code == all_reduce.CHECK.code}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
@@ -303,13 +336,15 @@ CHECK = Check(
     Stage.P2P,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     plan=plan,
     judge=judge,
     data=Data,
     ground=ground,
     moot=moot,
-    hindrance=hindrance,
+    excuse=excuse,
+    exports=needed,
     figures=figures,
     follows=(all_reduce.CHECK.code,),
     kind=Kind.TORCH,

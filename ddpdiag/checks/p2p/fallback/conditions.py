@@ -1,4 +1,4 @@
-"""What is known before the climb: what failed, what the user has set, and which rungs may matter here. Pure."""
+"""What is known before the climb: what failed, what the user has set, and which rungs may matter here."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar

@@ -1,4 +1,4 @@
-"""What the climb came to, in findings. Pure."""
+"""What the climb came to, in findings."""
 
 from collections.abc import Iterator
 from typing import TypeVar
@@ -58,7 +58,6 @@ def both_fail(seen: Seen[D]) -> Finding:
     own = seen.world.backend
     return seen.finding(
         "both",
-        Severity.INFO,
         f"gloo fails as well as {own}",
         f"The all-reduce fails over gloo and over {own}: that is the network, a host or a rank, and not how GPUs are "
         "joined, so no variable was looked for.",
@@ -74,11 +73,11 @@ def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     works = f"gloo works, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
     return seen.finding(
         "fallback",
-        Severity.WARNING if seen.options.exports else Severity.ERROR,
         f"{own} {does}; {exports_text(env)} it works",
         f"{works}{where.text}{error_text(climbed.first)}. The way around leaves out {taken}: "
         f"{exports_text(env)} {own} worked in {runs_text(end)}"
         f"{price(climbed, end)}. {cause(seen, end.members, where.nodes)}".strip(),
+        severity=Severity.WARNING if seen.options.exports else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
@@ -97,7 +96,6 @@ def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     times = times_text(ratio(climbed, end.runs))
     return seen.finding(
         "slow",
-        Severity.WARNING,
         f"{own} is slow; {exports_text(env)} it is {times} faster",
         f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. The way around leaves "
         f"out {taken}: "
@@ -119,7 +117,6 @@ def _held_back(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     times = times_text(ratio(climbed, end.runs))
     return seen.finding(
         "held-back",
-        Severity.WARNING,
         f"{settings} costs bandwidth: without it {own} is {times} faster",
         f"{own} reaches {rate(climbed.first)} busbw with {settings}, and works without it in {runs_text(end)}"
         f"{price(climbed, end)}: {times} faster. It may be left from an old workaround.",
@@ -136,7 +133,6 @@ def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     alone, them = len(end.members) == 1, "it" if len(end.members) == 1 else "them"
     return seen.finding(
         "needed",
-        Severity.INFO,
         f"{settings} is needed here" if alone else f"of {settings} something is needed here",
         f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without {them}"
         f"{error_text(without)}: keep {them} until the cause is mended.",
@@ -149,7 +145,6 @@ def _transient(seen: Seen[D], climbed: Climbed) -> Finding:
     runs = len(climbed.tried)
     return seen.finding(
         "transient",
-        Severity.WARNING,
         f"{own} failed once, and then worked {runs} times",
         f"The all-reduce over {own} failed at first, and worked in {runs} of {runs} runs in fresh processes, with "
         f"nothing changed ({rate(climbed.first)} busbw). What fails now and then will fail in a long job.",
@@ -171,9 +166,9 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         word, told = "nothing", f"{climbed.sets}, and none helps"
     return seen.finding(
         word,
-        Severity.WARNING if climbed.first.works else Severity.ERROR,
         f"{own} {does}, and no variable gets around it",
         f"{works}{where.text}{error_text(climbed.first)}; {told}.{not_tried(climbed)}",
+        severity=Severity.WARNING if climbed.first.works else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
@@ -195,7 +190,6 @@ def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
     aim = "a way around was found" if broken or climbed.ground.slow_below is not None else "what is set was priced"
     return seen.finding(
         "unfinished",
-        Severity.WARNING,
         f"{why} before {aim}",
         f"{did}; {climbed.sets} until then, and more are left.",
         evidence=tried_lines(climbed),

@@ -1,4 +1,4 @@
-"""The overrides that may get NCCL around what does not work, and the user's own that stand in the way. Pure.
+"""The overrides that may get NCCL around what does not work, and the user's own that stand in the way.
 
 What each variable does: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """

@@ -1,4 +1,4 @@
-"""Between whom a backend fails: what rounds of pairs, and each host by itself, show. Pure."""
+"""Between whom a backend fails: what rounds of pairs, and each host by itself, show."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar

@@ -1,4 +1,4 @@
-"""Climbing for overrides with which a backend works: which set to try next, after what is known. Pure.
+"""Climbing for overrides with which a backend works: which set to try next, after what is known.
 
 The procedure is written down as a generator: it yields what it wants to know and is sent the answer. `climb` plays the
 known answers back to it, so that the plan and the judgement run the same lines.

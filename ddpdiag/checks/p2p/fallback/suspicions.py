@@ -10,7 +10,6 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors, nvswitch
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.gpu.present import check as present
-from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, gpus_of, pairs_text, path_views
 from ddpdiag.checks.p2p.paths.obstacles import addresses, hides_acs, redirecting, translated
 from ddpdiag.checks.p2p.paths.pairs import said_of_pairs
@@ -89,8 +88,7 @@ def _sockets(pairs: Sequence[Pair]) -> Iterator[str]:
 
 def _shared_memory(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
     """What NCCL takes instead of P2P, and for setting it up."""
-
-    for finding in shared_memory.judge(seen.of(shared_memory.CHECK)):
+    for finding in seen.findings_of("HST003"):
         if finding.severity is not Severity.INFO and ranks & {*finding.ranks}:
             yield finding.message.removesuffix(".")
 

@@ -1,4 +1,4 @@
-"""What was tried on the ladder, in words. Pure."""
+"""What was tried on the ladder, in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -11,15 +11,6 @@ processor's host bridge, NODE for several of one NUMA node, SYS for another sock
 normal.
 
 Findings and their causes:
-- disabled: P2P is switched off in the driver (registry key), or not allowed for a pair although most pairs of these
-  models that are connected in this way are: a bridge not seated, another slot or BIOS setting.
-- asymmetric: one direction is allowed and the other is not.
-- no-p2p: cards or board are not made for P2P, as with most consumer cards: expect the numbers of shared memory.
-- acs: ACS redirects traffic between GPUs that have no NVLink, on a host that is no virtual machine (which needs ACS). A
-  warning where a PCIe switch could have carried it, else good to know.
-- iommu: the IOMMU translates for GPUs without NVLinks: the kernel then also sets ACS where it can.
-- isolated: ranks are shown GPUs of their own by a control group, so that NVML knows nothing of ways between them.
-- unreadable: NVML could not be asked.
 
 ACS is known only to root: without it, `lspci -vvv` shows nothing of it, and this check says so.
 
@@ -38,17 +29,40 @@ import os
 from collections.abc import Callable, Iterator
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, label, path_views, status_of, words
 from ddpdiag.checks.p2p.paths.obstacles import acs, iommu
 from ddpdiag.checks.p2p.paths.pairs import asymmetric, disabled, refused
 from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Matrix, Severity
+from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.iommu import surroundings
 from ddpdiag.probes.gpu.paths import P2P, Way, gpu_paths
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
+
+FINDINGS = {
+    "disabled": Explained.warning(
+        "P2P is switched off in the driver (registry key), or not allowed for a pair although most pairs of these "
+        "models that are connected in this way are: a bridge not seated, another slot or BIOS setting."
+    ),
+    "asymmetric": Explained.warning("one direction is allowed and the other is not."),
+    "no-p2p": Explained.note(
+        "cards or board are not made for P2P, as with most consumer cards: expect the numbers of shared memory."
+    ),
+    "acs": Explained(
+        "ACS redirects traffic between GPUs that have no NVLink, on a host that is no virtual machine (which needs "
+        "ACS). A warning where a PCIe switch could have carried it, else good to know."
+    ),
+    "iommu": Explained.note(
+        "the IOMMU translates for GPUs without NVLinks: the kernel then also sets ACS where it can."
+    ),
+    "isolated": Explained.note(
+        "ranks are shown GPUs of their own by a control group, so that NVML knows nothing of ways between them."
+    ),
+    "unreadable": Explained.not_seen("NVML could not be asked."),
+}
 
 # As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
 _CELLS = {
@@ -88,7 +102,6 @@ def _unreadable(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     if view.errors and not view.gpus:
         yield seen.finding(
             "unreadable",
-            Severity.WARNING,
             "the ways between GPUs cannot be read",
             f"{view.host.name}: NVML says {view.errors[0]!r}: UNKNOWN how its {view.host.gpus} GPUs are connected.",
             ranks=view.host.ranks,
@@ -102,7 +115,6 @@ def _isolated(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
         most = max(view.views)
         yield seen.finding(
             "isolated",
-            Severity.INFO,
             "each rank is shown GPUs of its own",
             f"{view.host.name}: of {len(view.gpus)} GPUs no rank is shown more than {most}, so NVML knows nothing of "
             "ways between the others, and CUDA may not open their memory (NCCL: 'invalid device ordinal').",
@@ -166,6 +178,7 @@ CHECK = Check(
     Stage.P2P,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     measure=measure,
     judge=judge,
     data=Data,

@@ -1,6 +1,7 @@
 """The GPUs of each host and the ways between them, put together from what its ranks answered to P2P001."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -132,18 +133,15 @@ def status_of(way: Way) -> P2P | None:
     return next((status for status in known if status is not P2P.OK), P2P.OK) if known else None
 
 
+@lru_cache(maxsize=1)
 def path_views(seen: Seen[Data]) -> tuple[PathView, ...]:
     """The hosts that answered, in order.
 
     GPUs that no rank may use are somebody else's, and left out; so are those that are cut into slices (MIG), between
     which there is no P2P.
     """
-    held = seen.memo.get("path views")
-    if not isinstance(held, tuple):
-        ours = _ours(seen)
-        held = tuple(_view(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
-        seen.memo["path views"] = held
-    return held
+    ours = _ours(seen)
+    return tuple(_view(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
 
 
 def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:

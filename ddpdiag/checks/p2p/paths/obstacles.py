@@ -55,11 +55,11 @@ def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     first = next(iter(found)).address
     yield seen.finding(
         "acs",
-        Severity.WARNING if detours else Severity.INFO,
         "ACS redirects traffic between GPUs",
         f"{view.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks: {harm}, and on "
         "some boards NCCL hangs or sums wrong values; off is expected on a host that is no virtual machine (NCCL's "
         "troubleshooting guide).",
+        severity=Severity.WARNING if detours else Severity.INFO,
         nodes=(view.host.name,),
         evidence={
             "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in list(found)[:_LISTED]],
@@ -82,7 +82,6 @@ def iommu(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
         hidden = " Whether ACS redirects is known to root only (`lspci -vvv | grep ACSCtl`)."
         yield seen.finding(
             "iommu",
-            Severity.INFO,
             "the IOMMU translates what GPUs send",
             f"{view.host.name}: the IOMMU translates for {len(own)} GPUs without NVLinks between them (domain "
             f"{', '.join(domains)}); identity is the safe choice for P2P over PCIe."

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.p2p.paths.data import (
@@ -15,22 +16,20 @@ from ddpdiag.checks.p2p.paths.data import (
     path_views,
     words,
 )
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.probes.gpu.paths import P2P, PathGpu
 
 _LISTED = 64
 
 
+@lru_cache(maxsize=1)
 def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     """Pairs that are not allowed, although more than half of those of their kind are.
 
     Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
     differ is no vote.
     """
-    held = seen.memo.get("odd pairs")
-    if not isinstance(held, frozenset):
-        held = seen.memo["odd pairs"] = _odd(path_views(seen))
-    return held
+    return _odd(path_views(seen))
 
 
 def _odd(views: Sequence[PathView]) -> frozenset[Pair]:
@@ -71,7 +70,6 @@ def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Findin
     )
     return seen.finding(
         "disabled",
-        Severity.WARNING,
         "P2P is not allowed between GPUs",
         f"{view.host.name}: {len(pairs)} of {len(view.pairs)} pairs of GPUs may not reach each other's memory "
         f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL goes through shared memory there.",
@@ -109,7 +107,6 @@ def asymmetric(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
         closed = [(pair, *_closed(pair)) for pair in pairs]
         yield seen.finding(
             "asymmetric",
-            Severity.WARNING,
             "P2P is allowed in one direction only",
             f"{view.host.name}: "
             + "; ".join(
@@ -143,7 +140,6 @@ def refused(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     if pairs:
         yield seen.finding(
             "no-p2p",
-            Severity.INFO,
             "GPUs without P2P",
             f"{view.host.name}: NVML says that {len(pairs)} of {len(view.unlinked)} pairs of GPUs without NVLinks "
             f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL goes through shared memory of the host "

@@ -7,18 +7,6 @@ wrote: version, network, the way to each peer, NVLS (NVLink SHARP), algorithms. 
 touched elsewhere. The ways are in the report's matrix "p2p.transport" and in the ranks' column.
 
 Findings and their causes:
-- sockets: hosts talk over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, an
-  NCCL_IB_HCA that fits no port, libibverbs or /dev/infiniband missing in the container. (RoCE ports: INFO only, since
-  clouds show some that reach no other host.)
-- no-gdr: some hosts go without GPUDirect RDMA, or all do: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter too
-  far apart, NCCL_NET_GDR_LEVEL.
-- inside: ranks of one host talk over shared memory or the network although NVLinks connect their GPUs:
-  NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_HOSTID (LCH002), containers that do not see each other's GPUs.
-- nvls: some GPUs offer NVLink SHARP and others do not; NCCL then goes without it everywhere. Look at the fabric
-  manager.
-- mixed-versions: ranks load different NCCLs, though torch names the same one (LCH003): LD_LIBRARY_PATH, LD_PRELOAD.
-- warned: what NCCL itself warns of.
-- unreadable: NCCL wrote no log, or none that this version understands, so the transport is not known.
 
 Fix: do what the finding says; run the job once with NCCL_DEBUG=INFO and compare.
 
@@ -37,6 +25,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce.check import LARGE_BYTES, SMALL_BYTES
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport import judge as findings
 from ddpdiag.checks.p2p.transport.data import Data, view_of
@@ -48,6 +37,33 @@ from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import interfaces
 from ddpdiag.probes.net.nccl_log import Hop, Log, read_log
 from ddpdiag.probes.net.rdma import has_peer_memory, rdma_ports
+
+FINDINGS = {
+    "sockets": Explained(
+        "hosts talk over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, an "
+        "NCCL_IB_HCA that fits no port, libibverbs or /dev/infiniband missing in the container. (RoCE ports: INFO "
+        "only, since clouds show some that reach no other host.)"
+    ),
+    "no-gdr": Explained(
+        "some hosts go without GPUDirect RDMA, or all do: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter "
+        "too far apart, NCCL_NET_GDR_LEVEL."
+    ),
+    "inside": Explained.warning(
+        "ranks of one host talk over shared memory or the network although NVLinks connect their GPUs: "
+        "NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_HOSTID (LCH002), containers that do not see each other's GPUs."
+    ),
+    "nvls": Explained(
+        "some GPUs offer NVLink SHARP and others do not; NCCL then goes without it everywhere. Look at the fabric "
+        "manager."
+    ),
+    "mixed-versions": Explained.error(
+        "ranks load different NCCLs, though torch names the same one (LCH003): LD_LIBRARY_PATH, LD_PRELOAD."
+    ),
+    "warned": Explained.note("what NCCL itself warns of."),
+    "unreadable": Explained.not_seen(
+        "NCCL wrote no log, or none that this version understands, so the transport is not known."
+    ),
+}
 
 # All of them are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING"
@@ -175,6 +191,7 @@ CHECK = Check(
     Stage.P2P,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,
@@ -183,7 +200,7 @@ CHECK = Check(
     columns=columns,
     figures=figures,
     matrices=matrices,
-    needs=("P2P003",),
+    blocked=fallback.blocks,
     kind=Kind.TORCH,
     # A new context and a new communicator: 1 to 4 s on 8 GPUs.
     deadline=20,

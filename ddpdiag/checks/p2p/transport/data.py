@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
@@ -115,7 +115,7 @@ class View:
 
     def settings(self, rank: int) -> Mapping[str, str]:
         """The variables of a rank that decide on transports: as LCH002 saw them, and as NCCL did."""
-        own = self._variables_seen.by_rank.get(rank)
+        own = self._environments.get(rank)
         files = own.files.values() if own is not None else ()
         known = {name: value for row in files for name, value in row.items()}
         known |= dict(own.variables) if own is not None else {}
@@ -123,13 +123,13 @@ class View:
         return {name: value for name, value in known.items() if name in _CHOOSING}
 
     @cached_property
-    def _variables_seen(self) -> Seen[variables.Data]:
-        return self.seen.of(variables.CHECK)
+    def _environments(self) -> Mapping[int, variables.Data]:
+        return self.seen.of(variables.CHECK).by_rank
 
     @cached_property
     def told_of_host_ids(self) -> bool:
         """Does LCH002 speak of NCCL_HOSTID?"""
-        return any(finding.code.endswith(".host-id") for finding in variables.judge(self._variables_seen))
+        return any(finding.code == "LCH002.host-id" for finding in self.seen.findings_of("LCH002"))
 
     def _variables(self, ranks: Sequence[int], names: Sequence[str]) -> Iterator[str]:
         for rank in ranks:
@@ -140,8 +140,7 @@ class View:
         return (f"'{remark}'" for rank in ranks if rank in self.logs for remark in self.logs[rank].remarks)
 
 
+@lru_cache(maxsize=1)
 def view_of(seen: Seen[Data]) -> View:
     """The view, made once."""
-    view = seen.memo.setdefault("view", View(seen))
-    assert isinstance(view, View)
-    return view
+    return View(seen)

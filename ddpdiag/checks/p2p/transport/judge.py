@@ -24,7 +24,6 @@ def unreadable(view: View) -> Iterator[Finding]:
         which = f" (version {', '.join(versions)})" if versions else ""
         yield view.seen.finding(
             "unreadable",
-            Severity.WARNING,
             "NCCL's log does not say how ranks talk",
             f"The log of NCCL{which} on {ranks_text(silent)} of {len(view.rows)} tells no way to any peer: UNKNOWN "
             "which transport it uses.",
@@ -42,7 +41,6 @@ def versions(view: View) -> Iterator[Finding]:
         return
     yield view.seen.finding(
         "mixed-versions",
-        Severity.ERROR,
         "ranks load different versions of NCCL",
         f"NCCL: {odd_text(odd, missing='none')}; one version on every rank is expected"
         + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
@@ -69,10 +67,10 @@ def sockets(view: View) -> Iterator[Finding]:
     why = view.reasons(ranks)
     yield view.seen.finding(
         "sockets",
-        Severity.WARNING if kind == "InfiniBand" else Severity.INFO,
         f"NCCL uses sockets, not {kind}",
         f"NCCL sends over sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
         f"although {kind} ports are up on both ends ({names} on {first}){cost}. {_why(why)}",
+        severity=Severity.WARNING if kind == "InfiniBand" else Severity.INFO,
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
         remedy="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
@@ -120,11 +118,11 @@ def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]
     blame = "" if odd else " (no majority, so nobody is blamed)"
     return view.seen.finding(
         "no-gdr",
-        Severity.WARNING,
         "some hosts go without GPUDirect RDMA",
         f"{names_text(without)}: data goes through the host's memory on its way to the network; "
         f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
         f"{_gdr_reason(view, without_ranks)}",
+        severity=Severity.WARNING,
         ranks=ranks,
         nodes=odd,
         evidence={"without": [*without]},
@@ -136,10 +134,10 @@ def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]
 def _none_direct(view: View, ranks: Sequence[int]) -> Finding:
     return view.seen.finding(
         "no-gdr",
-        Severity.INFO,
         "InfiniBand is used without GPUDirect RDMA",
         f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
         f"{_gdr_reason(view, ranks)}",
+        severity=Severity.INFO,
         evidence={"reasons": list(view.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
         remedy="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
         "kernel with DMA-BUF.",
@@ -187,7 +185,6 @@ def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
     example = hops[0]
     return view.seen.finding(
         "inside",
-        Severity.WARNING,
         "ranks of one host do not use NVLink" if linked else "ranks of one host talk over sockets",
         f"{host}: {ranks_text(ranks)} talk over {over} (rank {example.source} to rank {example.target}), although "
         f"{'NVLinks connect their GPUs' if linked else 'P2P or shared memory is there'}; P2P expected.{apart} "
@@ -211,11 +208,11 @@ def nvls(view: View) -> Iterator[Finding]:
     gpus = [uuid for rank in blamed if (uuid := view.rows[rank].gpu_uuid)]
     yield view.seen.finding(
         "nvls",
-        Severity.WARNING if blamed else Severity.INFO,
         "not all GPUs offer NVLS (NVLink SHARP)",
         f"NVLS is not available on {ranks_text(without)} ({names_text(view.seen.world.nodes_of(without))}), but on "
         f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only where all ranks can"
         + ("." if blamed else " (no majority, so nobody is blamed)."),
+        severity=Severity.WARNING if blamed else Severity.INFO,
         ranks=blamed,
         gpus=gpus,
         evidence={"without": [*without]},
@@ -236,7 +233,6 @@ def warned(view: View) -> Iterator[Finding]:
         ranks = sorted({rank for own in tellers.values() for rank in own})
         yield view.seen.finding(
             "warned",
-            Severity.INFO,
             "NCCL warns",
             f"NCCL warned although the all-reduces went well. {'; '.join(lines[:_LOG_LINES])}{more}.",
             nodes=view.seen.world.nodes_of(ranks),

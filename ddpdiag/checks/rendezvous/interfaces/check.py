@@ -7,14 +7,6 @@ address that its peers cannot reach, and all ranks hang. gloo takes exact names,
 prefixes, exact names after `=`, and all but these after `^` (`^docker0` alone brings back lo).
 
 Findings and their causes, for the library that the job uses an error, else a warning:
-- missing: the variable names an interface that this host does not have: names differ between hosts (eno1, eth0).
-- down, no-address: the interface is there, and of no use: no carrier, or no address but a link-local one, as members
-  of a bond have.
-- loopback: the variable leads to a loopback address, and there are several hosts.
-- shared: several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine.
-- wrong: the address lies on another interface than the way to the coordinator; an error if the other hosts could not
-  connect to it in RDZ004, silent if all of them could.
-- unreadable: the interfaces of a host could not be read.
 
 A host's own name that leads to loopback is RDZ002's finding.
 
@@ -34,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous.interfaces.offers import Offers, offers
 from ddpdiag.checks.rendezvous.mesh import check as mesh
@@ -58,6 +51,28 @@ from ddpdiag.probes.net.interfaces import (
     wanted,
 )
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
+
+FINDINGS = {
+    "missing": Explained(
+        "the variable names an interface that this host does not have: names differ between hosts (eno1, eth0)."
+    ),
+    **dict.fromkeys(
+        ("down", "no-address"),
+        Explained(
+            "the interface is there, and of no use: no carrier, or no address but a link-local one, as members of a "
+            "bond have."
+        ),
+    ),
+    "loopback": Explained("the variable leads to a loopback address, and there are several hosts."),
+    "shared": Explained(
+        "several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine."
+    ),
+    "wrong": Explained(
+        "the address lies on another interface than the way to the coordinator; an error if the other hosts could not "
+        "connect to it in RDZ004, silent if all of them could."
+    ),
+    "unreadable": Explained.not_seen("the interfaces of a host could not be read."),
+}
 
 _NAME_SECONDS = 5.0
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -163,9 +178,9 @@ def _finding(
 ) -> Finding:
     return seen.finding(
         word,
-        severity or choice.severity,
         title,
         message,
+        severity=severity or choice.severity,
         nodes=[choice.host.name],
         evidence={
             "address": choice.address,
@@ -244,10 +259,10 @@ def _shared(seen: Seen[Data], shared: Mapping[str, Sequence[Choice]]) -> Iterato
         interface = interface_of(address, choices[0].known)
         yield seen.finding(
             "shared",
-            choices[0].severity,
             f"{len(names)} hosts offer the same address, {address}",
             f"{choices[0].library} would offer {address} ({interface.name if interface else '?'}) on "
             f"{names_text(names)}: each of them would connect to itself.",
+            severity=choices[0].severity,
             nodes=names,
             evidence={"address": address},
             remedy=_common_remedy(choices),
@@ -311,7 +326,6 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 def _unreadable(seen: Seen[Data], host: Host) -> Finding:
     return seen.finding(
         "unreadable",
-        Severity.WARNING,
         f"the interfaces of {host.name} cannot be listed",
         f"{host.name} does not say which network interfaces it has: UNKNOWN which of them a job would use.",
         nodes=[host.name],
@@ -325,6 +339,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

@@ -1,4 +1,4 @@
-"""Were hosts reached at the address that they offered? From what RDZ004 saw; for RDZ003. Pure."""
+"""Were hosts reached at the address that they offered? From what RDZ004 saw; for RDZ003."""
 
 from collections.abc import Mapping, Sequence
 

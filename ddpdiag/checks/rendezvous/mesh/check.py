@@ -11,18 +11,6 @@ way names the link; bad ways everywhere name nobody, since the hosts share the c
 side it is.
 
 Findings and their causes:
-- refused, dropped, unreachable: a firewall that rejects or drops, or no route. gloo would wait five times its time-out.
-  Over gloo only one of two ranks connects to the other: where gloo works all the same, this is a warning.
-- silent, broken: the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded.
-- black-hole: small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered.
-- slow: less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds`
-  longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of
-  `expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to
-  fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much more).
-  Of containers, what those on one machine reach among themselves is not compared with the network.
-- loss: segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad
-  cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., 1997).
-- transient: it passed when it was repeated.
 
 Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the MTU alike;
 compare `ethtool` and `ip -s link` of the named host with those of another.
@@ -44,6 +32,7 @@ from statistics import median
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.rendezvous.mesh.data import failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.rates import Limits, Rates, lossy, slow
@@ -65,6 +54,36 @@ from ddpdiag.probes.net.mesh.connection import Cell, Peer
 from ddpdiag.probes.net.mesh.survey import Listener, survey
 from ddpdiag.probes.net.port_check import ephemeral_ports
 from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("refused", "dropped", "unreachable"),
+        Explained(
+            "a firewall that rejects or drops, or no route. gloo would wait five times its time-out. Over gloo only "
+            "one of two ranks connects to the other: where gloo works all the same, this is a warning."
+        ),
+    ),
+    **dict.fromkeys(
+        ("silent", "broken"),
+        Explained("the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded."),
+    ),
+    "black-hole": Explained.error(
+        "small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered."
+    ),
+    "slow": Explained(
+        "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "
+        "longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of "
+        "`expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to "
+        "fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much "
+        "more). Of containers, what those on one machine reach among themselves is not compared with the network."
+    ),
+    "loss": Explained.warning(
+        "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
+        "cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., "
+        "1997)."
+    ),
+    "transient": Explained.note("it passed when it was repeated."),
+}
 
 # A full mesh of more would take too long: groups of at most so many hosts.
 MAX_HOSTS = 64
@@ -174,25 +193,14 @@ def _limits(seen: Seen[Data]) -> Limits:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
-    mesh = mesh_of(seen, _cells)
-    yield from severed(seen)
-    yield from slow_ways(seen)
-    yield from lossy(seen, mesh, Rates(mesh, _in_use(seen), _limits(seen)))
-    yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
-
-
-def severed(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings about ways on which nothing, or nothing large, passes."""
-    mesh = mesh_of(seen, _cells)
-    around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, _in_use(seen))
+    mesh, limits, interfaces = mesh_of(seen, _cells), _limits(seen), _in_use(seen)
+    around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, interfaces)
     yield from failures(seen, mesh, around)
     yield from black_holes(seen, mesh, around)
-
-
-def slow_ways(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings about ways on which less passes than expected."""
-    mesh, limits = mesh_of(seen, _cells), _limits(seen)
-    yield from slow(seen, mesh, Rates(mesh, _in_use(seen), limits), limits)
+    rates = Rates(mesh, interfaces, limits)
+    yield from slow(seen, mesh, rates, limits)
+    yield from lossy(seen, mesh, rates)
+    yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
 
 
 def _ports(seen: Seen[Data]) -> str:
@@ -236,6 +244,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

@@ -1,4 +1,4 @@
-"""The ways between hosts as a matrix of cells, and whom to name for the bad ones. Pure.
+"""The ways between hosts as a matrix of cells, and whom to name for the bad ones.
 
 A cell that was measured twice counts as the better of both.
 """

@@ -1,4 +1,4 @@
-"""Findings about ways between hosts that are slower than others, or than they should be, or that lose packets. Pure."""
+"""Findings about ways between hosts that are slower than others, or than they should be, or that lose packets."""
 
 from collections.abc import Iterator, Mapping
 from statistics import median
@@ -116,10 +116,10 @@ def slow(seen: Seen[D], mesh: Mesh, rates: Rates, limits: Limits) -> Iterator[Fi
         again = f"; {100 * lost:.2g} % of the segments had to be sent again" if lost > limits.lost_share else ""
         yield seen.finding(
             "slow",
-            Severity.ERROR if very else Severity.WARNING,
             f"slow network {subject.where}: {rate_text(rate)}",
             f"{rate_text(rate)} {subject.where} (median of {len(subject.cells)}), and "
             f"{rate_text(expected.bytes_per_s)} is {expected.source}{again}. {subject.doubt}".strip(),
+            severity=Severity.ERROR if very else Severity.WARNING,
             nodes=subject.nodes,
             links=subject.links,
             evidence={
@@ -139,7 +139,6 @@ def lossy(seen: Seen[D], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
         share = max(lost_share(cell) or 0.0 for cell in subject.cells.values())
         yield seen.finding(
             "loss",
-            Severity.WARNING,
             f"packets are lost {subject.where}",
             f"{100 * share:.2g} % of the segments {subject.where} had to be sent again, in every repetition. "
             f"{subject.doubt}".strip(),

@@ -1,4 +1,4 @@
-"""Findings about ways between hosts on which nothing passes, or nothing large. Pure."""
+"""Findings about ways between hosts on which nothing passes, or nothing large."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,10 +49,10 @@ def failures(seen: Seen[D], mesh: Mesh, around: Surroundings) -> Iterator[Findin
         word = counts.most_common(1)[0][0]
         yield seen.finding(
             word,
-            Severity.WARNING if works else Severity.ERROR,
             f"TCP connections {subject.where} {_VERBS[word]}",
             f"TCP connections {subject.where} {_VERBS[word]}{_example(mesh, around, subject, word)}. "
             f"{_WORKS if works else _contrast(subject)} {subject.doubt}".strip(),
+            severity=Severity.WARNING if works else Severity.ERROR,
             nodes=subject.nodes,
             links=subject.links,
             evidence={"ways": _ways(mesh, subject), "ports": around.ports},
@@ -111,7 +111,6 @@ def black_holes(seen: Seen[D], mesh: Mesh, around: Surroundings) -> Iterator[Fin
         stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
         yield seen.finding(
             "black-hole",
-            Severity.ERROR,
             f"large packets vanish {subject.where}",
             f"{size_text(stalled)} {subject.where} get stuck, although smaller messages pass ({len(subject.cells)} of "
             f"{len(mesh.cells)} ways): packets of full size vanish. {subject.doubt}".strip(),
@@ -141,7 +140,6 @@ def transients(seen: Seen[D], mesh: Mesh, rows: Sequence[tuple[int, Cell]]) -> I
     if links:
         yield seen.finding(
             "transient",
-            Severity.INFO,
             "some ways between hosts failed once",
             f"{names_text(links)} failed, and worked when they were tried again.",
             links=links,

@@ -4,16 +4,6 @@ A rendezvous by `file://` needs a directory that every host sees, can write to, 
 host writes a small file there, locks it, and looks for the files of all the others. Everything is removed again.
 
 Findings and their causes:
-- missing, denied, read-only, full, broken: the directory cannot be written to. torch says so only after five minutes of
-  silence: it opens the file again and again, whatever time-out the job gave.
-- not-shared: a host does not see what the others write: its file server is not mounted, or another one is.
-- locks: flock fails; local-locks: two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with
-  `localflock`. torch's FileStore needs both. fcntl-locks: the other kind of lock fails, which other libraries take.
-- slow: what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`).
-- partly: there are so many hosts that not all of them tried.
-- little-room: the directory is nearly full.
-- stale: a file there is the store of an earlier job that ended without removing it. A job that uses it again connects
-  to processes that are gone, and hangs.
 
 Fix: mount the same file system on every host, with locks; give every job a file of its own
 (`file:///shared/store-$SLURM_JOB_ID`), and remove it before the job starts.
@@ -33,6 +23,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.checks.rendezvous.shared_dir.data import Data, little_room, unwritable, where, without_locks
 from ddpdiag.checks.world import World
@@ -42,6 +33,35 @@ from ddpdiag.probes.host import shared_files
 from ddpdiag.probes.host.shared_files import View, mount_of, space, stores
 from ddpdiag.probes.process.port_holders import span_text
 from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("missing", "denied", "read-only", "full", "broken"),
+        Explained.error(
+            "the directory cannot be written to. torch says so only after five minutes of silence: it opens the file "
+            "again and again, whatever time-out the job gave."
+        ),
+    ),
+    "not-shared": Explained.error(
+        "a host does not see what the others write: its file server is not mounted, or another one is."
+    ),
+    "locks": Explained("flock fails;"),
+    "local-locks": Explained.error(
+        "two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with `localflock`. torch's "
+        "FileStore needs both.",
+        same_item=True,
+    ),
+    "fcntl-locks": Explained("the other kind of lock fails, which other libraries take.", same_item=True),
+    "slow": Explained.warning(
+        "what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`)."
+    ),
+    "partly": Explained.note("there are so many hosts that not all of them tried."),
+    "little-room": Explained.warning("the directory is nearly full."),
+    "stale": Explained.warning(
+        "a file there is the store of an earlier job that ended without removing it. A job that uses it again connects "
+        "to processes that are gone, and hangs."
+    ),
+}
 
 # Every host looks for every other's file.
 MAX_HOSTS = 64
@@ -136,7 +156,6 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     whose = "" if blamed else "; no view is that of most hosts, so nobody is blamed"
     yield seen.finding(
         "not-shared",
-        Severity.ERROR,
         f"{data.directory} is not one directory on all hosts",
         f"{node} does not see in {data.directory} what {names_text(seen.world.nodes_of(data.unseen))} wrote there (it "
         f"looked for {shared_files.LOOK_SECONDS:g} s){whose}. Mounted: {_mounted(seen, writers, rank)}.",
@@ -166,7 +185,6 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         data, node = slow[rank], seen.world.node_of(rank)
         yield seen.finding(
             "slow",
-            Severity.WARNING,
             f"files appear late in {data.directory}",
             f"{node} saw another host's file in {data.name} after {data.seconds:.1f} s; {limit:g} s at most are "
             "expected.",
@@ -186,7 +204,6 @@ def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
         yield seen.finding(
             "stale",
-            Severity.WARNING,
             "stores of other jobs lie in the shared directory",
             f"torch's FileStore wrote {shown}{more}. Unless a job runs that uses it, it is left over from one that did "
             "not end well; a new job with this file connects to processes that are gone, and hangs.",
@@ -214,6 +231,7 @@ CHECK = Check(
     Stage.RENDEZVOUS,
     Scope.NODE,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Data,
     measure=measure,

@@ -98,7 +98,6 @@ def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findin
         way, data, hosts = _WAYS.get(error, _BROKEN), answers[ranks[0]], where(seen, ranks, len(answers))
         yield seen.finding(
             way.word,
-            Severity.ERROR,
             f"{data.directory} {way.what}",
             f"{data.name} {way.what} on {hosts.text}: writing a small file gave {error}{data.room}.",
             nodes=hosts.nodes,
@@ -118,7 +117,6 @@ def without_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Fin
         doubt = " Two hosts cannot tell which one's mount is the cause." if two else ""
         yield seen.finding(
             "local-locks",
-            Severity.ERROR,
             f"locks in {data.directory} hold on one host only",
             f"{hosts.text} got a lock (flock) in {data.name} that {seen.world.node_of(min(writers))} held; two hosts "
             f"that write to a FileStore at once spoil it.{doubt}",
@@ -137,9 +135,9 @@ def _failing(
         data, hosts = writers[next(iter(errors))], where(seen, tuple(errors), len(writers))
         yield seen.finding(
             "locks" if kind == "flock" else "fcntl-locks",
-            severity,
             f"{kind} fails in {data.directory}",
             f"{kind} on a file in {data.name} gave {', '.join(sorted(set(errors.values())))} on {hosts.text}; {so}.",
+            severity=severity,
             nodes=hosts.nodes,
             evidence=data.evidence,
             remedy="Mount it with locks (NFS: not nolock, and with rpc.statd, or version 4; Lustre: flock).",
@@ -157,7 +155,6 @@ def little_room(seen: Seen[Data], writers: Mapping[int, Data], free_mib: float) 
         data, hosts = next(iter(low.values())), where(seen, tuple(low), len(writers))
         yield seen.finding(
             "little-room",
-            Severity.WARNING,
             f"{data.directory} is nearly full",
             f"{data.name} is nearly full on {hosts.text}{data.room}; {free_mib:g} MiB and a free inode are expected.",
             nodes=hosts.nodes,

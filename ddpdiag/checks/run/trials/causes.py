@@ -4,13 +4,11 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.rendezvous import coordinator_name
-from ddpdiag.checks.rendezvous.interfaces import check as rdz003
-from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.model import Finding, Outcome, Severity, Trial
 
 D = TypeVar("D")
 
+_SLOW = "RDZ004.slow"
 # As torch's flight recorder names them; of others an element has one byte at least.
 _BYTES = {"Float": 4, "Double": 8, "Long": 8, "Int": 4, "Half": 2, "BFloat16": 2}
 # What needs so much of a trial's time for one collective leaves too little for the others.
@@ -19,9 +17,8 @@ _SHARE_OF_TIME = 0.5
 
 def causes(seen: Seen[D]) -> tuple[Finding, ...]:
     """Errors about ways on which nothing passes, then about addresses that peers cannot reach."""
-    names, interfaces = seen.of(coordinator_name.CHECK), seen.of(rdz003.CHECK)
-    found = (*mesh.severed(seen.of(mesh.CHECK)), *coordinator_name.judge(names), *rdz003.judge(interfaces))
-    return tuple(finding for finding in found if finding.severity is Severity.ERROR)
+    found = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
+    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code != _SLOW)
 
 
 def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
@@ -47,7 +44,8 @@ class Slow(NamedTuple):
 
 def slow_ways(seen: Seen[D]) -> tuple[Finding, ...]:
     """Errors about ways on which far less passes than on others."""
-    return tuple(f for f in mesh.slow_ways(seen.of(mesh.CHECK)) if f.severity is Severity.ERROR)
+    found = seen.findings_of("RDZ004")
+    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code == _SLOW)
 
 
 def too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]) -> Slow | None:

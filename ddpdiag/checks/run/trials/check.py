@@ -9,17 +9,6 @@ where all hang alike, and RDZ004 saw a way so slow that what they posted needs h
 that failed over gloo is a warning where the job takes another backend, which works.
 
 Findings and their causes:
-- unheard: a rank's supervisor sent no result. died: the process ended by a signal or an exit code, without an answer.
-- raised: an exception, whose text is shown. If all ranks raised the same, none of them is to blame.
-- unsupported: the torch of no rank knows the backend that was asked for (exit code 2).
-- hung: the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what was
-  left of the budget. A rank that was still going on then has not hung: RUN004 tells of it. Nor has `ddpdiag host`
-  where the budget left it less than the check's own time, unless it is stuck in the kernel: some drivers start slowly.
-  A rank that creates its CUDA context or its communicator has up to 60 s more for that.
-- slow-start: creating a context or a communicator took more than `slow_start_seconds` (10). Training waits as long at
-  each start. A driver without persistence mode, libraries on a slow file system and kernels that are compiled at load
-  time are the usual causes.
-- mismatch: ranks posted different collectives under the same number (see below).
 
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
 driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder
@@ -43,9 +32,10 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.run.trials.causes import between, causes, slow_ways, too_slow
@@ -53,6 +43,30 @@ from ddpdiag.checks.run.trials.judge import blaming, explained, undecided, word_
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+
+FINDINGS = {
+    "unheard": Explained.error("a rank's supervisor sent no result."),
+    "died": Explained.error("the process ended by a signal or an exit code, without an answer.", same_item=True),
+    "raised": Explained.error(
+        "an exception, whose text is shown. If all ranks raised the same, none of them is to blame."
+    ),
+    "unsupported": Explained.error(
+        "the torch of no rank knows the backend that was asked for (exit code 2).", effect=Effect.USAGE
+    ),
+    "hung": Explained.error(
+        "the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what "
+        "was left of the budget. A rank that was still going on then has not hung: RUN004 tells of it. Nor has "
+        "`ddpdiag host` where the budget left it less than the check's own time, unless it is stuck in the kernel: "
+        "some drivers start slowly. A rank that creates its CUDA context or its communicator has up to 60 s more for "
+        "that."
+    ),
+    "slow-start": Explained.warning(
+        "creating a context or a communicator took more than `slow_start_seconds` (10). Training waits as long at each "
+        "start. A driver without persistence mode, libraries on a slow file system and kernels that are compiled at "
+        "load time are the usual causes."
+    ),
+    "mismatch": Explained.error("ranks posted different collectives under the same number (see below)."),
+}
 
 D = TypeVar("D")
 
@@ -92,11 +106,17 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from _slow_starts(seen)
 
 
-def told_in(seen: Seen[Nothing]) -> Iterator[tuple[Trial, int]]:
-    """Each trial that failed, with the number of that one whose finding tells of it."""
+def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+    """The check of each trial that failed, and what is found of it, which tells the same of several trials once.
+
+    A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
+    """
+    of_trials = {finding.evidence.get("trial"): finding for finding in findings}
     first: dict[Way, int] = {}
-    for failure in _ended(seen, _unsupported(seen)):
-        yield failure.trial, first.setdefault(_way_of(seen, failure), failure.trial.number)
+    for failure in _ended(seen, _unsupported(seen)) if findings else ():
+        number = first.setdefault(_way_of(seen, failure), failure.trial.number)
+        if number in of_trials:
+            yield Concern(failure.trial.code, of_trials[number])
 
 
 def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
@@ -126,7 +146,6 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
     return {
         backend: seen.finding(
             "unsupported",
-            Severity.ERROR,
             next(iter(said.values())),
             f"No rank has a backend of the name {backend}, so nothing was tried over it.",
             remedy="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
@@ -141,7 +160,7 @@ def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
     known = seen.of(fallback.CHECK)
     if trial.code != all_reduce.CHECK.code or trial.params.get("backend") != seen.world.backend:
         return ()
-    return tuple(fallback.judge(known)) if fallback.works_with_exports(known) else ()
+    return known.findings if fallback.works_with_exports(known) else ()
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
@@ -190,7 +209,6 @@ def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ran
     seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
     return seen.finding(
         "slow-start",
-        Severity.WARNING,
         f"creating {what} takes {seconds:.1f} s",
         f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
         f"{seen.number('slow_start_seconds'):g} s is expected. Training waits as long at each start.",
@@ -215,8 +233,10 @@ CHECK = Check(
     Stage.RUN,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     judge=judge,
     data=Nothing,
+    concerns=concerns,
     plan=nothing_planned,
     # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
     settings={"slow_start_seconds": 10.0},

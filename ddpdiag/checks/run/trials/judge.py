@@ -1,4 +1,4 @@
-"""What is said of a trial that failed: who, how far it came, what the others saw, and what to do. Pure; for RUN003."""
+"""What is said of a trial that failed: who, how far it came, what the others saw, and what to do."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
+from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
 
 _VERBS = {
@@ -34,7 +34,6 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
     who = f"{_who(seen, blame.ranks)} {_verb(blame)}"
     return seen.finding(
         word_of(blame),
-        Severity.ERROR,
         f"{who} in {what}",
         f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
@@ -65,7 +64,6 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
     told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
     return seen.finding(
         word_of(blame),
-        Severity.ERROR,
         f"{what} {verb}, and nobody can be blamed",
         f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
@@ -84,7 +82,6 @@ def explained(
     told = " ".join(filter(None, (waits_text(blame, outcomes), why, said)))
     return seen.finding(
         word_of(blame),
-        Severity.ERROR,
         f"{_what(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
         told or f"The cause: {cause.title}.",
         nodes=tuple(dict.fromkeys(node for found in own for node in found.nodes)),

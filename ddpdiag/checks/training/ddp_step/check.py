@@ -9,17 +9,6 @@ Why: training can end well with one rank that computes wrong gradients now and t
 slowest rank. All leave an all-reduce together, so the rank at fault is the one that waits least.
 
 Findings and their causes:
-- weights: ranks draw different first weights from one seed: other versions of torch, or memory errors. DDP hides it.
-- gradient: a rank hands another gradient to the all-reduce than two others compute from the same images: its arithmetic
-  or memory, or another model of CPU or GPU that rounds differently.
-- average: what comes out of DDP is not the mean of what was handed over. unequal: it is not what one process gets.
-- shards, metrics: DistributedSampler's shares, or sums over ranks, are wrong.
-- unreadable: some rank could not read the digits.
-- straggler: own work above `ratio` (1.10) times that of most, and less waiting than most, in `windows` (80 %) of the
-  windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer tells the class: data
-  (files, decoding), compute, cores (the process has less of its cores than others: something else runs there), clocks
-  (GPU005 saw them held down).
-- network: work is alike everywhere, and one host, or rank, is slow with both neighbours.
 
 Fix: for data, look at the disk or file server of that host; for cores, at other processes, pinning and cgroup limits;
 for compute and clocks, at GPU005 and the card's health; for network, at its links (RDZ004, FAB001).
@@ -36,16 +25,39 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.gpu import clocks
+from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.ddp_step.gradients import proof_findings
 from ddpdiag.checks.training.ddp_step.judge import step_findings
 from ddpdiag.checks.training.ddp_step.stragglers import Limits, usual_step
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.steps import Proof, Steps
+
+FINDINGS = {
+    "weights": Explained.warning(
+        "ranks draw different first weights from one seed: other versions of torch, or memory errors. DDP hides it."
+    ),
+    "gradient": Explained.error(
+        "a rank hands another gradient to the all-reduce than two others compute from the same images: its arithmetic "
+        "or memory, or another model of CPU or GPU that rounds differently."
+    ),
+    "average": Explained.error("what comes out of DDP is not the mean of what was handed over."),
+    "unequal": Explained.error("it is not what one process gets.", same_item=True),
+    **dict.fromkeys(
+        ("shards", "metrics"), Explained.error("DistributedSampler's shares, or sums over ranks, are wrong.")
+    ),
+    "unreadable": Explained.not_seen("some rank could not read the digits."),
+    "straggler": Explained.warning(
+        "own work above `ratio` (1.10) times that of most, and less waiting than most, in `windows` (80 %) of the "
+        "windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer tells the "
+        "class: data (files, decoding), compute, cores (the process has less of its cores than others: something else "
+        "runs there), clocks (GPU005 saw them held down)."
+    ),
+    "network": Explained.warning("work is alike everywhere, and one host, or rank, is slow with both neighbours."),
+}
 
 # gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
 _MANY_RANKS = 32
@@ -107,7 +119,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if lacking := tuple(row.place.rank for row in seen.rows if row.data == Data()):
         yield seen.finding(
             "unreadable",
-            Severity.WARNING,
             "gradients were not compared, since the digits cannot be read",
             f"Some rank could not read them, so that none of {ranks_text(lacking)} took a step; TRN001 says which.",
             remedy="Run TRN001 as well, or leave out --data-dir.",
@@ -117,7 +128,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from proof_findings(seen, proofs)
     if steps := _steps(seen):
         limits = Limits(seen.number("ratio"), seen.number("windows"))
-        heat = (finding for finding in clocks.judge(seen.of(clocks.CHECK)) if finding.code in _HELD_DOWN)
+        heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
         throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
         yield from step_findings(seen, steps, limits, throttled)
 
@@ -158,6 +169,7 @@ CHECK = Check(
     Stage.TRAINING,
     Scope.WORLD,
     manual=__doc__ or "",
+    findings=FINDINGS,
     plan=plan,
     measure=measure,
     judge=judge,
@@ -166,7 +178,7 @@ CHECK = Check(
     moot=_why_not,
     data=Data,
     kind=Kind.TORCH,
-    needs=("P2P003",),
+    blocked=fallback.blocks,
     ground=ground,
     settings={"ratio": 1.10, "windows": 0.8},
     deadline=30,

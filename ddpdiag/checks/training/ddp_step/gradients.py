@@ -1,4 +1,4 @@
-"""Whether DistributedDataParallel averaged the gradients, and who spoilt one; for TRN003. Pure."""
+"""Whether DistributedDataParallel averaged the gradients, and who spoilt one; for TRN003."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.model.steps import Proof
 from ddpdiag.stats import odd_ones_out
 
@@ -54,7 +54,6 @@ def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     whose = f"{_who(seen, odd.ranks)} has others than most" if odd.ranks else "no set has a majority"
     return seen.finding(
         "weights",
-        Severity.WARNING,
         f"{ranks_text(odd.ranks)} begins with other weights" if odd.ranks else "ranks begin with different weights",
         f"From one seed {len(odd.groups)} different sets of first weights came on {len(proofs)} ranks: {whose}. DDP "
         "sends rank 0's to all, so that training goes on with these; what a rank draws by chance differs all the same.",
@@ -92,7 +91,6 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
     return seen.finding(
         "gradient",
-        Severity.ERROR,
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
         _gradient_text(seen, blamed, handed, sorted(denied))
         + f" Equal within {tolerance(next(iter(proofs.values()))):g} of their size was expected.",
@@ -134,7 +132,6 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     blamed = wrong if 2 * len(wrong) < len(proofs) else ()
     return seen.finding(
         "average",
-        Severity.ERROR,
         "DistributedDataParallel does not average the gradients" + (f" on {ranks_text(blamed)}" if blamed else ""),
         f"On {_who(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
         + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
@@ -156,7 +153,6 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     blamed = wrong if 2 * len(wrong) < len(proofs) else ()
     return seen.finding(
         "unequal",
-        Severity.ERROR,
         "DDP's gradient is not that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
         f"On {_who(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images in "
         f"one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
@@ -183,7 +179,6 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     what += [f"{first.images - first.covered} of {first.images} images are in no shard"] if not (same or stuck) else []
     yield seen.finding(
         "shards",
-        Severity.ERROR,
         "The ranks' shares of the images overlap",
         f"Of DistributedSampler: {'; '.join(what)}. Each image in one share, and another order in each epoch, was "
         "expected.",
@@ -201,7 +196,6 @@ def _metrics(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     proof = proofs[wrong[0]]
     yield seen.finding(
         "metrics",
-        Severity.ERROR,
         "Metrics that are summed over ranks are wrong",
         f"On {_who(seen, wrong)} an all-reduce counts {proof.reduced} right predictions, and {proof.gathered} are "
         f"right among all {proof.predicted} gathered.",

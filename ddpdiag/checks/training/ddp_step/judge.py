@@ -1,4 +1,4 @@
-"""Who keeps the others waiting in a training step, in findings; for TRN003. Pure."""
+"""Who keeps the others waiting in a training step, in findings; for TRN003."""
 
 from collections.abc import Iterator, Mapping, Set
 from typing import TypeVar
@@ -7,7 +7,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.training.ddp_step.stragglers import Limits, Straggler, Why, slow_ways, stragglers
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.model.steps import Steps
 from ddpdiag.text import share_text
 
@@ -44,7 +44,6 @@ def _straggler(seen: Seen[D], own: Straggler, limits: Limits, throttled: Set[str
     why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
     return seen.finding(
         "straggler",
-        Severity.WARNING,
         f"all wait for rank {rank}: {_CLASSES[why]}",
         f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
         f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows that is more than {limits.ratio:g} "
@@ -62,7 +61,6 @@ def _network(seen: Seen[D], own: Straggler) -> Finding:
     who = f"{', '.join(nodes)} ({ranks_text(own.ranks)})" if hosts else f"rank {own.ranks[0]} on {nodes[0]}"
     return seen.finding(
         "network",
-        Severity.WARNING,
         f"all wait for the network of {nodes[0] if hosts else f'rank {own.ranks[0]}'}",
         f"The ranks work alike, and {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either neighbour; others "
         f"need {1e3 * own.usual:.1f} ms.",

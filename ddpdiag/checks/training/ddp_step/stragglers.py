@@ -1,4 +1,4 @@
-"""Whom everybody waits for in a training step, and why. Pure; for TRN003.
+"""Whom everybody waits for in a training step, and why.
 
 All ranks leave an all-reduce together, so who comes last waits least. A rank is a straggler if its own work takes
 longer than that of most, and it waits less than most, in nearly all windows: one window says nothing, since ranks are

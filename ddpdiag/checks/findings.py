@@ -1,0 +1,55 @@
+"""What a check declares of its findings: the text of the manual page, the usual severity, the effect on the verdict."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from ddpdiag.model import Severity
+
+
+class Effect(Enum):
+    """What a finding means for the verdict."""
+
+    UNFIT = "an error breaks jobs"
+    UNKNOWN = "an error leaves it unknown whether jobs break"
+    NOT_SEEN = "whatever its severity, something could not be looked at, or there was nothing to judge"
+    USAGE = "an error is the user's mistake, and no verdict on the machine"
+
+
+class Explained(NamedTuple):
+    """What the manual page says of a finding, its severity unless that depends on what was seen, and its effect.
+
+    With `same_item` its text continues the item of the finding before it in the page's list.
+    """
+
+    text: str
+    severity: Severity | None = None
+    effect: Effect = Effect.UNFIT
+    same_item: bool = False
+
+    @classmethod
+    def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "Explained":
+        """A finding that is an error wherever it is made."""
+        return cls(text, Severity.ERROR, effect, same_item)
+
+    @classmethod
+    def warning(cls, text: str, *, same_item: bool = False) -> "Explained":
+        """A finding that is a warning."""
+        return cls(text, Severity.WARNING, same_item=same_item)
+
+    @classmethod
+    def note(cls, text: str, *, same_item: bool = False) -> "Explained":
+        """A finding that is good to know."""
+        return cls(text, Severity.INFO, same_item=same_item)
+
+    @classmethod
+    def not_seen(cls, text: str, *, same_item: bool = False) -> "Explained":
+        """A warning that something could not be looked at, so that the run is never healthy."""
+        return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
+
+
+# What any check may find, and pages need not repeat.
+COMMON = {
+    "unreadable": Explained.not_seen(
+        "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
+    ),
+}
