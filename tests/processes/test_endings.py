@@ -133,7 +133,7 @@ def test_a_reader_that_leaves_ends_nothing_badly(start, reads):
 def test_what_cannot_be_done_is_told_before_anything_starts(monkeypatch, capsys, tmp_path, options, word):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ddpdiag.cli.check.start_ranks", None)
-    monkeypatch.setattr("ddpdiag.cli.edge.leave", sys.exit)
+    monkeypatch.setattr("ddpdiag.cli.app.leave", sys.exit)
     monkeypatch.setattr(sys, "argv", ["ddpdiag", *STANDALONE[2:], *options])
     assert guarded(app) == 2
     said = capsys.readouterr()
