@@ -137,7 +137,7 @@ def _facts(old: Report, new: Report) -> Iterator[Change]:
 
 
 Way = tuple[str, str]
-# Chosen, as the slow rank's (bandwidth/slow.py): one connection varies more than the median of many calls.
+# Chosen, as the slow rank's (bench/slow.py): one connection varies more than the median of many calls.
 _RATIO = 1.5
 _DISTANCES = 3
 _LEAST_WAYS = 4

@@ -22,7 +22,7 @@ _ERRORS = 2
 # Chosen: the processor time of a step differed by up to 27 % between runs of one machine that others used as well.
 ACROSS_RATIO = 1.4
 # Between the quickest call now and the 95th percentile then (a summary does not show its quartiles), by SLOW_RATIO of
-# bandwidth/slow.py, and by twice what the calls of one run spread, since they are disturbed together. Of 3,540 pairs of
+# bench/slow.py, and by twice what the calls of one run spread, since they are disturbed together. Of 3,540 pairs of
 # healthy runs of two ranks over gloo 82 differed beyond the first two, 4 beyond all three.
 SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
 # Of a single value no noise is known: a difference is worth a word, and is not judged.

@@ -1,1 +1,1 @@
-"""The run itself: who this process is, the supervisor, its workers, and the board that joins the ranks."""
+"""The run itself: who this process is, the supervisor, its workers, and the control channel that joins the ranks."""

@@ -15,7 +15,7 @@ from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.group import close_group, group_timeout
 
-# What mpirun of one kind or another tells its processes by (see runtime/launchers.py).
+# What mpirun of one kind or another tells its processes by (see runtime/launchers/launch.py).
 _OF_MPI = ("openmpi", "pmix", "pmi")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from schemes import OURS, SCHEMES, Scheme, ours
 
-from ddpdiag.simulate import Fault, Faults, Fleet, Noise
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
 
 MOST_HOSTS = 16_384
 FEWEST_HOSTS = 3

@@ -29,7 +29,8 @@ def measure(ranks: int) -> dict[str, float]:
     from ddpdiag.judgement import judge
     from ddpdiag.model import Recording
     from ddpdiag.render.terminal.report import render
-    from ddpdiag.simulate import Fault, Faults, Fleet, simulate
+    from ddpdiag.simulate.fleet import Fault, Faults, Fleet
+    from ddpdiag.simulate.run import simulate
 
     hosts = ranks // RANKS_PER_HOST
     slow = Faults(((Fault.SLOW_HOST, max(1, hosts // 100)),))

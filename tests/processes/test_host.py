@@ -46,7 +46,14 @@ def test_nothing_is_imported_that_it_does_not_need(start: Start) -> None:
     assert job.wait() == 0
     imported = {line.rpartition("|")[2].strip() for line in job.stderr.splitlines() if line.startswith("import time:")}
     assert "ddpdiag.runtime.single_rank" in imported
-    assert not imported & {"torch", "numpy", "zmq", "ddpdiag.runtime.run", "ddpdiag.bench.terminal"}
+    assert not imported & {
+        "torch",
+        "numpy",
+        "zmq",
+        "ddpdiag.runtime.run",
+        "ddpdiag.bench.terminal",
+        "ddpdiag.simulate.run",
+    }
 
 
 def calls(trace: Path) -> list[str]:

@@ -22,7 +22,7 @@ def imports() -> list[tuple[str, str]]:
 
 
 def part(module: str) -> str:
-    """The package of a module: "lint" for ddpdiag.lint.rules.lnt001, and "" for ddpdiag itself."""
+    """The package of a module: "lint" for ddpdiag.lint.rules.data, and "" for ddpdiag itself."""
     return module.partition(".")[2].partition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""The Board: real sockets on loopback, and what strangers may say to it."""
+"""The control channel: real sockets on loopback, and what strangers may say to it."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def test_ports_are_the_same_on_every_rank_and_outside_the_ephemeral_range() -> N
     assert control_ports("run", 29500, 4711) == (4711,)
 
 
-def test_a_supervisor_finds_the_board_behind_a_stranger(server: ControlServer) -> None:
+def test_a_supervisor_finds_the_server_behind_a_stranger(server: ControlServer) -> None:
     stranger = socket.create_server(("127.0.0.1", 0))
     link = _join(server, (stranger.getsockname()[1], server.port))
     assert isinstance(link, ControlClient)

@@ -1,4 +1,4 @@
-"""The coordinator against a stand-in for the Board, whose ranks do what a script says. No process, no socket."""
+"""The coordinator against a stand-in for the control server, whose ranks follow a script. No process, no socket."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -101,7 +101,7 @@ def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]
 
 @dataclass
 class StandIn:
-    """A Board whose ranks answer at once, as `answer` says. The first messages are their hellos."""
+    """A control server whose ranks answer at once, as `answer` says. The first messages are their hellos."""
 
     size: int
     answer: Answer = obedient

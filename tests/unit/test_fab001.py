@@ -14,8 +14,8 @@ from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge
 from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.recording import End
-from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
-from ddpdiag.simulate.run import host_name, outcomes_of
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
+from ddpdiag.simulate.run import host_name, outcomes_of, simulate
 
 QUIET = Noise(sigma=0.005, transients=0.0)
 RANKS = 2  # a host

@@ -24,7 +24,8 @@ from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.verdict import Conclusion, conclude
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench
-from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
+from ddpdiag.simulate.run import simulate
 
 EXIT_CODES = {Verdict.FIT: 0, Verdict.UNFIT: 1, Verdict.UNKNOWN: 3}
 

@@ -17,8 +17,8 @@ from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status
 from ddpdiag.render.terminal.findings import SAME_SHOWN
-from ddpdiag.simulate import Fault, Faults, Fleet, Noise, simulate
-from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK
+from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK, Fault, Faults, Fleet, Noise
+from ddpdiag.simulate.run import simulate
 
 QUIET = ("--transients", "0")
 

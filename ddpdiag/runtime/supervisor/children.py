@@ -210,7 +210,7 @@ class ForkedWorker(WorkerProcess):
         """What the server does first."""
         if self.pid is not None:
             return None
-        return IMPORT_STEP if self.server.import_seconds is None else "wait for the nursery"
+        return IMPORT_STEP if self.server.import_seconds is None else "start the worker"
 
     @property
     def cannot_start(self) -> bool:
