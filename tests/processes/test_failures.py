@@ -43,7 +43,6 @@ FAILURES = {
     "hangs in import torch": Failure("import", "RUN003.hung", "import torch"),
     "frozen rank 0": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP)),
     "frozen rank 0 under torchrun": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP), torchrun=True),
-    "sleeps": Failure("sleep", "RUN003.hung", "connect all ranks: post", ()),
     "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 Float elements)", (2,)),
     "holds the GIL": Failure("gil", "RUN003.hung", "connect all ranks: post", None),
     "is stopped": Failure("sleep", "RUN003.hung", "connect all ranks: post", None, ("worker", GUILTY, signal.SIGSTOP)),
@@ -51,6 +50,8 @@ FAILURES = {
     "segfaults": Failure("segv", "RUN003.died", "SIGSEGV", None),
     "raises": Failure("raise", "RUN003.raised", "RuntimeError: injected", ()),
     "raises under torchrun": Failure("raise", "RUN003.raised", "RuntimeError: injected", (), torchrun=True),
+    # Last: its stacks have 0.5 s, while no other run imports torch.
+    "sleeps": Failure("sleep", "RUN003.hung", "connect all ranks: post", ()),
 }
 FROZEN = ("frozen rank 0", "frozen rank 0 under torchrun")
 QUICK = ("sleeps", "segfaults", "raises under torchrun", "posts another size")
@@ -121,20 +122,16 @@ def _outcomes(job: Job) -> dict[int, Outcome]:
 @pytest.mark.parametrize("name", ["sleeps"])
 def test_the_bundle_of_a_hang_tells_of_every_rank_where_it_stands_and_what_it_posted(runs, name):
     runs[name].wait(BUDGET + AROUND)
-    missed = 0
     for rank, outcome in _outcomes(runs[name]).items():
         process = outcome.process
         assert outcome.status is Status.HUNG
         assert outcome.at == ("connect all ranks: post" if rank == GUILTY else "connect all ranks: wait")
         assert process is not None
         assert process.state in ("S", "R")
-        # A stack is waited for 0.5 s, which a rank of a busy machine may miss.
-        missed += not process.stack
-        assert not process.stack or any(f.startswith("connect (collectives.py:") for f in process.stack), process.stack
+        assert any(frame.startswith("connect (collectives.py:") for frame in process.stack), process.stack
         assert not any("hang_evidence.py" in frame for thread in process.threads for frame in thread)
         posted = [(c.seq, c.name, c.elements) for c in outcome.flight or ()]
         assert posted == ([] if rank == GUILTY else [(1, "gloo:all_reduce", 1)])
-    assert missed <= 1
     waiting = next(line for line in runs[name].errors[0]["evidence"]["ranks"] if line.startswith("ranks 0-1: "))
     assert "all_reduce #1" in waiting
 

@@ -1,7 +1,7 @@
 """The secret by munge, which authenticates Slurm's own messages: every host of the cluster runs munged with one key.
 
-Rank 0 hands a credential to whoever connects. Only processes of its user can open it (`munge --restrict-uid`), and who
-opens it learns the uid that made it; strangers hold bytes that say nothing to them.
+Rank 0 sends a credential to each process that connects. Only processes of its user can decode it (`munge
+--restrict-uid`), and decoding tells the uid that encoded it. Other users receive bytes that they cannot read.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from ddpdiag.probes.process.port_holders import holder_of
 _HELPER_SECONDS = 2.0
 _SECONDS = 1.0
 _CREDENTIAL_BYTES = 4096
-# munged's credentials live 300 s (munge(1), --ttl); hosts whose clocks differ by more are not believed by Slurm either.
+# Credentials are valid for 300 s (munge(1), --ttl).
 _NEW_AFTER_SECONDS = 60.0
-# munge_err_t of munge.h. A second rank of one host opens the same credential once more, which munged calls a replay.
-# What an old one says is of no use to who sends it again: it does not tell him the secret.
+# munge_err_t of munge.h. When a second rank of a host decodes the same credential, munged reports a replay. Expired and
+# replayed credentials are accepted: an attacker who sends one again does not learn the secret in it.
 _SUCCESS, _EXPIRED, _REPLAYED = 0, 15, 17
 
 
@@ -52,7 +52,7 @@ class Munge:
             while True:
                 peer, _address = self._socket.accept()
                 with peer, contextlib.suppress(OSError):
-                    peer.setblocking(False)  # it fits into the socket's buffer, or its reader is none of ours
+                    peer.setblocking(False)  # a credential fits into the socket's buffer
                     peer.sendall(self._fresh())
 
     def _fresh(self) -> bytes:
