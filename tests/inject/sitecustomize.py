@@ -64,9 +64,11 @@ def _spin():
 
 
 def _hold_the_gil():
-    c = ctypes.PyDLL(None)  # PyDLL keeps the GIL during a call
+    # PyDLL keeps the GIL during a call. A second lock waits for ever, and goes on waiting after a signal, where sleep()
+    # would return, and the interpreter would hand the GIL to a thread that asked for it.
+    c, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)  # zeros: PTHREAD_MUTEX_INITIALIZER
     while True:
-        c.sleep(1000)
+        c.pthread_mutex_lock(mutex)
 
 
 def _raise():
