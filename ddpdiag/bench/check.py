@@ -100,7 +100,7 @@ def measure(ctx: Context) -> Data:
                 limits=so_far.limits,
                 lines=so_far.swept.lines,
                 copies=so_far.copies,
-                remarks=so_far.swept.remarks,
+                notes=so_far.swept.notes,
                 unsupported=so_far.swept.unsupported,
                 whole=so_far.swept.whole,
             )

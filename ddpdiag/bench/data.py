@@ -6,7 +6,7 @@ There may be millions of lines, and they hold no cycles, so the collector of gar
 import math
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ddpdiag.model.bench import Limits, Spread
 from ddpdiag.stats import quantile
@@ -85,7 +85,7 @@ def together(
 class Data(Struct, frozen=True, kw_only=True):
     """One rank's part in one trial. `device` is the name of what it ran on; index, UUID and PCI address are a GPU's.
 
-    `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `remarks` say
+    `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `notes` say
     what was left out and why, and are the same on all ranks; `unsupported` names what was asked for and is not there.
     `whole`: neither time nor room was short.
     """
@@ -101,6 +101,6 @@ class Data(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     lines: tuple[Line, ...] = ()
     copies: tuple[float, ...] = ()
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), name="remarks")
     unsupported: tuple[str, ...] = ()
     whole: bool = True

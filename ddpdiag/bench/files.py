@@ -51,7 +51,7 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
         },
         "series": [_builtins(series) for series in bench.series],
         "per_rank": [_builtins(line) for line in bench.ranks],
-        "remarks": bench.remarks,
+        "remarks": bench.notes,
         "complete": bench.complete,
         "verdict": _verdict(report),
         "findings": [_builtins(finding) for finding in report.findings],
@@ -204,7 +204,7 @@ def _verdict(report: Report) -> dict[str, Json]:
         "sentence": report.sentence,
         "culprits": [_culprit(f) for f in findings if f.ranks or f.nodes or f.gpus or f.links],
         "cause": first.message if first else None,
-        "action": (first.remedy or None) if first else None,
+        "action": (first.fix or None) if first else None,
         "evidence": [{"code": f.code, **f.evidence} for f in findings],
     }
 

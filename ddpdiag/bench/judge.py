@@ -36,7 +36,7 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
             missing[0],
             f"{'; '.join(missing)}.",
             evidence={"unsupported": list(missing)},
-            remedy="Leave it out, or name another backend.",
+            fix="Leave it out, or name another backend.",
             of_the_run=True,
         )
 
@@ -48,12 +48,12 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         excused = any(data.unsupported for data in sweep.ranks.values())
         if (sweep.backend, sweep.collective) in measured or excused or not seen.went_well(sweep.trial):
             continue
-        remarks = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.remarks))
+        notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
         yield seen.finding(
             "unmeasured",
             f"nothing was measured of {sweep.collective} over {sweep.backend}",
-            f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + remarks if remarks else ''}.",
-            remedy="Ask for smaller sizes (-b, -e), or for more time (-T).",
+            f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + notes if notes else ''}.",
+            fix="Ask for smaller sizes (-b, -e), or for more time (-T).",
             of_the_run=True,
         )
 
@@ -77,7 +77,7 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             f"give, first at {size_text(row.size_bytes)}; they arrived at {ranks_text(got)}. Where they come from is "
             "not told by a sum.",
             evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]], "rows": rows[:_SHOWN]},
-            remedy="Do not train here. `ddpdiag check --select COL001` says whose values are wrong; on GPUs run again "
+            fix="Do not train here. `ddpdiag check --select COL001` says whose values are wrong; on GPUs run again "
             "with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
         )
 
@@ -92,7 +92,7 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 f"Rank {rank} on {node} {why}.",
                 ranks=[rank],
                 evidence=_own(report, backend, rank),
-                remedy=f"Compare {node} with another host: what else runs there, clocks, throttling, its network card.",
+                fix=f"Compare {node} with another host: what else runs there, clocks, throttling, its network card.",
             )
 
 
@@ -115,7 +115,7 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "unmeasured",
                 f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
                 f"It was cut short after {rate_text(one.peak_busbw_bytes_per_s)} busbw at {size_text(one.best_bytes)}.",
-                remedy="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
+                fix="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
                 of_the_run=True,
             )
             continue
@@ -129,7 +129,7 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "min_busbw_bytes_per_s": least,
                 "size_bytes": one.best_bytes,
             },
-            remedy="Look at the sentence above for the bottleneck, and at the table of ranks for a slow one.",
+            fix="Look at the sentence above for the bottleneck, and at the table of ranks for a slow one.",
         )
 
 
@@ -153,7 +153,7 @@ def _incomparable(seen: Seen[Data], new: BaselineSeries, why: str) -> Finding:
         "incomparable",
         f"{new.collective} over {new.backend} cannot be compared with the baseline",
         f"Nothing was compared: {why}.",
-        remedy="Measure the same sizes in the same world, or make a baseline of these with --save-baseline.",
+        fix="Measure the same sizes in the same world, or make a baseline of these with --save-baseline.",
     )
 
 
@@ -172,7 +172,7 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             f"{old.created} reached {rate_text(most.old_bytes_per_s)}. That is more than 5 %, and more than the calls "
             "of either run spread.",
             evidence={"sizes": rows[:_SHOWN]},
-            remedy="Look at what has changed since: driver, firmware, cables, neighbours on the network.",
+            fix="Look at what has changed since: driver, firmware, cables, neighbours on the network.",
         )
     elif late := slower(old, new, ranks):
         yield seen.finding(
@@ -180,5 +180,5 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             f"small messages of {new.collective} over {new.backend} take {share_text(late.share)} longer than before",
             f"At {size_text(late.size_bytes)} a call takes {time_text(late.new_seconds)}; in the baseline of "
             f"{old.created} it took {time_text(late.old_seconds)}.",
-            remedy="Look at what has changed since: driver, clocks, power saving, other load on the hosts.",
+            fix="Look at what has changed since: driver, clocks, power saving, other load on the hosts.",
         )

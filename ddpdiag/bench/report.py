@@ -89,7 +89,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
         rows=every,
         series=found,
         ranks=tuple(line for sweep, own in by_sweep for line in ranks(seen, sweep, own)),
-        remarks=_remarks(seen, done),
+        notes=_notes(seen, done),
         average_busbw_bytes_per_s=sum(rates) / len(rates) if rates else None,
         wrong=sum(checked) if checked else None,
         complete=_complete(seen, done),
@@ -114,8 +114,8 @@ def is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
     return heard and seen.went_well(sweep.trial) and all(data.whole for data in sweep.ranks.values())
 
 
-def _remarks(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:
-    own = [remark for sweep in done for data in sweep.ranks.values() for remark in data.remarks]
+def _notes(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:
+    own = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
     own += [
         f"{sweep.collective} over {sweep.backend} was cut short; these are the sizes that all ranks had measured"
         for sweep in done

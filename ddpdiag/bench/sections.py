@@ -132,7 +132,7 @@ def _ranks(bench: BenchReport) -> Table:
         caption="Ranks",
         columns=tuple(Column(head, right=number in (0, 4, 5, 6, 7)) for number, head in enumerate(heads)),
         rows=tuple(map(_rank, ordered[:_RANKS_SHOWN])),
-        remark=f"{left:,} more are in the JSON report." if left > 0 else "",
+        note=f"{left:,} more are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=len(ordered) > _OPEN_RANKS,
     )
@@ -160,7 +160,7 @@ def _rows(bench: BenchReport) -> Table:
         caption="Every size",
         columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
         rows=tuple(_size(row, mode) for row in bench.rows[:_ROWS_SHOWN] if (mode := row.natural()) is not None),
-        remark=f"{left:,} more rows are in the JSON report." if left > 0 else "",
+        note=f"{left:,} more rows are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=True,
     )
@@ -188,7 +188,7 @@ _MARKDOWN_ROWS, _TABLE, _LIST, _SENTENCE = 64, 6_000, 4_000, 600
 def pieces(report: Report) -> Iterator[Piece]:
     """For Markdown: a line for each series, and its sizes folded away."""
     bench = measured(report)
-    sentences = [*(series.sentence for series in bench.series), *bench.remarks]
+    sentences = [*(series.sentence for series in bench.series), *bench.notes]
     lines = [f"- {said(sentence, _SENTENCE)}" for sentence in sentences[:_MARKDOWN_ROWS]]
     yield Piece("what the benchmark means", spaced(listed(lines, "line", total=len(sentences), most=_LIST)))
     slow = [(str(r.rank), name(r.node, cell=True), said(r.slow, _SENTENCE)) for r in bench.ranks if r.slow]

@@ -200,9 +200,9 @@ def write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
         page.blank()
     else:
         page.write("nothing was measured", style="bold")
-    for remark in bench.remarks:
-        page.write(one_line(remark), lead="note: ")
-    if bench.remarks or not bench.rows:
+    for note in bench.notes:
+        page.write(one_line(note), lead="note: ")
+    if bench.notes or not bench.rows:
         page.blank()
     _beside(page, bench.rows)
     _ranks(page, bench.ranks, details=details)
@@ -259,8 +259,8 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
         write_hosts_rule(page, ranks.hosts.rule)
         for part in ranks.tables(color=page.color, width=page.width):
             page.table(part)
-        if ranks.remark:
-            page.write(ranks.remark, style="dim")
+        if ranks.note:
+            page.write(ranks.note, style="dim")
         if not page.tty:
             # For eyes, the findings below say so, with a way out.
             _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)

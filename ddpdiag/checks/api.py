@@ -86,7 +86,7 @@ class Section(Struct, frozen=True, kw_only=True):
     train: TrainReport | None = None
 
 
-class Exports(NamedTuple):
+class Workarounds(NamedTuple):
     """Variables with which the job's backend works better; with `needed` it fails without them."""
 
     variables: Mapping[str, str | None] = {}
@@ -98,7 +98,7 @@ class Concern(NamedTuple):
 
     where: Stage | str
     finding: Finding
-    remark: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +224,7 @@ class Seen(Generic[D]):
         gpus: Sequence[str] = (),
         links: Sequence[str] = (),
         evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
-        remedy: str = "",
+        fix: str = "",
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
     ) -> Finding:
@@ -239,7 +239,7 @@ class Seen(Generic[D]):
             gpus=tuple(gpus),
             links=tuple(links),
             evidence=dict(evidence or {}),
-            remedy=remedy,
+            fix=fix,
             env=dict(env or {}),
             of_the_run=of_the_run,
         )
@@ -372,7 +372,7 @@ class Check(Generic[D]):
     concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
     last: Callable[[Seen[D]], float] | None = None
     excuse: Callable[[Seen[D], Finding], str | None] | None = None
-    exports: Callable[[Seen[D]], Exports] | None = None
+    workarounds: Callable[[Seen[D]], Workarounds] | None = None
     blocked: Callable[[Seen[D]], str | None] | None = None
     follows: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN

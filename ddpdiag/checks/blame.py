@@ -166,7 +166,7 @@ def _unequal(hung: Sequence[Outcome]) -> Blame:
     """Of ranks at one step: who posted fewer collectives, or stands elsewhere in the code."""
     where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
     odd = odd_ones_out(where)
-    behind, lacking = lag({o.rank: o.flight for o in hung if o.flight is not None})
+    behind, lacking = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
     # Who stands where those ahead wait waits as they do: what was sent to it did not arrive, whoever's fault that is.
     ahead = {frame for rank, frame in where.items() if rank not in behind}
     told = _ranks(o for o in hung if o.told)  # earlier than it would have hung by itself
@@ -184,7 +184,7 @@ def _unequal(hung: Sequence[Outcome]) -> Blame:
 
 def _mismatch(failed: Sequence[Outcome]) -> Blame | None:
     """Who posted another collective than most did; without a majority it is told, and nobody is blamed."""
-    found = split({o.rank: o.flight for o in failed if o.flight})
+    found = split({o.rank: o.collectives for o in failed if o.collectives})
     if found is None:
         return None
     usual = in_words(found.sides[-1][0])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddpdiag.model import Collective
 from ddpdiag.stats import odd_ones_out
 
-Flights = Mapping[int, Sequence[Collective]]
+Traces = Mapping[int, Sequence[Collective]]
 
 # Every rank must give as many elements as the others; in a gather, a scatter or an all-to-all they may differ.
 _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
@@ -41,11 +41,11 @@ def in_words(collective: Collective) -> str:
     return f"{_operation(collective)} #{collective.seq}{size}"
 
 
-def split(flights: Flights) -> Split | None:
+def split(traces: Traces) -> Split | None:
     """Where ranks first differ in what they posted under the same number of the same group, if they do."""
     posted: dict[tuple[str, int], dict[int, Collective]] = defaultdict(dict)
-    for rank, flight in flights.items():
-        for collective in flight:
+    for rank, trace in traces.items():
+        for collective in trace:
             if not collective.p2p:
                 posted[collective.group, collective.seq][rank] = collective
     for _, by_rank in sorted(posted.items(), key=lambda item: (item[0][1], item[0][0])):
@@ -56,27 +56,27 @@ def split(flights: Flights) -> Split | None:
     return None
 
 
-def last(flight: Sequence[Collective] | None) -> Collective | None:
+def last(trace: Sequence[Collective] | None) -> Collective | None:
     """The collective that a rank posted last."""
-    return next((collective for collective in reversed(flight or ()) if not collective.p2p), None)
+    return next((collective for collective in reversed(trace or ()) if not collective.p2p), None)
 
 
-def lag(flights: Flights) -> Lag:
+def lag(traces: Traces) -> Lag:
     """Who posted fewer collectives than most, in the group in which most ranks posted last."""
-    ends = {rank: collective for rank, flight in flights.items() if (collective := last(flight)) is not None}
+    ends = {rank: collective for rank, trace in traces.items() if (collective := last(trace)) is not None}
     if not ends:
         return Lag()
     counts = Counter(collective.group for collective in ends.values())
     group = max(counts, key=lambda name: (counts[name], name))
-    known = {rank: flight for rank, flight in flights.items() if not flight or any(c.group == group for c in flight)}
-    numbers = {rank: max((c.seq for c in flight if _is_of(c, group)), default=0) for rank, flight in known.items()}
+    known = {rank: trace for rank, trace in traces.items() if not trace or any(c.group == group for c in trace)}
+    numbers = {rank: max((c.seq for c in trace if _is_of(c, group)), default=0) for rank, trace in known.items()}
     times = Counter(numbers.values())
     front = max(times, key=lambda number: (times[number], number))
     behind = tuple(sorted(rank for rank, number in numbers.items() if number < front))
     if not behind:
         return Lag()
     least = min(numbers[rank] for rank in behind)
-    later = [c for flight in known.values() for c in flight if _is_of(c, group) and c.seq > least]
+    later = [c for trace in known.values() for c in trace if _is_of(c, group) and c.seq > least]
     return Lag(behind, min(later, key=lambda c: (c.seq, c.name, c.elements)))
 
 

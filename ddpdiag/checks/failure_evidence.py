@@ -46,7 +46,7 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
     if blame.sides:
         return _sides_text(blame) if not blame.ranks else ""
     others = [o for o in outcomes if o.rank not in blame.ranks and o.status in (Status.HUNG, Status.RAISED)]
-    ends = {o.rank: end for o in others if (end := last(o.flight)) is not None}
+    ends = {o.rank: end for o in others if (end := last(o.collectives)) is not None}
     if not ends:
         return ""
     awaited, _ = max(Counter(ends.values()).items(), key=lambda item: (item[1], item[0].seq))
@@ -55,7 +55,7 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
     if not blame.ranks:
         return f"{_begun(ranks_text(waiting))} {verb} in {in_words(awaited)}."
     whom, whose, who = ("it", "its", "it has") if len(blame.ranks) == 1 else ("them", "their", "they have")
-    own = [last(o.flight) for o in outcomes if o.rank in blame.ranks and o.flight is not None]
+    own = [last(o.collectives) for o in outcomes if o.rank in blame.ranks and o.collectives is not None]
     furthest = max((end for end in own if end is not None), key=lambda end: end.seq, default=None)
     if not own:
         far = ""
@@ -90,7 +90,7 @@ Standing = tuple[str, list[Outcome]]
 def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[Standing]:
     """Ranks that stand alike, and how: the guilty first, then the odd."""
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
-    says = any(o.flight for o in outcomes)
+    says = any(o.collectives for o in outcomes)
     for outcome in outcomes:
         groups[outcome.rank not in guilty, _standing(outcome, says=says)].append(outcome)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
@@ -122,10 +122,10 @@ def _standing(outcome: Outcome, *, says: bool) -> str:
         text += f", {outcome.error.splitlines()[0][:160]}"
     if not says or outcome.status not in (Status.HUNG, Status.RAISED):
         return text
-    end = last(outcome.flight)
+    end = last(outcome.collectives)
     if end is not None:
         return f"{text}; last posted {in_words(end)}"
-    return f"{text}; {'posted nothing' if outcome.flight is not None else 'did not say what it posted'}"
+    return f"{text}; {'posted nothing' if outcome.collectives is not None else 'did not say what it posted'}"
 
 
 def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:

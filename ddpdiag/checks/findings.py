@@ -39,7 +39,7 @@ class Explained(NamedTuple):
     @classmethod
     def note(cls, text: str, *, same_item: bool = False) -> "Explained":
         """A finding that is good to know."""
-        return cls(text, Severity.INFO, same_item=same_item)
+        return cls(text, Severity.NOTE, same_item=same_item)
 
     @classmethod
     def not_seen(cls, text: str, *, same_item: bool = False) -> "Explained":

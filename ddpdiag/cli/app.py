@@ -279,7 +279,7 @@ def simulate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Remarks(Outputs):
+class _Notes(Outputs):
     details: bool = option(False, "Show hints, and what was not judged.", panel=OUT)
 
 
@@ -288,7 +288,7 @@ def lint(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Training scripts; of a directory, every *.py below it.")
     ],
-    outputs: Annotated[_Remarks, "json", "details"],
+    outputs: Annotated[_Notes, "json", "details"],
 ) -> None:
     """Find pitfalls of DistributedDataParallel in the source of a training script, which is not run.
 

@@ -166,7 +166,7 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
         strict=outputs.strict,
         port_range=_port_range(port_range),
-        exports=outputs.env_file is not None,
+        uses_workarounds=outputs.env_file is not None,
         topology=_topology(asked.topology, launch),
         baseline=_baseline(asked.baseline, launch),
         need_nodes=outputs.need_nodes,

@@ -128,7 +128,7 @@ class Outputs:
         if self.exclude_file is not None or self.good_hosts is not None:
             from msgspec import structs
 
-            new = (remark for remark in report.hosts.remarks if remark not in report.notes)
+            new = (note for note in report.hosts.notes if note not in report.notes)
             report = structs.replace(report, notes=(*report.notes, *new))
         # Only the one that is shown is imported: what a Prolog takes, each job waits for.
         if self.nagios:

@@ -16,7 +16,7 @@ from ddpdiag.comparison.figures import Change, Direction, times_are_judged
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
 
 _Key = tuple[object, ...]
-_SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.ERROR)
+_SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
 # What befell our own run, and no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
 # Findings from times alone: where these are not judged, since others used the cores, neither are they.
@@ -61,7 +61,7 @@ def _gone(was: Finding, new: Report, minor: tuple[str, ...], *, looked: bool) ->
 
 def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
     """Good to know is neither better nor worse, nor are codes that begin like `minor`."""
-    is_minor = finding.severity is Severity.INFO or finding.code.startswith(minor)
+    is_minor = finding.severity is Severity.NOTE or finding.code.startswith(minor)
     return Change(
         direction=Direction.NEUTRAL if is_minor else direction,
         name=finding.code,
@@ -108,7 +108,7 @@ def _arose(finding: Finding, old: Report, new: Report) -> bool:
 
 
 def _is_well(report: Report, code: str) -> bool:
-    serious = (finding for finding in report.findings if finding.severity is not Severity.INFO)
+    serious = (finding for finding in report.findings if finding.severity is not Severity.NOTE)
     return code in _measured(report) and code not in map(_code, serious)
 
 

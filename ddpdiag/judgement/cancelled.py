@@ -103,7 +103,9 @@ def _is_later(trial: Trial, outcome: Outcome, moment: float) -> bool:
 
 def _skipped(outcome: Outcome) -> Outcome:
     """Without the reason, which is the signal."""
-    return structs.replace(outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, flight=None)
+    return structs.replace(
+        outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, collectives=None
+    )
 
 
 def _with_known_groups(trials: Sequence[Trial], parts: Parts, last: int) -> Iterator[Trial]:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.fallback.text import exports_text
+from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.judged import Judged
@@ -23,7 +23,7 @@ def enough(
     judged: Sequence[Judged],
     whole: Conclusion,
     hosts: HostsLine,
-    exports: Mapping[str, str | None] | None = None,
+    workarounds: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
     """What the run comes to for a job that needs so many hosts; `whole` is what it comes to on all of them.
 
@@ -45,7 +45,7 @@ def enough(
         return Conclusion(whole.verdict, whole.exit_code, f"{said}. {whole.sentence}")
     good = frozenset(hosts.good)
     left = names_text([name for name in names if name not in good])
-    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", exports or {})
+    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", workarounds or {})
 
 
 def _without(
@@ -54,7 +54,7 @@ def _without(
     judged: Sequence[Judged],
     good: Set[str],
     said: str,
-    exports: Mapping[str, str | None],
+    workarounds: Mapping[str, str | None],
 ) -> Conclusion:
     """What the run comes to on the good hosts alone, which are enough."""
     ranks = _ranks_of(world, good)
@@ -71,7 +71,7 @@ def _without(
     sentence = (
         f"{said}: nothing speaks against training on these, as far as it was tested ({_tested_text(alone, judged)})"
     )
-    sentence += f"; {exports_text(exports)} only" if exports else ""
+    sentence += f"; {workarounds_text(workarounds)} only" if workarounds else ""
     return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.")
 
 

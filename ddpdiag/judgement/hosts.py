@@ -39,9 +39,9 @@ def sort_hosts(
     neither = [name for name, _ in world.hosts if name not in sorted_out]
     # Who pressed Ctrl-C asks for no list of hosts.
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
-    remarks = tuple(filter(None, (lacking, _untested(recording) if good else "")))
-    told = remarks if world.options.need_nodes is not None else ()
-    line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), remarks=remarks)
+    notes = tuple(filter(None, (lacking, _untested(recording) if good else "")))
+    told = notes if world.options.need_nodes is not None else ()
+    line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), notes=notes)
     return line, (*_nowhere(world, recording, errors), *told)
 
 

@@ -22,7 +22,7 @@ def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -
     own = next((j.check for j in judged if j.check.code in cut), None)
     where = f", in {own.code} ({own.name})" if own is not None else "" if recording.trials else _at_the_door(world)
     stages = stages_of(world, recording, judged, by_code(recording))
-    fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.INFO)]
+    fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.NOTE)]
     so_far = f"; {', '.join(fine)} {'was' if len(fine) == 1 else 'were'} fine so far" if fine else ""
     return f"the run was interrupted after {seconds:.1f} s{where}{so_far}"
 

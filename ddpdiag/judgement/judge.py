@@ -10,7 +10,6 @@ from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.enough import enough
-from ddpdiag.judgement.exports import excused, exports_of
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import asked_for, selected
@@ -18,6 +17,7 @@ from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude
+from ddpdiag.judgement.workarounds import excused, workarounds_of
 from ddpdiag.model import (
     CheckLine,
     EventKind,
@@ -35,7 +35,7 @@ from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import TrainReport
 
 AnyCheck = Check[Any]
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 # Kinds of Outcome.timings that are no measurement.
 _SPENT = ("context", "group", "gate")
 
@@ -60,11 +60,11 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     sections = [own.section for own in judged if own.section is not None]
     bench = next((own.bench for own in sections if own.bench is not None), None)
     train = next((own.train for own in sections if own.train is not None), None)
-    exports = exports_of(world, shown, judged)
-    needed = exports.variables if exports.needed and world.options.exports else {}
+    workarounds = workarounds_of(world, shown, judged)
+    needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
     conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
-    hosts, remarks = sort_hosts(world, recording, judged, conclusion.verdict)
+    hosts, on_hosts = sort_hosts(world, recording, judged, conclusion.verdict)
     conclusion = enough(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
@@ -81,12 +81,12 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
         findings=tuple(findings),
         measurements=_measurements(shown, judged),
-        notes=(*notes, *remarks),
+        notes=(*notes, *on_hosts),
         hosts=fastest_first(hosts, rows),
         bench=bench,
         train=train,
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
-        exports=dict(exports.variables),
+        workarounds=dict(workarounds.variables),
         timings=timings_of(recording, checks),
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
         # Versions first.
@@ -120,7 +120,7 @@ def _world_line(world: World) -> WorldLine:
 
 def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
     """Ranks that errors or warnings blame, and all of a host that is blamed as a whole."""
-    told = [finding for finding in findings if finding.severity is not Severity.INFO]
+    told = [finding for finding in findings if finding.severity is not Severity.NOTE]
     nodes = {node for finding in told if not finding.ranks for node in finding.nodes}
     theirs = (rank for (name, _), ranks in world.hosts.items() if name in nodes for rank in ranks)
     return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))

@@ -16,7 +16,7 @@ from ddpdiag.model.trial import spent_seconds
 
 ByCode = Mapping[str, Sequence[Outcome]]
 _FAILED = (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED)
-_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
 def by_code(recording: Recording) -> ByCode:
@@ -42,7 +42,7 @@ class _Beside(NamedTuple):
     """What checks of the run found of a stage, and what the stage's own line does not tell."""
 
     findings: tuple[Finding, ...] = ()
-    remark: str = ""
+    note: str = ""
 
 
 def _line(
@@ -51,12 +51,12 @@ def _line(
     status = _status(own, recording, outcomes)
     findings = [*(finding for j in own for finding in j.findings), *beside.findings]
     severities = {finding.severity for finding in findings}
-    remark = beside.remark
+    note = beside.note
     if stage is Stage.LAUNCH and any(finding.severity is Severity.ERROR for finding in beside.findings):
         status = "error"
     if status == "interrupted":
         cut = next(j.check for j in own if _is_cut(outcomes.get(j.check.code, ())))
-        remark = f"interrupted in {cut.code} ({cut.name})"
+        note = f"interrupted in {cut.code} ({cut.name})"
     return StageLine(
         name=stage.value,
         status=status,
@@ -65,7 +65,7 @@ def _line(
         + (waited if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
         codes=tuple(dict.fromkeys(finding.code for finding in findings)),
-        remark=remark,
+        note=note,
     )
 
 
@@ -107,5 +107,5 @@ def _of_the_run(world: World, recording: Recording, judged: Sequence[Judged]) ->
         for concern in own.check.concerns(seen, own.findings) if own.check.concerns is not None else ():
             if (stage := stages.get(concern.where)) is not None:
                 known = beside.get(stage, _Beside())
-                beside[stage] = _Beside((*known.findings, concern.finding), known.remark or concern.remark)
+                beside[stage] = _Beside((*known.findings, concern.finding), known.note or concern.note)
     return beside

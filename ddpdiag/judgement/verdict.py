@@ -9,7 +9,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Section, Stage
 from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.fallback.text import exports_text
+from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal
@@ -40,7 +40,7 @@ def conclude(
     world: World,
     recording: Recording,
     judged: Sequence[Judged],
-    exports: Mapping[str, str | None] | None = None,
+    workarounds: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
     """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
 
@@ -68,7 +68,7 @@ def conclude(
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = _fit(world, recording, judged, warnings, exports or {}) if own is None else own.sentence
+    sentence = _fit(world, recording, judged, warnings, workarounds or {}) if own is None else own.sentence
     return Conclusion(Verdict.FIT, code, sentence)
 
 
@@ -168,7 +168,7 @@ def _fit(
     recording: Recording,
     judged: Sequence[Judged],
     warnings: int,
-    exports: Mapping[str, str | None],
+    workarounds: Mapping[str, str | None],
 ) -> str:
     figures = {name: value for own in judged for name, value in own.figures.items()}
     trained = _trained(judged)
@@ -184,8 +184,8 @@ def _fit(
         text = f"{who(world)} can train with DDP over {world.backend}{speed}{bus}"
         if limited:
             text += ", as far as it was tested"
-    if exports:
-        text += f"; {exports_text(exports)} only"
+    if workarounds:
+        text += f"; {workarounds_text(workarounds)} only"
     if options.alone:
         text += "; no other host was asked"
     elif world.size == 1:

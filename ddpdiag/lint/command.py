@@ -1,4 +1,4 @@
-"""`ddpdiag lint`: files into remarks; these as lines for people, editors and `grep`, and as JSON."""
+"""`ddpdiag lint`: files into findings; these as lines for people, editors and `grep`, and as JSON."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.lint import read_remarks
-from ddpdiag.lint.rule import LintReport, Remark, ScriptLine
+from ddpdiag.lint import read_findings
+from ddpdiag.lint.rule import LintFinding, LintReport, ScriptLine
 from ddpdiag.model import Severity
 from ddpdiag.render import files
 from ddpdiag.render.page import LEAST_WIDTH, one_line
@@ -39,21 +39,21 @@ def run(paths: Sequence[str], json: str | None, *, details: bool) -> int:
 
 
 def judged(paths: Sequence[str]) -> LintReport:
-    """The remarks on every script; what cannot be read does not keep the others from being judged."""
+    """The findings on every script; what cannot be read does not keep the others from being judged."""
     scripts: list[ScriptLine] = []
-    remarks: list[Remark] = []
+    findings: list[LintFinding] = []
     errors: list[str] = []
     for path in dict.fromkeys(os.path.normpath(file) for each in paths for file in _walked(each, errors)):
         try:
-            read = read_remarks(_bytes_of(path), readable(path))
+            read = read_findings(_bytes_of(path), readable(path))
         except UsageError as error:
             errors.append(str(error))
         else:
             scripts.append(read.script)
-            remarks += read.remarks
-    found = any(remark.severity is not Severity.INFO for remark in remarks)
+            findings += read.findings
+    found = any(finding.severity is not Severity.NOTE for finding in findings)
     code = ExitCode.USAGE if errors else ExitCode.UNFIT if found else ExitCode.FIT
-    return LintReport(scripts=tuple(scripts), remarks=tuple(remarks), errors=tuple(errors), exit_code=code)
+    return LintReport(scripts=tuple(scripts), findings=tuple(findings), errors=tuple(errors), exit_code=code)
 
 
 def _walked(path: str, errors: list[str]) -> Iterator[str]:
@@ -80,28 +80,28 @@ def _bytes_of(path: str) -> bytes:
         raise UsageError(f"{readable(path)}: cannot be read: {reason}") from error
 
 
-_COLORS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.INFO: "36"}
+_COLORS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
 
 
 def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
-    """A paragraph for each remark, then one line that counts; hints with `details` only."""
-    shown = [each for each in report.remarks if details or each.severity is not Severity.INFO]
-    paragraphs = [_remark(each, max(width, LEAST_WIDTH), color=color) for each in shown]
+    """A paragraph for each finding, then one line that counts; notes with `details` only."""
+    shown = [each for each in report.findings if details or each.severity is not Severity.NOTE]
+    paragraphs = [_note(each, max(width, LEAST_WIDTH), color=color) for each in shown]
     notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in _left_out(report, details=details)]
     return "\n".join([*paragraphs, *notes, *_summary(report, details=details)]) + "\n"
 
 
-def _remark(remark: Remark, width: int, *, color: bool) -> str:
+def _note(finding: LintFinding, width: int, *, color: bool) -> str:
     """The place, the code and what goes wrong; below it what to do. The first line is not broken before its code."""
-    severity = remark.severity.value
+    severity = finding.severity.value
     if color:
-        severity = f"\x1b[1;{_COLORS[remark.severity]}m{severity}\x1b[0m"
-    place = f"{one_line(remark.path)}:{remark.line}:{remark.column}"
+        severity = f"\x1b[1;{_COLORS[finding.severity]}m{severity}\x1b[0m"
+    place = f"{one_line(finding.path)}:{finding.line}:{finding.column}"
     body = [
-        *textwrap.wrap(one_line(remark.message), width - 4, break_long_words=False, break_on_hyphens=False),
-        *textwrap.wrap("-> " + one_line(remark.remedy), width - 4, break_long_words=False, break_on_hyphens=False),
+        *textwrap.wrap(one_line(finding.message), width - 4, break_long_words=False, break_on_hyphens=False),
+        *textwrap.wrap("-> " + one_line(finding.fix), width - 4, break_long_words=False, break_on_hyphens=False),
     ]
-    return "\n".join([f"{place}: {severity} {remark.code} {remark.name}", *(f"    {line}" for line in body)])
+    return "\n".join([f"{place}: {severity} {finding.code} {finding.name}", *(f"    {line}" for line in body)])
 
 
 def _left_out(report: LintReport, *, details: bool) -> Iterator[ScriptLine]:
@@ -113,19 +113,19 @@ def _left_out(report: LintReport, *, details: bool) -> Iterator[ScriptLine]:
 
 def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
     judged = sum(script.not_judged is None for script in report.scripts)
-    counts = {severity: sum(r.severity is severity for r in report.remarks) for severity in Severity}
+    counts = {severity: sum(r.severity is severity for r in report.findings) for severity in Severity}
     faults = (Severity.ERROR, Severity.WARNING)
     said = ", ".join(_count(counts[severity], severity.value) for severity in faults if counts[severity])
     parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": nothing found" if judged else "")]
     if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
         parts.append(f"{_count(others, 'file')} not judged" + ("" if details else " (--details)"))
-    if hints := counts[Severity.INFO]:
+    if hints := counts[Severity.NOTE]:
         parts.append(_count(hints, "hint") + ("" if details else " (--details)"))
     if ignored := sum(script.ignored for script in report.scripts):
         parts.append(f"{ignored} ignored by comments")
     yield "; ".join(parts)
-    if any(r.severity is not Severity.INFO or details for r in report.remarks):
-        first = next(r for r in report.remarks if r.severity is not Severity.INFO or details)
+    if any(r.severity is not Severity.NOTE or details for r in report.findings):
+        first = next(r for r in report.findings if r.severity is not Severity.NOTE or details)
         yield f"`ddpdiag explain {first.code}` says more, with sources."
 
 

@@ -1,4 +1,4 @@
-"""From the bytes of a file to its remarks."""
+"""From the bytes of a file to its findings."""
 
 import ast
 import io
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ddpdiag.errors import UsageError
 from ddpdiag.lint.reading import Reading
-from ddpdiag.lint.rule import Hit, Remark, Rule, ScriptLine
+from ddpdiag.lint.rule import Hit, LintFinding, Rule, ScriptLine
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.lint.script import Script
 
@@ -27,11 +27,11 @@ class Read(NamedTuple):
     """What one file gave."""
 
     script: ScriptLine
-    remarks: tuple[Remark, ...]
+    findings: tuple[LintFinding, ...]
 
 
-def read_remarks(source: bytes, path: str) -> Read:
-    """The remarks on a script, by line; UsageError, with the line, if it is no Python."""
+def read_findings(source: bytes, path: str) -> Read:
+    """The findings on a script, by line; UsageError, with the line, if it is no Python."""
     text = _decoded(source, path)
     script = Script(_parsed(text, path), path)
     if (reason := script.not_judged) is not None:
@@ -49,8 +49,8 @@ def read_remarks(source: bytes, path: str) -> Read:
     except tokenize.TokenError as error:
         raise UsageError(f"{path}: this is no Python that can be read: {error.args[0]}") from error
     heard = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
-    remarks = sorted({_remark(rule, hit, path) for rule, hit in heard}, key=lambda r: (r.line, r.column, r.code))
-    return Read(ScriptLine(path=path, ignored=len(found) - len(heard)), tuple(remarks))
+    findings = sorted({_note(rule, hit, path) for rule, hit in heard}, key=lambda r: (r.line, r.column, r.code))
+    return Read(ScriptLine(path=path, ignored=len(found) - len(heard)), tuple(findings))
 
 
 @contextmanager
@@ -103,8 +103,8 @@ def _parsed(source: str, path: str) -> ast.Module:
         raise UsageError(f"{path}: this is no Python that can be read: {reason}") from error
 
 
-def _remark(rule: Rule, hit: Hit, path: str) -> Remark:
-    return Remark(
+def _note(rule: Rule, hit: Hit, path: str) -> LintFinding:
+    return LintFinding(
         code=rule.code,
         name=rule.name,
         severity=hit.severity or rule.severity,
@@ -112,7 +112,7 @@ def _remark(rule: Rule, hit: Hit, path: str) -> Remark:
         line=getattr(hit.node, "lineno", 1),
         column=getattr(hit.node, "col_offset", 0) + 1,
         message=hit.message,
-        remedy=hit.remedy,
+        fix=hit.fix,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ddpdiag.lint.reading import Reading
 from ddpdiag.model import Severity
@@ -16,7 +16,7 @@ class Hit(NamedTuple):
 
     node: ast.AST
     message: str
-    remedy: str
+    fix: str
     severity: Severity | None = None
 
 
@@ -39,8 +39,8 @@ class Rule:
 LINT_SCHEMA = "ddpdiag.lint/1"
 
 
-class Remark(Struct, frozen=True, kw_only=True):
-    """One pitfall at one place: `line` and `column` count from 1; `message` is what goes wrong, `remedy` what to do."""
+class LintFinding(Struct, frozen=True, kw_only=True):
+    """One pitfall at one place: `line` and `column` count from 1; `message` is what goes wrong, `fix` what to do."""
 
     code: str
     name: str
@@ -49,11 +49,11 @@ class Remark(Struct, frozen=True, kw_only=True):
     line: int
     column: int
     message: str
-    remedy: str
+    fix: str = field(name="remedy")
 
 
 class ScriptLine(Struct, frozen=True, kw_only=True):
-    """One script: how many remarks its comments keep quiet, and why it was not judged (None: it was)."""
+    """One script: how many findings its comments keep quiet, and why it was not judged (None: it was)."""
 
     path: str
     ignored: int = 0
@@ -61,10 +61,10 @@ class ScriptLine(Struct, frozen=True, kw_only=True):
 
 
 class LintReport(Struct, frozen=True, kw_only=True):
-    """The remarks by file and line; `errors` are sentences on files that could not be read."""
+    """The findings by file and line; `errors` are sentences on files that could not be read."""
 
     scripts: tuple[ScriptLine, ...]
-    remarks: tuple[Remark, ...]
+    findings: tuple[LintFinding, ...] = field(name="remarks")
     errors: tuple[str, ...]
     exit_code: int
     schema: str = LINT_SCHEMA

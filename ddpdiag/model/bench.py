@@ -290,7 +290,7 @@ class BenchRank(Struct, frozen=True, kw_only=True):
 
 
 class BenchReport(Struct, frozen=True, kw_only=True):
-    """A benchmark, judged. `remarks` are lines for people: sizes that were dropped, fewer calls, what was cut short.
+    """A benchmark, judged. `notes` are lines for people: sizes that were dropped, fewer calls, what was cut short.
 
     `average_busbw_bytes_per_s` is nccl-tests' footer: the mean over all rows and modes. `wrong` is None if nothing was
     checked. `saved` is what `--save-baseline` writes.
@@ -301,7 +301,7 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     rows: tuple[BenchRow, ...]
     series: tuple[Series, ...]
     ranks: tuple[BenchRank, ...]
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...] = field(name="remarks")
     average_busbw_bytes_per_s: float | None
     wrong: int | None
     complete: bool

@@ -32,7 +32,7 @@ class Context(Protocol):
     def step(self, label: str) -> None:
         """Announce the next step; the supervisor reads it from shared memory when this process hangs."""
 
-    def gate(self, offer: str = "") -> Opening:
+    def barrier(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group; what the first one offers reaches all of them."""
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:

@@ -21,7 +21,7 @@ class Severity(Enum):
 
     ERROR = "error"
     WARNING = "warning"
-    INFO = "info"
+    NOTE = "info"
 
 
 class Verdict(Enum):
@@ -49,7 +49,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     evidence: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
-    remedy: str = ""
+    fix: str = field(default="", name="remedy")
     env: dict[str, str | None] = field(default_factory=dict)
     of_the_run: bool = False
 
@@ -87,7 +87,7 @@ class StageLine(Struct, frozen=True, kw_only=True):
     """One stage in the report; `status` is the worst of its checks, "interrupted" where the run was told to end.
 
     `severity` is that of the worst finding about the stage, also of those on its trials, or on who came, by checks of
-    the run (RUN001 to RUN004), and `codes` are those of all these findings. `remark` is what its checks' own lines do
+    the run (RUN001 to RUN004), and `codes` are those of all these findings. `note` is what its checks' own lines do
     not say: "2 of 6 ranks never came".
     """
 
@@ -96,7 +96,7 @@ class StageLine(Struct, frozen=True, kw_only=True):
     seconds: float
     severity: Severity | None = None
     codes: tuple[str, ...] = ()
-    remark: str = ""
+    note: str = field(default="", name="remark")
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
@@ -119,24 +119,25 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns.
 
     Where pairs of hosts were measured, the fastest of the good ones come first. `slow` are hosts that only warnings
-    name, with the share by which each is slower than most: the job runs, and waits for them. `remarks` say why hosts
+    name, with the share by which each is slower than most: the job runs, and waits for them. `notes` say why hosts
     are in neither list, and what the good ones were not tested with.
     """
 
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()
     slow: dict[str, float] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), name="remarks")
 
 
 class Report(Struct, frozen=True, kw_only=True):
     """The JSON report: additions allowed, renames not.
 
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
-    name. `bench` is there where a benchmark was run, `train` where strategies were tried. `exports` are the variables
-    that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline` what
-    happened when, and `settings` what ranks run with. `created` is when the run began, UTC in ISO 8601, by the clock of
-    rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run can be compared with.
+    name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
+    variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline`
+    what happened when, and `settings` what ranks run with. `created` is when the run began, UTC in ISO 8601, by the
+    clock of rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run can be compared
+    with.
     """
 
     schema: str = SCHEMA
@@ -157,7 +158,7 @@ class Report(Struct, frozen=True, kw_only=True):
     bench: BenchReport | None = None
     train: TrainReport | None = None
     matrices: tuple[Matrix, ...] = ()
-    exports: dict[str, str | None] = field(default_factory=dict)
+    workarounds: dict[str, str | None] = field(default_factory=dict, name="exports")
     timings: Timings | None = None
     timeline: Timeline | None = None
     settings: tuple[Setting, ...] = ()

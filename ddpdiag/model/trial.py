@@ -12,9 +12,9 @@ NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 IMPORT_STEP = "import torch"
 # A rank's first use of its device, and of the backend that connects it: slow on some healthy machines.
 CONTEXT_STEP, COMMUNICATOR_STEP = "context", "communicator"
-GATE_STEP = "wait at the gate"
+BARRIER_STEP = "wait at the gate"
 # A rank waits at the gate while its peers are still in their first use.
-_FIRST_USE_STEPS = (CONTEXT_STEP, COMMUNICATOR_STEP, GATE_STEP)
+_FIRST_USE_STEPS = (CONTEXT_STEP, COMMUNICATOR_STEP, BARRIER_STEP)
 
 
 def is_first_use(step: str) -> bool:
@@ -127,8 +127,8 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     device), `group` (opening it, and its first connection) and `gate` (waiting for the group); of `group`, what
     creating a `communicator` took (any backend but gloo); and from the order on `import`, until torch was there, and
     `arrive`, until it stood at the gate.
-    `flight` holds the last collectives that it posted in this trial, if it did not end well: empty for none, `None` if
-    it did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
+    `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
+    did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.
     """
 
@@ -143,7 +143,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     detail: str = ""
     told: bool = False
     process: ProcessState | None = None
-    flight: tuple[Collective, ...] | None = None
+    collectives: tuple[Collective, ...] | None = field(default=None, name="flight")
     so_far: Raw = NOTHING
     ras: str = ""
     seconds: float = 0.0

@@ -45,14 +45,14 @@ class _Trace(Struct, frozen=True):
 _trace: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
 
 
-class Flown(NamedTuple):
+class TraceDump(NamedTuple):
     """What a dump holds: the last collectives, the oldest first, and when the newest was posted (Unix time)."""
 
     collectives: tuple[Collective, ...]
     newest_unix_seconds: float | None
 
 
-def read_dump(trace: object) -> Flown | None:
+def read_dump(trace: object) -> TraceDump | None:
     """What another process wrote of its flight recorder, as plain data; None for something else."""
     try:
         entries = msgspec.convert(trace, _Trace, strict=False).entries
@@ -60,7 +60,7 @@ def read_dump(trace: object) -> Flown | None:
         return None
     ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
     newest = ordered[-1].time_created_ns / 1e9 if ordered else None
-    return Flown(tuple(map(_collective, _of_newest_groups(ordered)[-LAST:])), newest)
+    return TraceDump(tuple(map(_collective, _of_newest_groups(ordered)[-LAST:])), newest)
 
 
 def groups() -> frozenset[Group]:

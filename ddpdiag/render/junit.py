@@ -95,8 +95,8 @@ def _lines(finding: Finding) -> Iterator[str]:
     if finding.links:
         yield f"links: {', '.join(finding.links)}"
     yield from (f"{name}: {value}" for name, value in finding.evidence.items() if value is not None)
-    if finding.remedy:
-        yield f"fix: {finding.remedy}"
+    if finding.fix:
+        yield f"fix: {finding.fix}"
     yield from _variables(finding.env)
 
 

@@ -19,7 +19,7 @@ from ddpdiag.render.units import count, label, quantity, seconds
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
 _VALUES = 8
 # Bytes of single parts; the sentence, the notes and most tables are far shorter.
-_SENTENCE, _NOTE, _EXPORTS = 2_000, 600, 4_000
+_SENTENCE, _NOTE, _WORKAROUNDS = 2_000, 600, 4_000
 _SMALL_TABLE, _TABLE, _RANKS = 6_000, 10_000, 16_000
 
 
@@ -32,7 +32,7 @@ def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
     head = f"**{report.verdict.value.upper()}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     yield from serious(report.findings)
-    yield Piece("the variables that the job needs", _exports(report))
+    yield Piece("the variables that the job needs", _workarounds(report))
     for feature in features:
         yield from feature.pieces(report)
     yield Piece("what is good to know", folded("Good to know", infos(report.findings)))
@@ -57,13 +57,16 @@ def _world(report: Report) -> str:
     return ", ".join(parts)
 
 
-def _exports(report: Report) -> list[str]:
+def _workarounds(report: Report) -> list[str]:
     """Lines to be copied: all of them, or none."""
-    if not report.exports:
+    if not report.workarounds:
         return []
-    lines = block("\n".join(shell_line(variable, own) for variable, own in report.exports.items()), "sh")
-    if size(lines) > _EXPORTS:
-        return [f"**The job needs {count(len(report.exports), 'variable')}**, in the JSON report (`--env-file`).", ""]
+    lines = block("\n".join(shell_line(variable, own) for variable, own in report.workarounds.items()), "sh")
+    if size(lines) > _WORKAROUNDS:
+        return [
+            f"**The job needs {count(len(report.workarounds), 'variable')}**, in the JSON report (`--env-file`).",
+            "",
+        ]
     return ["**The job needs these variables:**", "", *lines, ""]
 
 
@@ -105,7 +108,7 @@ def _measurements(found: Mapping[str, Scalar]) -> list[str]:
 _SHOWN, _FOLDED, _INFOS = 6, 24, 20
 
 # Bytes of the parts of one finding, and of those that are folded away together.
-_TITLE, _MESSAGE, _REMEDY, _NAMES, _ENV, _EVIDENCE = 400, 2_000, 1_000, 200, 800, 1_500
+_TITLE, _MESSAGE, _FIX, _NAMES, _ENV, _EVIDENCE = 400, 2_000, 1_000, 200, 800, 1_500
 _BRIEF, _BEHIND, _ALL_INFOS = 600, 12_000, 8_000
 _EVIDENCE_SHOWN = 40
 
@@ -160,13 +163,13 @@ def finding_lines(finding: Finding) -> list[str]:
     head = f"### {finding.severity.value} {name(finding.code)}: {said(finding.title, _TITLE)}"
     lines = [head, "", said(finding.message, _MESSAGE)]
     if blame := blamed(finding):
-        lines += ["", f"- **{'About' if finding.severity is Severity.INFO else 'Blamed'}:** {blame}"]
-    elif finding.severity is not Severity.INFO and not finding.of_the_run:
+        lines += ["", f"- **{'About' if finding.severity is Severity.NOTE else 'Blamed'}:** {blame}"]
+    elif finding.severity is not Severity.NOTE and not finding.of_the_run:
         lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
     else:
         lines.append("")
-    if finding.remedy:
-        lines.append(f"- **Fix:** {said(finding.remedy, _REMEDY)}")
+    if finding.fix:
+        lines.append(f"- **Fix:** {said(finding.fix, _FIX)}")
     lines.append("")
     lines += _variables(finding)
     return lines + folded("Evidence", figures(finding.evidence, rows=_EVIDENCE_SHOWN, most=_EVIDENCE))

@@ -31,16 +31,18 @@ def shell_line(name: str, value: str | None) -> str:
 
 def render(report: Report) -> str:
     """A file to be sourced before the job starts; a comment alone where nothing has to be set."""
-    return "".join(f"{line}\n" for line in (f"# ddpdiag, run {report.run_id}: {_why(report)}", *_lines(report.exports)))
+    return "".join(
+        f"{line}\n" for line in (f"# ddpdiag, run {report.run_id}: {_why(report)}", *_lines(report.workarounds))
+    )
 
 
-def _lines(exports: Mapping[str, str | None]) -> list[str]:
-    return [shell_line(name, value) for name, value in exports.items()]
+def _lines(workarounds: Mapping[str, str | None]) -> list[str]:
+    return [shell_line(name, value) for name, value in workarounds.items()]
 
 
 def _why(report: Report) -> str:
     found = {finding.code for finding in report.findings}
-    if report.exports:
+    if report.workarounds:
         does = "needs here" if "P2P003.fallback" in found else "is faster with"
         return f"what {report.world.backend} {does}, as it was tried"
     return next((said for code, said in _WITHOUT.items() if code in found), None) or _unasked(report)

@@ -197,7 +197,7 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
         "unmeasured",
         "no strategy that was asked for is possible here",
         f"{told}.",
-        remedy="Ask for others with --strategy, or run this where they are possible.",
+        fix="Ask for others with --strategy, or run this where they are possible.",
         of_the_run=True,
     )
 
@@ -214,7 +214,7 @@ def _absent_backend(seen: Seen[Data], why: str) -> Finding:
         "unmeasured",
         f"whether ranks can train over {seen.world.backend} is not known",
         f"{why}.",
-        remedy="Install a torch that was built with this backend, or name another one with --backend.",
+        fix="Install a torch that was built with this backend, or name another one with --backend.",
         of_the_run=True,
     )
 
@@ -226,7 +226,7 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
         f"whether {what} works is not known",
         f"{what} on {_where(run)}: {run.reason}.",
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-        remedy=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
+        fix=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
         if run.ended is Ended.UNFINISHED
         else "See first why single did not work.",
         of_the_run=True,
@@ -265,7 +265,7 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
             "deviation": apart.most,
             "tolerance": tolerance,
         },
-        remedy=_CHECK,
+        fix=_CHECK,
     )
 
 
@@ -319,11 +319,11 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
         f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
         ranks=ranks,
         evidence=_evidence(first, run),
-        remedy=_remedy(seen, run, first),
+        fix=_fix(seen, run, first),
     )
 
 
-def _remedy(seen: Seen[Data], run: Run, first: Outcome) -> str:
+def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
     if first.error.startswith("DataError"):
         return "Copy the files of digits anew, or leave out --data-dir to train on those that ship."
     if run.job.strategy is Strategy.SINGLE:

@@ -124,7 +124,7 @@ def _strategies(train: TrainReport) -> Table:
         caption=f"{train.asked.steps} steps of {train.batch_size} images on {words(train.device)}",
         columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
         rows=tuple(map(_strategy, train.rows)),
-        remark="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
+        note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
         f"loss: after the last step, within {train.tolerance:.2g} of single's where all is well.",
     )
 
@@ -160,7 +160,7 @@ def _scaling(train: TrainReport) -> Iterator[Table]:
             )
             for row in train.scaling
         ),
-        remark="; ".join(f"{curve.value}: {meaning}" for curve, meaning in CURVES.items()) + ".",
+        note="; ".join(f"{curve.value}: {meaning}" for curve, meaning in CURVES.items()) + ".",
     )
 
 

@@ -163,7 +163,7 @@ def others_waiting(stall: Stall, activities: Activities, ranks: Sequence[int]) -
 def calls_text(stall: Stall, ranks: Sequence[int]) -> str:
     """The collective in which they wait: from the flight recorder, else the name of the call."""
     seen = [rank_seen(stall, rank) for rank in ranks]
-    ends = {in_words(end) for one in seen if (end := last(one.flight)) is not None}
+    ends = {in_words(end) for one in seen if (end := last(one.collectives)) is not None}
     calls = dict.fromkeys(call_of(one.process) for one in seen if one.process is not None)
     return ", ".join(sorted(ends)) if ends else " and ".join(filter(None, calls)) or "a collective"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ddpdiag.probes.host.procfs import PROC
-from ddpdiag.probes.recorder import Flown, read_dump
+from ddpdiag.probes.recorder import TraceDump, read_dump
 
 PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -67,7 +67,7 @@ def ask(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Asked
     return Asked(written, before)
 
 
-def answer(asked: Asked, end: float) -> Flown | str:
+def answer(asked: Asked, end: float) -> TraceDump | str:
     """What the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
     while time.monotonic() < end:
         if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
@@ -101,7 +101,7 @@ class _PlainData(pickle.Unpickler):
         raise pickle.UnpicklingError("a reference in a flight recorder's dump")
 
 
-def load(data: bytes) -> Flown | None:
+def load(data: bytes) -> TraceDump | None:
     """The collectives in a dump; None for anything else, or one that is not written to its end."""
     try:
         return read_dump(_PlainData(io.BytesIO(data)).load())
@@ -111,7 +111,7 @@ def load(data: bytes) -> Flown | None:
         return None
 
 
-def _load(file: Path) -> Flown | None:
+def _load(file: Path) -> TraceDump | None:
     try:
         with file.open("rb") as opened:
             data = opened.read(_LARGEST_BYTES + 1)

@@ -136,10 +136,10 @@ def _group_text(seen: RankSeen) -> str:
         text += f" in the kernel's {process.wchan}"
     if is_busy(seen):
         text += ", using a core"
-    end = last(seen.flight)
+    end = last(seen.collectives)
     if end is not None:
         text += f"; last posted {in_words(end)}"
-    elif seen.flight is not None:
+    elif seen.collectives is not None:
         text += "; posted nothing"
     return text
 
@@ -157,7 +157,7 @@ def _notes(stall: Stall) -> tuple[str, ...]:
     guessed = "No variable names the ranks, so they are numbered in the order of their start."
     stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
     # Only NCCL can be asked, so that a job without GPUs lacks nothing.
-    traceless = _reasons("No collectives", {seen.rank: seen.no_flight for seen in stall.ranks if seen.holds_gpu})
+    traceless = _reasons("No collectives", {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu})
     return (*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from ddpdiag.model.trial import Collective, ProcessState
 
@@ -26,8 +26,8 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     `process` is None if it was gone by then; its `state` is D only if it was in the same place a moment before.
     `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
     a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
-    has no stack; then `threads` are its threads as "name (state)", most frequent first. `flight` is as in `Outcome`,
-    `no_flight` says why there is none, and `posted_seconds` is the age of its newest entry.
+    has no stack; then `threads` are its threads as "name (state)", most frequent first. `collectives` is as in
+    `Outcome`, `no_collectives` says why there is none, and `posted_seconds` is the age of its newest entry.
     """
 
     rank: int
@@ -39,8 +39,8 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     no_stack: str = ""
     threads: tuple[str, ...] = ()
     helpers: tuple[Helper, ...] = ()
-    flight: tuple[Collective, ...] | None = None
-    no_flight: str = ""
+    collectives: tuple[Collective, ...] | None = field(default=None, name="flight")
+    no_collectives: str = field(default="", name="no_flight")
     posted_seconds: float | None = None
 
 

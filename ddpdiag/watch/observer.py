@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.host.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
-from ddpdiag.probes.recorder import Flown
+from ddpdiag.probes.recorder import TraceDump
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 from ddpdiag.watch import collective_trace, pyspy
 from ddpdiag.watch.gpu_use import read_uses
@@ -133,7 +133,7 @@ class Observer:
             variables=self._known.variables,
         )
 
-    def _traces(self, end: float) -> Mapping[int, Flown | str]:
+    def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
         asked = {
             rank: collective_trace.ask(process.pid, rank, self._known.environ(process))
@@ -147,7 +147,7 @@ class Observer:
         seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
         return _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
 
-    def _rank(self, rank: int, process: Process, dump: pyspy.Dump, trace: Flown | str, uses: "_Uses") -> RankSeen:
+    def _rank(self, rank: int, process: Process, dump: pyspy.Dump, trace: TraceDump | str, uses: "_Uses") -> RankSeen:
         now = read_process(process.pid)
         if now is None or now.start != process.start:
             return RankSeen(rank=rank, pid=process.pid)
@@ -173,8 +173,8 @@ class Observer:
             no_stack=dump.trouble if state not in ("Z", "X") else "",
             threads=() if dump.main else thread_names(process.pid),
             helpers=self._helpers(process),
-            flight=None if isinstance(trace, str) else trace.collectives,
-            no_flight=trace if isinstance(trace, str) else "",
+            collectives=None if isinstance(trace, str) else trace.collectives,
+            no_collectives=trace if isinstance(trace, str) else "",
             posted_seconds=_age(trace),
         )
 
@@ -210,7 +210,7 @@ def _used_seconds(pid: int) -> float | None:
     return core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def _age(trace: Flown | str) -> float | None:
+def _age(trace: TraceDump | str) -> float | None:
     if isinstance(trace, str) or trace.newest_unix_seconds is None:
         return None
     return max(0.0, time.time() - trace.newest_unix_seconds)

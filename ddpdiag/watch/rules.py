@@ -138,7 +138,7 @@ def _starved(stall: Stall, activities: Activities) -> Judged | None:
 
 def _posted(stall: Stall, activities: Activities) -> Judged | None:
     """Who posted another collective than most, or fewer."""
-    traces = {seen.rank: seen.flight for seen in stall.ranks if seen.flight is not None}
+    traces = {seen.rank: seen.collectives for seen in stall.ranks if seen.collectives is not None}
     if found := split(traces):
         sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
         return Judged(

@@ -97,9 +97,9 @@ def open_store(ctx: Context) -> dist.Store:
     if ctx.group_rank == 0:
         ctx.step("open the store")
         store = _serve(size, timeout, allowed_ports(ctx.options))
-        ctx.gate(str(store.port))
+        ctx.barrier(str(store.port))
         return store
-    opening = ctx.gate()
+    opening = ctx.barrier()
     ctx.step(f"connect to the store at {opening.host}:{opening.offer}")
     return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
 

@@ -62,7 +62,7 @@ def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
     rank, size, timeout = ctx.group_rank, len(ctx.group), group_timeout(ctx)
     store: dist.Store
     if name == "HashStore":  # of threads in one process
-        ctx.gate()
+        ctx.barrier()
         begin = time.perf_counter()
         store = dist.HashStore()
     elif name == "FileStore":
@@ -70,7 +70,7 @@ def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
         begin = time.perf_counter()
         store = dist.FileStore(path, size)
     else:
-        opening = ctx.gate(str(free_port(ports=allowed_ports(ctx.options))) if rank == 0 else "")
+        opening = ctx.barrier(str(free_port(ports=allowed_ports(ctx.options))) if rank == 0 else "")
         begin = time.perf_counter()
         ctx.step("open the TCPStore")
         store = dist.TCPStore(opening.host, int(opening.offer), size, rank == 0, timeout)
@@ -90,7 +90,7 @@ def without_mpi(ctx: Context) -> str:
 
 def _by_mpi(ctx: Context) -> float:
     """MPI knows the ranks itself."""
-    ctx.gate()
+    ctx.barrier()
     begin = time.perf_counter()
     ctx.step("init_process_group mpi")
     dist.init_process_group("mpi")
@@ -99,14 +99,14 @@ def _by_mpi(ctx: Context) -> float:
 
 def _tcp(ctx: Context) -> tuple[str, dict[str, str]]:
     # Rank 0 must know a free port before it listens; somebody else may take it in between, as in every real job.
-    opening = ctx.gate(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
+    opening = ctx.barrier(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
     host = f"[{opening.host}]" if ":" in opening.host else opening.host
     return f"tcp://{host}:{opening.offer}", {}
 
 
 def _env(ctx: Context) -> tuple[str, dict[str, str]]:
     """As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT."""
-    ctx.gate()
+    ctx.barrier()
     if not ctx.trial.params.get("agent_store"):
         return "env://", {}
     return "env://", {_AGENT_STORE: "True"}
@@ -118,7 +118,7 @@ def _file(ctx: Context, nonce: str) -> tuple[str, dict[str, str]]:
     if nonce and ctx.group_rank == 0:
         folder = next(folder.glob(f"ddpdiag-*-{nonce}"), folder)
     name = f"ddpdiag-rendezvous-{os.getpid()}-{ctx.trial.number}"
-    opening = ctx.gate(str(folder.absolute() / name) if ctx.group_rank == 0 else "")
+    opening = ctx.barrier(str(folder.absolute() / name) if ctx.group_rank == 0 else "")
     return f"file://{opening.offer}", {}
 
 

@@ -72,7 +72,7 @@ class Times(TypedDict):
     welcome: float
     order: float
     noted: float
-    gate: float
+    barrier: float
     noted_again: float
 
 

@@ -167,8 +167,8 @@ def test_a_remedy_is_copied(opened):
     page = opened(HANG, permissions=["clipboard-read", "clipboard-write"]).page
     page.locator("article button.copy").first.click()
     page.get_by_role("button", name="Copied").wait_for()
-    first, *_ = (finding for finding in recorded(HANG).findings if finding.remedy)
-    assert page.evaluate("navigator.clipboard.readText()").startswith(first.remedy)
+    first, *_ = (finding for finding in recorded(HANG).findings if finding.fix)
+    assert page.evaluate("navigator.clipboard.readText()").startswith(first.fix)
 
 
 def test_ranks_are_sorted_and_filtered(opened):

@@ -107,7 +107,7 @@ def test_one_corrupted_element_is_found_and_what_does_not_fit_into_memory_is_lef
     assert not report["out_of_bounds"]["okay"]
     (row,) = report["results"]
     assert (row["size"], row["in_place"]["nwrong"] > 0) == (1 << 10, True)
-    assert any("256 GiB" in remark for remark in report["remarks"]), report["remarks"]
+    assert any("256 GiB" in note for note in report["remarks"]), report["remarks"]
 
 
 def test_ctrl_c_prints_what_was_measured(start):

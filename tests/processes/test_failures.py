@@ -94,8 +94,8 @@ def test_a_rank_is_blamed_alone_and_in_time_when_it(runs, name):
     assert not job.has_traceback, job.told()
     assert not failure.torchrun or report["sentence"] in job.stderr, "torchrun's own summary says why"
     if failure.posted is not ...:
-        flight = _outcomes(job)[GUILTY].flight
-        assert (None if flight is None else tuple(posted.elements for posted in flight)) == failure.posted
+        collectives = _outcomes(job)[GUILTY].collectives
+        assert (None if collectives is None else tuple(posted.elements for posted in collectives)) == failure.posted
     job.check_left_nothing()
 
 
@@ -130,7 +130,7 @@ def test_the_bundle_of_a_hang_tells_of_every_rank_where_it_stands_and_what_it_po
         assert process.state in ("S", "R")
         assert any(frame.startswith("connect (collectives.py:") for frame in process.stack), process.stack
         assert not any("hang_evidence.py" in frame for thread in process.threads for frame in thread)
-        posted = [(c.seq, c.name, c.elements) for c in outcome.flight or ()]
+        posted = [(c.seq, c.name, c.elements) for c in outcome.collectives or ()]
         assert posted == ([] if rank == GUILTY else [(1, "gloo:all_reduce", 1)])
     waiting = next(line for line in runs[name].errors[0]["evidence"]["ranks"] if line.startswith("ranks 0-1: "))
     assert "all_reduce #1" in waiting
@@ -145,7 +145,7 @@ def test_a_rank_that_cannot_answer_has_a_stack_and_no_collectives(runs, name, st
     assert process is not None
     assert process.state == state
     assert process.stack
-    assert all(outcome.flight for rank, outcome in outcomes.items() if rank != GUILTY)
+    assert all(outcome.collectives for rank, outcome in outcomes.items() if rank != GUILTY)
 
 
 @pytest.mark.deep

@@ -193,8 +193,8 @@ def test_a_scenario_is_told_rightly_and_passes_with_its_exports(name: str, climb
         assert tuple(finding["ranks"]) == scenario.blames
         assert tuple(finding["links"]) == scenario.links
     assert job.report["exports"] == (scenario.env if healed else {})
-    with open(path) as exports:
-        lines = [line for line in exports.read().splitlines() if not line.startswith("#")]
+    with open(path) as workarounds:
+        lines = [line for line in workarounds.read().splitlines() if not line.startswith("#")]
     assert lines == [
         f"unset {name}" if value is None else f"export {name}={value}" for name, value in job.report["exports"].items()
     ]

@@ -44,7 +44,7 @@ def test_a_silent_service_spoils_no_evidence_and_delays_the_end_by_no_more_than_
     without, silent = _started(start, "sleep"), _started(start, "silent-ras")
     guilty = _outcomes(silent)[GUILTY]
     assert guilty.ras == ""
-    assert guilty.flight == ()
+    assert guilty.collectives == ()
     assert guilty.process is not None
     assert any("_forever" in frame for frame in guilty.process.stack)
     _outcomes(without)

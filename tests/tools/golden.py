@@ -58,7 +58,7 @@ def text_of(thing: Finding | str) -> str:
         blamed = [*(f"rank {rank}" for rank in thing.ranks), *thing.nodes, *thing.gpus, *thing.links]
         lines = [f"{thing.severity.value} {thing.code}: {thing.title}", thing.message]
         lines += [f"blamed: {', '.join(blamed)}"] if blamed else []
-        lines += [f"fix: {thing.remedy}"] if thing.remedy else []
+        lines += [f"fix: {thing.fix}"] if thing.fix else []
         lines += [f"unset {name}" if value is None else f"export {name}={value}" for name, value in thing.env.items()]
         thing = "\n".join(lines)
     return "\n".join(line.rstrip() for line in thing.splitlines()).rstrip("\n")

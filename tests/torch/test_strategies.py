@@ -37,7 +37,7 @@ class Alone:
 
     def step(self, label: str) -> None: ...
 
-    def gate(self, offer: str = "") -> Opening:
+    def barrier(self, offer: str = "") -> Opening:
         return Opening("127.0.0.1", offer)
 
     def timed(self, name: str, seconds: float) -> None: ...

@@ -153,7 +153,7 @@ def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), calls:
         rows=rows,
         series=tuple(series_of(backend, collective) for backend, collective in pairs),
         ranks=tuple(bench_rank(r, backend, collective) for backend, collective in pairs for r in range(RANKS)),
-        remarks=("20 calls of 128 MiB would have taken longer than the budget: there were 7",),
+        notes=("20 calls of 128 MiB would have taken longer than the budget: there were 7",),
         average_busbw_bytes_per_s=sum(busbws) / len(busbws),
         wrong=0,
         complete=True,
@@ -182,7 +182,7 @@ def slow(**fields) -> Report:
 
 def unmeasured(**fields) -> Report:
     """One that never began."""
-    empty = bench(rows=(), series=(), ranks=(), remarks=(), average_busbw_bytes_per_s=None, wrong=None, complete=False)
+    empty = bench(rows=(), series=(), ranks=(), notes=(), average_busbw_bytes_per_s=None, wrong=None, complete=False)
     sentence = "The ranks never met, so nothing was measured."
     report = fit(verdict=Verdict.UNKNOWN, exit_code=3, sentence=sentence, bench=empty)
     return structs.replace(report, **fields)

@@ -65,7 +65,7 @@ def hostile() -> Report:
         gpus=words,
         links=words,
         evidence={SCRIPT: CLOSE, "source": IMAGE, "stack": [f"{word}: {word}" for word in words]},
-        remedy=CLOSE,
+        fix=CLOSE,
         env={IMAGE: CLOSE, "NAME": None},
     )
     value = Value(value=CLOSE, count=1, ranks=(1,))
@@ -90,7 +90,7 @@ def hostile() -> Report:
     )
     stages = tuple(structs.replace(stage, status=SCRIPT) for stage in report.stages)
     checks = tuple(structs.replace(check, name=IMAGE, skipped_because=CLOSE) for check in report.checks)
-    return structs.replace(report, stages=stages, checks=checks, run_id=CLOSE, exports={"A": CLOSE, IMAGE: None})
+    return structs.replace(report, stages=stages, checks=checks, run_id=CLOSE, workarounds={"A": CLOSE, IMAGE: None})
 
 
 ALONE = {"meta", "link", "img", "input", "br", "hr"}

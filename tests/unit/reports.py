@@ -106,7 +106,7 @@ SLOW = Finding(
         "size_bytes": 67108864,
         "source": "median of ranks 0-2",
     },
-    remedy="Compare `ethtool eth0` on n0 and n1, then exclude n1: srun --exclude=n1 ...",
+    fix="Compare `ethtool eth0` on n0 and n1, then exclude n1: srun --exclude=n1 ...",
     env={"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1,ib0"},
 )
 
@@ -117,13 +117,13 @@ THREADS = Finding(
     message="OMP_NUM_THREADS is not set: 2 ranks with 64 threads each share 64 cores on n0 and n1.",
     nodes=("n0", "n1"),
     evidence={"threads": 128, "cores": 64},
-    remedy="Set the number of threads to the number of cores by rank.",
+    fix="Set the number of threads to the number of cores by rank.",
     env={"OMP_NUM_THREADS": "32"},
 )
 
 IMPORT = Finding(
     code="TRN001.step",
-    severity=Severity.INFO,
+    severity=Severity.NOTE,
     title="Where a step goes",
     message="63 % of a step is backward, of which all-reduce hides 80 %.",
     evidence={"backward_share": 0.63, "hidden_share": 0.8},
@@ -148,7 +148,7 @@ HUNG = Finding(
     title="The rendezvous hung",
     message="2 of 4 ranks came to the store at n0:29500 and waited 30 s for the others; two hosts cannot say who.",
     evidence={"came": [0, 1], "waited_seconds": 30.0, "first_seconds": None},
-    remedy="Try with a third host, or open port 29500 between n0 and n1.",
+    fix="Try with a third host, or open port 29500 between n0 and n1.",
 )
 
 

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from test_flights import collective, flight
+from test_flights import collective, trace
 
 from ddpdiag.checks.blame import blamed, front, is_echo, unfinished
 from ddpdiag.model import Kind, Outcome, ProcessState, Status, Trial
@@ -98,7 +98,7 @@ def test_the_one_that_stands_elsewhere_in_the_code_is_blamed_at_equal_steps() ->
 
 def posted(rank: int, upto: int, frame: str = "wait (c10d.py:10)", *, told: bool = False) -> Outcome:
     """A hung rank that posted so many collectives."""
-    return structs.replace(outcome(rank, Status.HUNG, told=told, state="S", stack=(frame,)), flight=flight(upto))
+    return structs.replace(outcome(rank, Status.HUNG, told=told, state="S", stack=(frame,)), collectives=trace(upto))
 
 
 def test_who_did_not_post_the_collective_in_which_the_others_wait_is_blamed(golden) -> None:
@@ -123,8 +123,8 @@ def test_who_was_told_to_stop_had_less_time_to_post_as_many() -> None:
 
 
 def test_who_posted_another_size_than_most_is_blamed_although_its_step_is_the_furthest(golden) -> None:
-    wrong = structs.replace(outcome(2, Status.HUNG, step=9), flight=(*flight(3), collective(4, elements=5)))
-    blame = blamed([*(structs.replace(outcome(r, Status.HUNG), flight=flight(4)) for r in (0, 1, 3)), wrong])
+    wrong = structs.replace(outcome(2, Status.HUNG, step=9), collectives=(*trace(3), collective(4, elements=5)))
+    blame = blamed([*(structs.replace(outcome(r, Status.HUNG), collectives=trace(4)) for r in (0, 1, 3)), wrong])
     assert (blame.ranks, blame.status, len(blame.sides)) == ((2,), Status.HUNG, 2)
     golden(blame.why)
 
@@ -134,27 +134,27 @@ def test_the_innocent_one_that_complains_of_a_size_is_not_blamed() -> None:
         "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
     )
     aborted = structs.replace(outcome(1, Status.DIED, error="killed by SIGABRT"), detail=complaint)
-    wrong = structs.replace(outcome(2, Status.HUNG, told=True), flight=flight(1, elements=8))
-    others = [structs.replace(outcome(r, Status.RAISED, error=ECHO), flight=flight(1)) for r in (0, 3)]
+    wrong = structs.replace(outcome(2, Status.HUNG, told=True), collectives=trace(1, elements=8))
+    others = [structs.replace(outcome(r, Status.RAISED, error=ECHO), collectives=trace(1)) for r in (0, 3)]
     assert blamed([*others, aborted, wrong]).ranks == (2,)
 
 
 def test_a_mismatch_of_two_ranks_blames_neither_and_tells_both_sides() -> None:
-    pair = [structs.replace(outcome(r, Status.HUNG), flight=flight(1, elements=r + 1)) for r in (0, 1)]
+    pair = [structs.replace(outcome(r, Status.HUNG), collectives=trace(1, elements=r + 1)) for r in (0, 1)]
     blame = blamed(pair)
     assert (blame.ranks, len(blame.sides)) == ((), 2)
 
 
 def test_a_crash_of_its_own_comes_before_a_mismatch() -> None:
     wrong = [
-        structs.replace(outcome(r, Status.HUNG, told=True), flight=flight(1, elements=1 + r % 2)) for r in (0, 1, 2)
+        structs.replace(outcome(r, Status.HUNG, told=True), collectives=trace(1, elements=1 + r % 2)) for r in (0, 1, 2)
     ]
     assert blamed([*wrong, outcome(3, Status.DIED, error="killed by SIGSEGV")]).ranks == (3,)
 
 
 def test_a_rank_that_cannot_say_what_it_posted_is_judged_by_its_step() -> None:
     holds_the_gil = outcome(2, Status.HUNG, step=4, state="R")
-    others = [structs.replace(outcome(r, Status.HUNG), flight=flight(1)) for r in (0, 1, 3)]
+    others = [structs.replace(outcome(r, Status.HUNG), collectives=trace(1)) for r in (0, 1, 3)]
     assert blamed([*others, holds_the_gil]).ranks == (2,)
 
 
@@ -205,7 +205,7 @@ def rows_of(rows: list[tuple]) -> list[Outcome]:
     return [
         structs.replace(
             outcome(rank, status, step=step, told=told and status is Status.HUNG, state="S", stack=(frame,)),
-            flight=None if posted is None else tuple(posted),
+            collectives=None if posted is None else tuple(posted),
         )
         for rank, (status, step, told, posted, frame) in enumerate(rows)
     ]
@@ -240,7 +240,7 @@ def test_one_rank_that_posted_fewer_is_found_in_any_world(guilty: int, size: int
 @given(st.integers(0, 30), st.integers(3, 31))
 def test_one_rank_that_posted_another_size_is_found_in_any_world(guilty: int, size: int) -> None:
     guilty %= size
-    outcomes = [structs.replace(posted(r, 3), flight=flight(3, elements=4 + (r == guilty))) for r in range(size)]
+    outcomes = [structs.replace(posted(r, 3), collectives=trace(3, elements=4 + (r == guilty))) for r in range(size)]
     assert blamed(outcomes).ranks == (guilty,)
 
 

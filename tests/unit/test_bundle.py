@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 from ras_server import REPORT
-from test_flights import collective, flight
+from test_flights import collective, trace
 from test_run_checks import only, outcome, run_of
 
 from ddpdiag.checks.blame import blamed
@@ -18,8 +18,8 @@ def hung(rank: int, upto: int | None, at: str = WAIT, step: int = 8, frame: str 
     """A rank that posted so many collectives, or does not say."""
     stack = (frame, "measure (col001.py:54)", "_measure (worker.py:95)", "main (fork_server.py:42)")
     process = ProcessState(pid=100 + rank, state="S", stack=stack)
-    last = None if upto is None else flight(upto, elements=1)
-    return outcome(rank, Status.HUNG, at=at, step=step, process=process, flight=last)
+    last = None if upto is None else trace(upto, elements=1)
+    return outcome(rank, Status.HUNG, at=at, step=step, process=process, collectives=last)
 
 
 GUILTY = hung(2, 6, "connect all ranks: post", 7, "_forever (user.py:3)")
@@ -28,7 +28,8 @@ WAITING = [hung(rank, 7) for rank in (0, 1, 3)]
 
 DEAD = outcome(2, Status.DIED, error="killed by SIGSEGV")
 ECHOES = [
-    outcome(r, Status.RAISED, error=f"Connection closed by peer [10.0.0.{r}]:{r}", flight=flight(1)) for r in (0, 1, 3)
+    outcome(r, Status.RAISED, error=f"Connection closed by peer [10.0.0.{r}]:{r}", collectives=trace(1))
+    for r in (0, 1, 3)
 ]
 
 
@@ -36,8 +37,8 @@ ECHOES = [
     "outcomes",
     [
         pytest.param([*WAITING, GUILTY], id="for-one-that-is-behind"),
-        pytest.param([*WAITING, structs.replace(GUILTY, flight=())], id="for-one-that-posted-none"),
-        pytest.param([*WAITING, structs.replace(GUILTY, flight=None)], id="for-one-that-does-not-say"),
+        pytest.param([*WAITING, structs.replace(GUILTY, collectives=())], id="for-one-that-posted-none"),
+        pytest.param([*WAITING, structs.replace(GUILTY, collectives=None)], id="for-one-that-does-not-say"),
         pytest.param([DEAD, *ECHOES], id="beside-a-crash"),
         pytest.param([hung(0, 7), hung(1, 7)], id="for-nobody"),
     ],
@@ -53,7 +54,7 @@ def test_ranks_that_say_nothing_are_not_said_to_wait() -> None:
 
 @pytest.mark.parametrize(
     "outcomes",
-    [[*WAITING, GUILTY], [*WAITING, structs.replace(GUILTY, flight=None)], [*ECHOES, DEAD]],
+    [[*WAITING, GUILTY], [*WAITING, structs.replace(GUILTY, collectives=None)], [*ECHOES, DEAD]],
     ids=["hung", "holds-the-gil", "echoes-of-any-address"],
 )
 def test_ranks_that_stand_alike_are_one_line_and_the_guilty_come_first(golden, outcomes) -> None:
@@ -83,14 +84,14 @@ def test_a_hang_is_told_in_one_message(golden) -> None:
 
 
 def test_a_mismatch_has_a_code_of_its_own(golden) -> None:
-    wrong = structs.replace(hung(2, 7), flight=(collective(7, elements=2),))
+    wrong = structs.replace(hung(2, 7), collectives=(collective(7, elements=2),))
     finding = only(list(trials.judge(run_of(*WAITING, wrong))))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.mismatch", (2,), ("n1",))
     golden(finding)
 
 
 def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither(golden) -> None:
-    wrong = structs.replace(hung(1, 7), flight=(collective(7, elements=2),))
+    wrong = structs.replace(hung(1, 7), collectives=(collective(7, elements=2),))
     finding = only(list(trials.judge(run_of(hung(0, 7), wrong, size=2))))
     assert (finding.code, finding.ranks) == ("RUN003.mismatch", ())
     golden(finding)

@@ -109,7 +109,7 @@ def assert_blames_no_rank(run: Recording, signum: int) -> None:
 
 
 def blame(report: Report) -> set[str]:
-    named = [finding for finding in report.findings if finding.severity is not Severity.INFO]
+    named = [finding for finding in report.findings if finding.severity is not Severity.NOTE]
     return {finding.code for finding in named if finding.ranks or finding.nodes or finding.gpus or finding.links}
 
 

@@ -166,7 +166,7 @@ def test_what_was_measured_before_the_run_was_cut_short_is_kept(golden):
     report = bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.SKIPPED}))
     assert [row.size_bytes for row in report.rows] == [*SIZES[:3]]
     assert not report.complete
-    golden(*report.remarks)
+    golden(*report.notes)
 
 
 def test_a_rank_that_gave_nothing_hides_nothing():
@@ -182,7 +182,7 @@ def test_a_gate_is_not_judged_by_a_run_that_was_cut_short():
 
 
 def test_nothing_measured_is_not_healthy():
-    assert codes(benched(alike(2, sizes=(), remarks=("all left out, for want of memory",)))) == ["COL002.unmeasured"]
+    assert codes(benched(alike(2, sizes=(), notes=("all left out, for want of memory",)))) == ["COL002.unmeasured"]
 
 
 def test_a_part_of_the_ranks_is_not_the_whole():

@@ -351,7 +351,7 @@ def test_findings_come_go_and_change() -> None:
         finding(code="HST001.a", severity=Severity.WARNING),
         finding(code="HST002.b"),
     )
-    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="GPU001.c", severity=Severity.INFO))
+    new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="GPU001.c", severity=Severity.NOTE))
     found = of(report(findings=(stays, worse, gone)), report(findings=new))
     assert [(change.direction.value, change.name) for change in found.changes] == [
         ("regression", "HST001.a"), ("improvement", "HST002.b"), ("neutral", "GPU001.c"),
@@ -573,7 +573,7 @@ def test_without_a_baseline_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speed", "code", "severity"), [(100, "CMP001.worse", Severity.WARNING), (0.01, "CMP001.better", Severity.INFO)]
+    ("speed", "code", "severity"), [(100, "CMP001.worse", Severity.WARNING), (0.01, "CMP001.better", Severity.NOTE)]
 )
 def test_a_baseline_of_a_quicker_machine_is_a_warning_and_of_a_slower_one_good_to_know(speed, code, severity) -> None:
     old = baseline()
@@ -581,7 +581,7 @@ def test_a_baseline_of_a_quicker_machine_is_a_warning_and_of_a_slower_one_good_t
         structs.replace(f, values=tuple(v * speed if f.is_rate else v / speed for v in f.values)) for f in old.figures
     ]
     found = {f.code: f.severity for f in judged(structs.replace(old, figures=tuple(own)))}
-    assert found == {code: severity, "CMP001.changed": Severity.INFO}
+    assert found == {code: severity, "CMP001.changed": Severity.NOTE}
 
 
 def test_a_baseline_of_another_world_is_not_compared() -> None:
@@ -601,7 +601,7 @@ def test_the_manual_page_states_the_limits_of_the_code(golden) -> None:
 def test_other_versions_are_good_to_know() -> None:
     old = baseline()
     (found,) = judged(structs.replace(old, facts={"versions": {**old.facts["versions"], "torch": "1.0"}}))
-    assert (found.code, found.severity) == ("CMP001.changed", Severity.INFO)
+    assert (found.code, found.severity) == ("CMP001.changed", Severity.NOTE)
 
 
 def test_a_baseline_that_cannot_be_read_names_the_option(golden, tmp_path: Path) -> None:

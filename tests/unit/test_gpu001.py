@@ -102,7 +102,7 @@ def test_a_share_of_the_hosts_gpus_is_enough_when_it_was_promised():
 def test_gpus_that_are_hidden_are_told_with_the_variable(golden, row, severity):
     (finding,) = found(healthy(8, **({"visible": 0} | row)))
     assert (finding.code, finding.severity, finding.nodes) == ("GPU001.hidden", severity, ("n0",))
-    assert "CUDA_VISIBLE_DEVICES" in finding.remedy
+    assert "CUDA_VISIBLE_DEVICES" in finding.fix
     golden(finding)
 
 
@@ -220,15 +220,15 @@ def test_ranks_that_a_cgroup_shows_one_gpu_each_are_a_warning_with_the_remedy(go
     (finding,) = found(*(bound(index, cuda_visible_devices="0") for index in range(4)), ranks_per_node=4)
     assert (finding.code, finding.severity, finding.nodes) == ("GPU001.isolated", Severity.WARNING, ("n0",))
     assert finding.env == {}  # nothing was tried
-    assert "--gpu-bind=none" in finding.remedy
-    assert "NCCL_CUMEM_ENABLE=1" in finding.remedy
+    assert "--gpu-bind=none" in finding.fix
+    assert "NCCL_CUMEM_ENABLE=1" in finding.fix
     golden(finding)
 
 
 def test_ranks_that_a_variable_shows_one_gpu_each_are_good_to_know():
     rows = (healthy(4, visible=1, cuda_visible_devices=str(index)) for index in range(4))
     (finding,) = found(*rows, ranks_per_node=4)
-    assert (finding.code, finding.severity, finding.ranks) == ("GPU001.isolated", Severity.INFO, ())
+    assert (finding.code, finding.severity, finding.ranks) == ("GPU001.isolated", Severity.NOTE, ())
 
 
 def test_only_the_host_whose_ranks_are_apart_is_named():

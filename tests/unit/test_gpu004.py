@@ -23,12 +23,12 @@ def test_a_narrow_link_is_a_warning_with_both_widths(golden):
 
 def test_a_width_that_all_gpus_of_a_model_have_is_good_to_know():
     found = judged(CHECK, host_of({index: pcie(width=8) for index in range(8)}))
-    assert {(f.code, f.severity) for f in found} == {("GPU004.narrow", Severity.INFO)}
+    assert {(f.code, f.severity) for f in found} == {("GPU004.narrow", Severity.NOTE)}
 
 
 def test_a_slot_that_is_narrower_than_the_card_is_good_to_know(golden):
     (finding,) = with_fifth(CHECK, **pcie(width=8, width_max=8))
-    assert (finding.code, finding.severity) == ("GPU004.slot", Severity.INFO)
+    assert (finding.code, finding.severity) == ("GPU004.slot", Severity.NOTE)
     assert (finding.evidence["width"], finding.evidence["width_of_card"]) == (8, 16)
     golden(finding)
 

@@ -73,13 +73,13 @@ def test_a_lower_power_limit_than_that_of_the_others_is_a_warning(golden):
 
 def test_cards_of_several_makers_have_their_own_limits(golden):
     (finding,) = judged(CHECK, host_of({1: clocks(power_limit_watts=450, default_power_limit_watts=450)}, count=2))
-    assert (finding.code, finding.severity, finding.gpus) == ("GPU005.power-limit", Severity.INFO, (uuid_of(1),))
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU005.power-limit", Severity.NOTE, (uuid_of(1),))
     golden(finding)
 
 
 def test_a_limit_that_all_have_is_good_to_know_and_blames_nobody(golden):
     (finding,) = judged(CHECK, host_of({index: clocks(power_limit_watts=500) for index in range(8)}))
-    assert (finding.severity, finding.gpus, finding.nodes) == (Severity.INFO, (), ())
+    assert (finding.severity, finding.gpus, finding.nodes) == (Severity.NOTE, (), ())
     golden(finding)
 
 

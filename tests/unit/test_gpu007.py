@@ -29,7 +29,7 @@ def test_a_card_without_a_fabric_is_silent():
 def test_a_gpu_that_has_not_joined_is_an_error(golden, changes):
     (finding,) = with_fifth(CHECK, **fabric(**changes))
     assert (finding.code, finding.severity, finding.gpus) == ("GPU007.fabric", Severity.ERROR, (uuid_of(5),))
-    assert "nvidia-fabricmanager" in finding.remedy
+    assert "nvidia-fabricmanager" in finding.fix
     golden(finding)
 
 
@@ -50,7 +50,7 @@ def test_a_gpu_that_has_not_joined_and_on_which_cuda_starts_is_a_warning():
         (3, 0x1, Severity.WARNING),
         (None, 0x1 << 4, Severity.WARNING),
         (2, 0x5 << 8, Severity.ERROR),
-        (1, 0x2 << 12, Severity.INFO),
+        (1, 0x2 << 12, Severity.NOTE),
     ],
 )
 def test_a_degraded_fabric_is_told(golden, health, mask, severity):

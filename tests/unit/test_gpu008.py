@@ -37,7 +37,7 @@ def test_memory_that_an_idle_driver_holds_is_silent():
 
 def test_what_a_display_holds_is_good_to_know():
     (finding,) = with_fifth(CHECK, memory_used_bytes=40 << 20)
-    assert (finding.code, finding.severity) == ("GPU008.in-use", Severity.INFO)
+    assert (finding.code, finding.severity) == ("GPU008.in-use", Severity.NOTE)
     (server,) = with_fifth(CHECK, memory_used_bytes=40 << 20, processes=(Process(4711, 27 << 20),))
     assert server.severity is Severity.WARNING
 
@@ -49,19 +49,19 @@ def test_what_slices_of_a_gpu_hold_is_no_matter_of_the_job():
 
 def test_a_slice_is_harmless_for_a_single_rank():
     (finding,) = judged(CHECK, host_of({0: {"mig": True}}, count=1), size=1, gpus=1)
-    assert (finding.code, finding.severity) == ("GPU008.mig", Severity.INFO)
+    assert (finding.code, finding.severity) == ("GPU008.mig", Severity.NOTE)
 
 
 def test_a_prohibited_gpu_is_an_error():
     (finding,) = with_fifth(CHECK, compute_mode=2)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU008.prohibited", Severity.ERROR, (uuid_of(5),))
-    assert "nvidia-smi -i 5 -c DEFAULT" in finding.remedy
+    assert "nvidia-smi -i 5 -c DEFAULT" in finding.fix
 
 
 def test_an_exclusive_gpu_is_good_to_know_unless_somebody_has_it(golden):
     (free,) = with_fifth(CHECK, compute_mode=3)
     (taken,) = with_fifth(CHECK, compute_mode=3, processes=(Process(4711, None),))
-    assert (free.code, free.severity) == ("GPU008.exclusive", Severity.INFO)
+    assert (free.code, free.severity) == ("GPU008.exclusive", Severity.NOTE)
     assert taken.severity is Severity.WARNING
     golden(free, taken)
 

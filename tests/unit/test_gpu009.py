@@ -18,7 +18,7 @@ def test_gpus_that_are_alike_are_silent():
     [
         ({"vbios": "95.9"}, "vbios", Severity.WARNING),
         (memory(ecc=False), "ecc", Severity.WARNING),
-        ({"persistence": False}, "persistence", Severity.INFO),
+        ({"persistence": False}, "persistence", Severity.NOTE),
     ],
 )
 def test_the_one_that_differs_is_named(golden, changes, word, severity):
@@ -31,7 +31,7 @@ def test_the_one_that_differs_is_named(golden, changes, word, severity):
 def test_consumer_cards_of_several_makers_are_good_to_know():
     changes = {index: {"name": "NVIDIA GeForce RTX 4090", "vbios": f"95.02.{index // 2}"} for index in range(4)}
     (finding,) = judged(CHECK, host_of(changes, count=4))
-    assert (finding.code, finding.severity) == ("GPU009.vbios", Severity.INFO)
+    assert (finding.code, finding.severity) == ("GPU009.vbios", Severity.NOTE)
 
 
 def test_without_a_majority_nobody_is_named(golden):

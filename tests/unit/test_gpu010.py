@@ -54,12 +54,12 @@ RISES = (
     ("broken", Severity.ERROR, "reboot", {"broken": Broken.RESET_REQUIRED}),
     ("recovery", Severity.ERROR, "reset", {"recovery_action": 1}),
     ("recovery", Severity.ERROR, "reboot", {"recovery_action": 2}),
-    ("corrected", Severity.INFO, "monitor", memory(corrected=3)),
+    ("corrected", Severity.NOTE, "monitor", memory(corrected=3)),
     ("corrected", Severity.WARNING, "monitor", memory(corrected=20_000_001)),
     ("pcie-replays", Severity.WARNING, "monitor", pcie(replays=450)),
     ("nvlink-errors", Severity.WARNING, "monitor", links(link3={"recoveries": 2})),
     ("nvlink-errors", Severity.WARNING, "monitor", links(link3={"replays": 1})),
-    ("nvlink-crc", Severity.INFO, "monitor", links(link3={"crc_errors": 3000})),
+    ("nvlink-crc", Severity.NOTE, "monitor", links(link3={"crc_errors": 3000})),
     ("nvlink-crc", Severity.WARNING, "monitor", links(link3={"crc_errors": 3001})),
     ("nvlink-down", Severity.ERROR, "reset", links(link3={"up": False})),
     ("slowdown", Severity.WARNING, "monitor", clocks(events=0x81)),
@@ -90,12 +90,12 @@ def test_rows_and_pages_that_were_replaced_are_told_by_their_cause(golden):
     golden(*found)
 
 
-@pytest.mark.parametrize(("rise", "severity"), [(8, Severity.INFO), (9, Severity.WARNING)])
+@pytest.mark.parametrize(("rise", "severity"), [(8, Severity.NOTE), (9, Severity.WARNING)])
 def test_a_few_replays_a_minute_are_normal(rise, severity):
     (finding,) = fifth(before=pcie(replays=0), after=pcie(replays=rise))
     assert finding.severity is severity
     (longer,) = fifth(before=pcie(replays=0), after=pcie(replays=rise), seconds=120)
-    assert longer.severity is Severity.INFO
+    assert longer.severity is Severity.NOTE
 
 
 def test_a_link_without_a_switch_that_goes_down_is_a_warning():
@@ -107,7 +107,7 @@ def test_a_link_without_a_switch_that_goes_down_is_a_warning():
 def test_the_limits_can_be_set():
     options = Options(settings={"GPU010.pcie_replays_per_minute": "500", "GPU010.crc_per_second": "1e6"})
     before, after = pcie(replays=0), pcie(replays=400) | links(link3={"crc_errors": 3001})
-    assert {finding.severity for finding in fifth(before=before, after=after, options=options)} == {Severity.INFO}
+    assert {finding.severity for finding in fifth(before=before, after=after, options=options)} == {Severity.NOTE}
 
 
 def test_a_gpu_that_cannot_be_opened_any_more_is_gone(golden):

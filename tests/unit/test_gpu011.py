@@ -60,14 +60,14 @@ def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it(golden):
         (48, "", Severity.WARNING, Severity.ERROR, "reset"),
         (119, "", Severity.WARNING, Severity.ERROR, "reset"),
         (74, "", Severity.WARNING, Severity.ERROR, "monitor"),
-        (31, "", Severity.INFO, Severity.ERROR, "none"),
-        (94, "", Severity.INFO, Severity.ERROR, "none"),
-        (43, "", Severity.INFO, Severity.INFO, "none"),
-        (45, "", Severity.INFO, Severity.INFO, "none"),
-        (63, "", Severity.INFO, Severity.INFO, "none"),
+        (31, "", Severity.NOTE, Severity.ERROR, "none"),
+        (94, "", Severity.NOTE, Severity.ERROR, "none"),
+        (43, "", Severity.NOTE, Severity.NOTE, "none"),
+        (45, "", Severity.NOTE, Severity.NOTE, "none"),
+        (63, "", Severity.NOTE, Severity.NOTE, "none"),
         (154, RESET, Severity.WARNING, Severity.ERROR, "reset"),
         (154, REBOOT, Severity.ERROR, Severity.ERROR, "reboot"),
-        (154, NONE, Severity.INFO, Severity.INFO, "none"),
+        (154, NONE, Severity.NOTE, Severity.NOTE, "none"),
         (154, "garbled", Severity.WARNING, Severity.WARNING, "monitor"),
         (999, "something new", Severity.WARNING, Severity.WARNING, "monitor"),
     ],
@@ -134,13 +134,13 @@ def test_a_gpu_that_is_none_of_this_jobs_is_only_told():
     rows = {rank: devices.Data(torch="2", gpus=gpus, chosen=rank) for rank in (0, 1)}
     met = together(seen_of(CHECK, {0: log_of(xid(79))}, **world), seen_of(memory_errors.CHECK, {0: host_of()}, **world))
     (finding,) = CHECK.judge(together(met, seen_of(devices.CHECK, rows, **world)))
-    assert (finding.code, finding.severity, finding.gpus) == ("GPU011.elsewhere", Severity.INFO, ())
+    assert (finding.code, finding.severity, finding.gpus) == ("GPU011.elsewhere", Severity.NOTE, ())
     assert "0000:5b:00" in finding.message
 
 
 def test_a_strange_address_is_told_where_all_gpus_of_the_job_are_known():
     (finding,) = judged(log_of(xid(79, index=9)))
-    assert (finding.code, finding.severity) == ("GPU011.elsewhere", Severity.INFO)
+    assert (finding.code, finding.severity) == ("GPU011.elsewhere", Severity.NOTE)
 
 
 def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names(golden):
@@ -148,14 +148,14 @@ def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names(golden):
     lost = structs.replace(look, gpus=(*look.gpus[:5], Health(index=5, error="GPU is lost"), *look.gpus[6:]))
     (finding,) = judged(log_of(xid(79)), lost)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU011.xid", Severity.ERROR, ())
-    assert "INDEX" not in finding.remedy
+    assert "INDEX" not in finding.fix
     golden(finding)
 
 
 def test_a_closed_log_is_good_to_know_and_changes_no_verdict(golden):
     (finding,) = judged(KernelLog(error="/dev/kmsg: Operation not permitted"))
-    assert (finding.code, finding.severity, finding.nodes) == ("GPU011.unread", Severity.INFO, ("n0",))
-    assert "dmesg" in finding.remedy
+    assert (finding.code, finding.severity, finding.nodes) == ("GPU011.unread", Severity.NOTE, ("n0",))
+    assert "dmesg" in finding.fix
     golden(finding)
 
 

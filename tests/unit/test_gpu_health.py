@@ -67,7 +67,7 @@ def findings(look: Look) -> list:
     ("name", "code", "severity"),
     [
         ("clocks-power-brake", "GPU005.slowdown", Severity.WARNING),
-        ("compute-exclusive", "GPU008.exclusive", Severity.INFO),
+        ("compute-exclusive", "GPU008.exclusive", Severity.NOTE),
         ("compute-prohibited", "GPU008.prohibited", Severity.ERROR),
         ("ecc-corrected-many", "GPU003.corrected", Severity.WARNING),
         ("ecc-uncorrected", "GPU003.uncorrected", Severity.ERROR),
@@ -81,7 +81,7 @@ def findings(look: Look) -> list:
         ("nvlink-errors", "GPU006.errors", Severity.WARNING),
         ("nvlink-recovered", "GPU006.errors", Severity.WARNING),
         ("pcie-x8", "GPU004.narrow", Severity.WARNING),
-        ("persistence-off", "GPU009.persistence", Severity.INFO),
+        ("persistence-off", "GPU009.persistence", Severity.NOTE),
         ("power-limit-low", "GPU005.power-limit", Severity.WARNING),
         ("recovery-reset", "GPU007.recovery", Severity.ERROR),
         ("reset-required", "GPU007.reset-required", Severity.ERROR),
@@ -99,7 +99,7 @@ def findings(look: Look) -> list:
 def test_the_sick_gpu_is_named_and_the_other_seven_are_not(looked, name, code, severity):
     (finding,) = findings(looked(name))
     assert (finding.code, finding.severity, finding.gpus) == (code, severity, (fake_nvml.uuid_of(5),))
-    said = f"{finding.message} {finding.remedy} {finding.evidence}"
+    said = f"{finding.message} {finding.fix} {finding.evidence}"
     assert fake_nvml.pci_of(5) in said
     for healthy in {*range(8)} - {5}:
         assert fake_nvml.uuid_of(healthy) not in said

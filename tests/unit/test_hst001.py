@@ -26,7 +26,7 @@ def test_ranks_pinned_to_one_core_are_one_warning_per_host(golden):
 
 def test_a_host_with_a_single_core_is_not_pinned_but_scarce(golden):
     (finding,) = found(rank(0, cores=1, omp_threads=1), rank(0, cores=1, omp_threads=1))
-    assert (finding.code, finding.severity) == ("HST001.scarce", Severity.INFO)
+    assert (finding.code, finding.severity) == ("HST001.scarce", Severity.NOTE)
     golden(finding)
 
 

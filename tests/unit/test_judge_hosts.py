@@ -20,7 +20,7 @@ def sorted_hosts(
     *findings: Finding, world: World | None = None, run: Recording | None = None, verdict: Verdict = Verdict.UNFIT
 ) -> tuple[HostsLine, tuple[str, ...]]:
     hosts, notes = sort_hosts(world or world_of(8), run or run_of(), judged_of(findings), verdict)
-    return structs.replace(hosts, remarks=()), (*notes, *hosts.remarks)
+    return structs.replace(hosts, notes=()), (*notes, *hosts.notes)
 
 
 def test_without_errors_every_host_is_good() -> None:
@@ -99,16 +99,16 @@ def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(go
     hosts, notes = sort_hosts(world_of(8), run_of(), judged_of(findings), Verdict.UNFIT)
     assert notes == ()
     needed = world_of(8, options=Options(need_nodes=2))
-    assert sort_hosts(needed, run_of(), judged_of(findings), Verdict.UNFIT) == (hosts, hosts.remarks)
-    golden(*hosts.remarks)
+    assert sort_hosts(needed, run_of(), judged_of(findings), Verdict.UNFIT) == (hosts, hosts.notes)
+    golden(*hosts.notes)
 
 
 def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:
-    report = fit(hosts=HostsLine(good=("n0",), remarks=("n1 is in neither list",)))
+    report = fit(hosts=HostsLine(good=("n0",), notes=("n1 is in neither list",)))
     shown = {
         name: Outputs(exclude_file=bad, good_hosts=good).page(report, tty=False, color=False, width=80)
         for name, bad, good in (("neither", None, None), ("bad", "b", None), ("good", None, "g"))
     }
     assert [name for name, text in shown.items() if "n1 is in neither list\n" in text] == ["bad", "good"]
-    told = structs.replace(report, notes=report.hosts.remarks)
+    told = structs.replace(report, notes=report.hosts.notes)
     assert Outputs(good_hosts="g").page(told, tty=False, color=False, width=80).count("n1 is in neither list") == 1

@@ -54,7 +54,7 @@ def test_the_launch_has_failed_of_which_ranks_never_came_and_took_as_long_as_the
     judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
     launch = stage(judged, "launch")
     assert (launch.status, launch.severity, launch.seconds) == ("error", Severity.ERROR, 15.0)
-    golden(launch.remark)
+    golden(launch.note)
 
 
 def test_a_stage_that_was_not_finished_in_time_is_no_failure() -> None:
@@ -72,13 +72,13 @@ def test_a_stage_that_was_not_finished_in_time_is_no_failure() -> None:
 def test_a_stage_that_was_running_at_ctrl_c_was_not_skipped(golden) -> None:
     judged = report(cut(recording()))
     assert (stage(judged, "collective").status, marked(judged, "collective")) == ("interrupted", "??")
-    golden(stage(judged, "collective").remark)
+    golden(stage(judged, "collective").note)
 
 
 def test_an_interrupted_run_says_when_and_where_and_asks_nobody_to_find_out_who_ended_it(golden) -> None:
     judged = report(cut(recording()))
     assert (judged.verdict, judged.exit_code, judged.notes) == (Verdict.UNKNOWN, 130, ())
-    assert [finding.severity for finding in judged.findings] == [Severity.INFO]
+    assert [finding.severity for finding in judged.findings] == [Severity.NOTE]
     parts = render(judged, color=False, width=80).split("\n\n")
     golden(parts[2], parts[-1])
 

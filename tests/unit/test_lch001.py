@@ -151,4 +151,4 @@ def test_a_run_whose_ranks_had_no_secret_says_so(secret, codes):
     header = structs.replace(run.recording.header, secret=secret)
     told = found(replace(run, recording=structs.replace(run.recording, header=header)))
     assert told.keys() == codes
-    assert all(finding.severity is Severity.INFO for finding in told.values())
+    assert all(finding.severity is Severity.NOTE for finding in told.values())

@@ -51,7 +51,7 @@ STEPS = {
 @pytest.mark.parametrize("world", STEPS.values(), ids=STEPS)
 def test_a_step_is_told_in_one_sentence(golden, world):
     (finding,) = CHECK.judge(seen(**world))
-    assert (finding.code, finding.severity) == ("LCH004.step", Severity.INFO)
+    assert (finding.code, finding.severity) == ("LCH004.step", Severity.NOTE)
     golden(finding)
 
 

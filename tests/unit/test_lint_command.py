@@ -7,7 +7,7 @@ import pytest
 
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.lint import all_rules, read_remarks, rule_of
+from ddpdiag.lint import all_rules, read_findings, rule_of
 from ddpdiag.lint.command import judged, page, run
 from ddpdiag.lint.rule import LintReport
 
@@ -55,14 +55,14 @@ def test_hints_do_not_count(tmp_path, capsys, golden):
 def test_a_comment_keeps_a_remark_quiet(golden, faulty, comment):
     faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
     report = judged([str(faulty)])
-    assert (report.remarks, report.exit_code) == ((), ExitCode.FIT)
+    assert (report.findings, report.exit_code) == ((), ExitCode.FIT)
     golden(text(report))
 
 
 @pytest.mark.parametrize("comment", ["# ddpdiag: ignore[LNT001]", "; '# ddpdiag: ignore[LNT010]'"])
 def test_a_comment_for_another_rule_and_a_string_do_not(faulty, comment):
     faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
-    assert [remark.code for remark in judged([str(faulty)]).remarks] == ["LNT010"]
+    assert [finding.code for finding in judged([str(faulty)]).findings] == ["LNT010"]
 
 
 def test_a_directory_is_walked(faulty, tmp_path):
@@ -78,8 +78,8 @@ def test_a_directory_is_walked(faulty, tmp_path):
 def test_an_encoding_that_is_declared_is_read(tmp_path, faulty):
     path = tmp_path / "latin.py"
     path.write_bytes(b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + faulty.read_bytes())
-    assert [remark.line - 2 for remark in judged([str(path)]).remarks] == [
-        r.line for r in judged([str(faulty)]).remarks
+    assert [finding.line - 2 for finding in judged([str(path)]).findings] == [
+        r.line for r in judged([str(faulty)]).findings
     ]
 
 
@@ -184,4 +184,4 @@ def test_names_from_strangers_are_shown_and_not_obeyed(tmp_path, faulty):
 )
 def test_loops_in_a_script_end(source):
     head = "import torch\nimport torch.distributed as d\nd.init_process_group()\n"
-    read_remarks((head + source).encode(), "script.py")
+    read_findings((head + source).encode(), "script.py")

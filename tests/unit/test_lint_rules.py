@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ddpdiag
-from ddpdiag.lint import all_rules, read_remarks
+from ddpdiag.lint import all_rules, read_findings
 from ddpdiag.model import Severity
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -82,15 +82,15 @@ def changed(script: str, old: str, new: str) -> str:
 
 
 def codes(text: str, *, hints: bool = False) -> set[str]:
-    remarks = read_remarks(text.encode(), "script.py").remarks
-    return {remark.code for remark in remarks if hints or remark.severity is not Severity.INFO}
+    findings = read_findings(text.encode(), "script.py").findings
+    return {finding.code for finding in findings if hints or finding.severity is not Severity.NOTE}
 
 
 @pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
 def test_an_ordinary_script_is_silent(path):
-    read = read_remarks(path.read_bytes(), path.name)
+    read = read_findings(path.read_bytes(), path.name)
     assert read.script.not_judged is None
-    assert [(r.code, r.line) for r in read.remarks if r.severity is not Severity.INFO] == []
+    assert [(r.code, r.line) for r in read.findings if r.severity is not Severity.NOTE] == []
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.stem)

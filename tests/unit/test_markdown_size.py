@@ -37,7 +37,7 @@ def crowded(text: str, number: int) -> Report:
             gpus=(text,),
             links=(text,) * number,
             evidence={f"{text}{each}": [text] * 20 for each in range(number)},
-            remedy=text,
+            fix=text,
             env={f"{text}{each}": text for each in range(number)},
         )
         for severity in Severity
@@ -59,7 +59,7 @@ def crowded(text: str, number: int) -> Report:
         notes=(text,) * number,
         bench=benched_with(text, number),
         train=train,
-        exports={f"{text}{each}": text for each in range(number)},
+        workarounds={f"{text}{each}": text for each in range(number)},
     )
 
 
@@ -70,7 +70,7 @@ def benched_with(text: str, number: int):
     )
     ranks = tuple(structs.replace(bench.ranks[0], node=text, slow=text) for _ in range(number))
     series = tuple(structs.replace(bench.series[0], sentence=text) for _ in range(number))
-    return structs.replace(bench, rows=rows, ranks=ranks, series=series, remarks=(text,) * number)
+    return structs.replace(bench, rows=rows, ranks=ranks, series=series, notes=(text,) * number)
 
 
 @relaxed
@@ -90,14 +90,14 @@ def left_out(text: str) -> str:
 
 
 def test_of_a_long_finding_the_beginning_is_shown_and_how_much_is_missing(golden) -> None:
-    text = markdown.render(fit(findings=(finding_of(message="word " * 20_000, remedy="Mend it."),)))
+    text = markdown.render(fit(findings=(finding_of(message="word " * 20_000, fix="Mend it."),)))
     shown, note, missing = re.search(r"((?:word ?)+) (\.\.\. \(([\d,]+) .*\))", text).groups()
     assert len("word " * 20_000) - int(missing.replace(",", "")) in (len(shown), len(shown) + 1)
     golden(note, *(line for line in text.splitlines() if "Mend it." in line))
 
 
 def test_an_ordinary_finding_is_shown_whole() -> None:
-    text = markdown.render(fit(findings=(finding_of(message="m" * 1_900, remedy="r" * 900, title="t" * 300),)))
+    text = markdown.render(fit(findings=(finding_of(message="m" * 1_900, fix="r" * 900, title="t" * 300),)))
     assert all(part in text for part in ("m" * 1_900, "r" * 900, "t" * 300))
     assert left_out(text) == ""
 
@@ -119,7 +119,7 @@ def test_the_table_of_a_benchmark_ends_with_how_many_rows_are_missing(golden) ->
 
 
 def test_variables_are_all_there_or_none(golden) -> None:
-    text = markdown.render(fit(exports={f"NCCL_{number}": "1" * 90 for number in range(100)}))
+    text = markdown.render(fit(workarounds={f"NCCL_{number}": "1" * 90 for number in range(100)}))
     assert "export" not in text
     golden(left_out(text))
 

@@ -55,7 +55,7 @@ def test_sockets_instead_of_infiniband() -> None:
     found = log("sockets-2.18.log")
     assert (found.version, found.network, found.bootstrap) == ("2.18.6", "Socket", "ib0")
     assert found.sockets == ("ib0", "eth0")
-    assert found.remarks == ("Failed to open libibverbs.so[.1]",)
+    assert found.notes == ("Failed to open libibverbs.so[.1]",)
     assert (found.nvls, found.nvls_channels) == (False, 0)
     assert found.warnings == ("socketProgress: Connection closed by remote peer alpha1.ibnet<53735>",)
     assert [hop.text for hop in found.hops] == ["NET/Socket", "NET/Socket", "P2P/IPC"]
@@ -67,7 +67,7 @@ def test_shared_memory_between_gpus_with_bridges() -> None:
     assert [hop.text for hop in found.hops] == ["SHM/direct", "SHM/direct"]
     assert found.nvlinked == {0: (1,), 1: (0,), 2: (3,), 3: (2,)}
     assert found.settings == {"NCCL_P2P_DISABLE": "1"}, "how the log was asked for is no news"
-    assert found.remarks == ("NET/IB : No device found.",)
+    assert found.notes == ("NET/IB : No device found.",)
     assert found.bootstrap == "eno1"
     assert found.nvls is None, "that version does not say"
 

@@ -195,7 +195,7 @@ def test_a_long_name_is_known_by_its_short_one() -> None:
 def test_a_topology_of_other_hosts_is_noticed(golden, names) -> None:
     report = judge(simulated(topology=dict.fromkeys(names, "leaf")), all_checks())
     (finding,) = (finding for finding in report.findings if finding.code == "FAB001.topology")
-    assert finding.severity is Severity.INFO
+    assert finding.severity is Severity.NOTE
     golden(finding)
 
 

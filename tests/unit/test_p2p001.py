@@ -65,7 +65,7 @@ def test_a_gpu_that_is_in_every_odd_pair_is_named_itself(golden):
 def test_without_a_majority_nobody_is_odd():
     # Two pairs of a kind, of which one may: the cards may be made for either.
     (finding,) = judged(host_of(both(0, 1, **NO)))
-    assert (finding.code, finding.severity, finding.links) == ("P2P001.no-p2p", Severity.INFO, ())
+    assert (finding.code, finding.severity, finding.links) == ("P2P001.no-p2p", Severity.NOTE, ())
 
 
 def test_pairs_of_another_kind_are_not_compared(golden):
@@ -91,7 +91,7 @@ def test_a_direction_that_is_closed_is_named(golden):
 
 def test_consumer_cards_are_good_to_know(golden):
     (finding,) = judged(host_of(everywhere=NO))
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.no-p2p", Severity.INFO, ("n0",))
+    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.no-p2p", Severity.NOTE, ("n0",))
     golden(finding)
 
 
@@ -109,14 +109,14 @@ def test_acs_at_a_switch_is_a_warning_that_names_the_bridges(golden):
     (finding,) = judged(host_of(surroundings=around(ports=(0, 1))))
     assert (finding.code, finding.severity, finding.nodes) == ("P2P001.acs", Severity.WARNING, ("n0",))
     assert finding.evidence["bridges"][0] == f"{port_of(0)}: ACSCtl 0x001d"
-    assert f"setpci -s {port_of(0)} ECAP_ACS+6.w=0000" in finding.remedy
+    assert f"setpci -s {port_of(0)} ECAP_ACS+6.w=0000" in finding.fix
     assert port_of(2) not in f"{finding}"
     golden(finding)
 
 
 def test_acs_at_root_ports_is_good_to_know():
     (finding,) = judged(host_of(surroundings=around(roots=(0, 2))))
-    assert (finding.code, finding.severity) == ("P2P001.acs", Severity.INFO)
+    assert (finding.code, finding.severity) == ("P2P001.acs", Severity.NOTE)
     assert root_of(0) in finding.message
 
 
@@ -135,7 +135,7 @@ def test_nvlinks_do_not_pass_the_bridges():
 
 def test_an_iommu_that_translates_is_good_to_know(golden):
     (finding,) = judged(host_of(surroundings=translating(acs=None, parameters=("intel_iommu=on",))))
-    assert (finding.code, finding.severity) == ("P2P001.iommu", Severity.INFO)
+    assert (finding.code, finding.severity) == ("P2P001.iommu", Severity.NOTE)
     assert finding.evidence["kernel_parameters"] == ["intel_iommu=on"]
     golden(finding)
 
@@ -143,7 +143,7 @@ def test_an_iommu_that_translates_is_good_to_know(golden):
 def test_ranks_that_are_bound_to_gpus_of_their_own_leave_pairs_unknown(golden):
     own = seen_of_rows(dict(enumerate(bound())), size=4, ranks_per_node=4, gpus=1)
     (finding,) = CHECK.judge(own)
-    assert (finding.code, finding.severity) == ("P2P001.isolated", Severity.INFO)
+    assert (finding.code, finding.severity) == ("P2P001.isolated", Severity.NOTE)
     assert list(CHECK.matrices(own)) == []
     golden(finding)
 

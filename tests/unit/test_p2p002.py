@@ -166,7 +166,7 @@ def test_groups_that_most_ways_are_inside_of_are_good_to_know():
     (finding,) = judged(
         host_of(8, rates=far, pairs={way: {"through_host_bytes_per_s": 4 * GB} for way in far}), count=8
     )
-    assert (finding.code, finding.severity) == ("P2P002.slow", Severity.INFO)
+    assert (finding.code, finding.severity) == ("P2P002.slow", Severity.NOTE)
 
 
 def test_ways_without_peer_access_are_compared_with_their_like():
@@ -203,7 +203,7 @@ def test_thresholds_can_be_set():
 def test_any_rates_are_judged_and_no_stranger_is_named(rates):
     for finding in judged(host_of(rates=rates)):
         assert set(finding.gpus) <= {uuid_of(index) for index in range(4)}
-        assert (finding.title + finding.message + finding.remedy).isascii()
+        assert (finding.title + finding.message + finding.fix).isascii()
 
 
 # To and from the host -------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_gpu_that_allows_one_process_only_is_no_fault():
         look = Look(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
         return list(CHECK.judge(together(refused, seen_of(memory_errors.CHECK, {0: look}, **shape))))
 
-    assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.taken", Severity.INFO)]
+    assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.taken", Severity.NOTE)]
     assert [(finding.code, finding.gpus) for finding in judged_in(0)] == [("P2P002.raised", (uuid_of(1),))]
 
 
@@ -392,7 +392,7 @@ def test_ranks_that_see_gpus_of_their_own_have_no_pairs_and_that_is_said(golden)
     seen = world(3, rows, apart=True)
     slow, apart = CHECK.judge(seen)
     assert (slow.gpus, slow.ranks) == ((uuid_of(1),), (1,))
-    assert (apart.code, apart.severity) == ("P2P002.apart", Severity.INFO)
+    assert (apart.code, apart.severity) == ("P2P002.apart", Severity.NOTE)
     golden(slow, apart)
     (matrix,) = CHECK.matrices(seen)
     assert matrix.columns == ("GPU 0 of rank 0", "GPU 0 of rank 1", "GPU 0 of rank 2")

@@ -50,14 +50,14 @@ def test_a_found_set_stands_though_no_time_is_left_for_pairs():
     run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).climb()
     found = only(run)
     assert (found.code, found.env) == ("P2P003.fallback", P2P)
-    assert fallback.exports(run.seen) == P2P
+    assert fallback.workarounds(run.seen) == P2P
     assert len([part for part, _ in run.tried() if part == "pairs"]) < 2
 
 
 def test_time_for_training_is_kept_where_the_job_will_have_the_exports():
     pairs = [
         len([part for part, _ in Run(8, hangs_unless(P2P), options=options).climb().tried() if part == "pairs"])
-        for options in (Options(budget_seconds=48.0), Options(budget_seconds=48.0, exports=True))
+        for options in (Options(budget_seconds=48.0), Options(budget_seconds=48.0, uses_workarounds=True))
     ]
     assert pairs[0] > pairs[1] == 0
 
@@ -106,7 +106,7 @@ def test_a_rank_that_is_lost_ends_the_climb(golden):
     run = interrupted(run, Status.UNHEARD)
     run.lose(2)
     assert fallback.plan(run.seen) == ()
-    assert (only(run).code, fallback.exports(run.seen)) == ("P2P003.unfinished", {})
+    assert (only(run).code, fallback.workarounds(run.seen)) == ("P2P003.unfinished", {})
     golden(only(run))
 
 
@@ -126,19 +126,19 @@ def test_a_recording_cut_anywhere_is_judged(data):
     found = list(fallback.judge(seen))
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
-    if wanted := fallback.exports(seen):
+    if wanted := fallback.workarounds(seen):
         good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.went_well(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
     assert not any("P2P003" in note for note in report.notes)
-    assert report.exports == wanted
+    assert report.workarounds == wanted
     assert Severity.ERROR not in [f.severity for f in found] or report.exit_code
 
 
 def test_a_recording_without_the_ladder_is_judged():
     run = Run(4, hangs_unless(P2P))
     report = judge(run.recording, all_checks())
-    assert report.exports == {}
+    assert report.workarounds == {}
     assert list(fallback.judge(Seen(run.world, fallback.CHECK, run.recording))) == []
 
 
@@ -183,10 +183,10 @@ def test_training_does_not_take_what_only_makes_it_faster():
     variables = dict.fromkeys(range(4), P2P)
     run = Run(4, answer, variables=variables, options=LONG).climb()
     assert only(run).code == "P2P003.held-back"
-    assert fallback.exports(run.seen) == {"NCCL_P2P_DISABLE": None}
-    assert fallback.job_exports(run.seen) == {}
-    asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, exports=True)).climb()
-    assert fallback.job_exports(asked.seen) == {"NCCL_P2P_DISABLE": None}
+    assert fallback.workarounds(run.seen) == {"NCCL_P2P_DISABLE": None}
+    assert fallback.job_workarounds(run.seen) == {}
+    asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, uses_workarounds=True)).climb()
+    assert fallback.job_workarounds(asked.seen) == {"NCCL_P2P_DISABLE": None}
 
 
 def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):
@@ -301,7 +301,7 @@ def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
         skip = Skip(code="P2P003", reason=reason, grounds=True)
         run.recording = structs.replace(run.recording, skips=(skip,))
     report = judge(run.recording, all_checks())
-    assert report.exports == wanted
+    assert report.workarounds == wanted
     golden(shell.render(report))
 
 

@@ -96,7 +96,7 @@ def test_sockets_although_infiniband_is_up(golden) -> None:
 
 
 def test_sockets_tell_what_nccl_says_and_no_rate_that_is_not_known(golden) -> None:
-    finding = only(healthy(8, network="Socket", remarks=("Failed to open libibverbs.so[.1]",)))
+    finding = only(healthy(8, network="Socket", notes=("Failed to open libibverbs.so[.1]",)))
     assert (finding.code, finding.nodes) == ("P2P004.sockets", ("n0", "n1"))
     golden(finding)
 
@@ -116,7 +116,7 @@ def test_hosts_without_infiniband_are_not_named_beside_others() -> None:
 def test_ports_of_clouds_that_may_reach_nobody_are_no_warning() -> None:
     rows = {rank: structs.replace(data, ports=ROCE) for rank, data in healthy(8, network="Socket").items()}
     finding = only(rows)
-    assert (finding.code, finding.severity) == ("P2P004.sockets", Severity.INFO)
+    assert (finding.code, finding.severity) == ("P2P004.sockets", Severity.NOTE)
 
 
 def test_one_host_of_three_without_gpudirect_is_blamed(golden) -> None:
@@ -156,7 +156,7 @@ def test_a_gpu_that_is_written_directly_and_not_read_is_fine() -> None:
 @pytest.mark.parametrize("variables", [{}, {"NCCL_NET_GDR_LEVEL": "LOC"}], ids=["unset", "LOC"])
 def test_no_gpudirect_anywhere_is_told(golden, variables: dict[str, str]) -> None:
     finding = only(healthy(8, gdr=False), **variables)
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P004.no-gdr", Severity.INFO, ())
+    assert (finding.code, finding.severity, finding.nodes) == ("P2P004.no-gdr", Severity.NOTE, ())
     golden(finding)
 
 
@@ -213,7 +213,7 @@ def test_one_gpu_without_nvls_is_named() -> None:
 def test_nvls_on_half_of_the_gpus_blames_nobody() -> None:
     rows = {rank: with_log(data, nvls=rank < 4) for rank, data in healthy(8).items()}
     finding = only(rows)
-    assert (finding.severity, finding.ranks) == (Severity.INFO, ())
+    assert (finding.severity, finding.ranks) == (Severity.NOTE, ())
 
 
 def test_another_version_is_an_error_unless_it_was_told_before() -> None:
@@ -248,7 +248,7 @@ def test_a_log_in_words_that_are_not_known_is_unknown(golden) -> None:
 def test_warnings_of_nccl_are_told_once(golden) -> None:
     rows = healthy(4, warnings=("NET/IB : mlx5_0:1 Got async event : port error",))
     finding = only(rows)
-    assert (finding.code, finding.severity) == ("P2P004.warned", Severity.INFO)
+    assert (finding.code, finding.severity) == ("P2P004.warned", Severity.NOTE)
     golden(finding)
 
 

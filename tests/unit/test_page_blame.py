@@ -164,17 +164,17 @@ def test_a_remedy_leads_to_the_finding_that_it_names(golden):
     assert len([own for own in reader.of("button") if own.get("class") == "copy"]) == 3
 
 
-@pytest.mark.parametrize("remedy", ["See COL001.slow.", "See RUN999.gone.", "GPU003 (or GPU007) tells."])
-def test_a_remedy_leads_nowhere_else(remedy):
-    report = unfit(findings=(finding_of(remedy=remedy),))
-    assert [text.text for text in built(report).findings[0].remedy] == [remedy]
+@pytest.mark.parametrize("fix", ["See COL001.slow.", "See RUN999.gone.", "GPU003 (or GPU007) tells."])
+def test_a_remedy_leads_nowhere_else(fix):
+    report = unfit(findings=(finding_of(fix=fix),))
+    assert [text.text for text in built(report).findings[0].fix] == [fix]
 
 
 def test_a_link_stays_a_link_within_a_longer_remedy():
-    first = finding_of(code="RDZ004.slow", remedy="")
-    second = finding_of(remedy="Mend RDZ004.slow first.")
+    first = finding_of(code="RDZ004.slow", fix="")
+    second = finding_of(fix="Mend RDZ004.slow first.")
     _, box = built(unfit(findings=(first, second))).findings
-    assert [(text.text, text.target) for text in box.remedy] == [
+    assert [(text.text, text.target) for text in box.fix] == [
         ("Mend ", ""),
         ("RDZ004.slow", "box-1"),
         (" first.", ""),

@@ -59,13 +59,13 @@ def test_next_to_nothing_has_room_in_its_cell():
 
 
 def test_ways_between_gpus_have_a_legend(golden):
-    golden(table(page("eight-gpus"), "ways-0").remark)
+    golden(table(page("eight-gpus"), "ways-0").note)
 
 
 def test_other_words_have_no_legend():
     cells = (("yes", "no"), ("SYSTEM", None))
     matrix = Matrix(name="p2p.x", title="words", rows=("a", "b"), columns=("a", "b"), cells=cells)
-    assert table(built(fit(matrices=(matrix,))), "ways-0").remark == ""
+    assert table(built(fit(matrices=(matrix,))), "ways-0").note == ""
 
 
 def test_the_histogram_has_a_unit_and_names_its_scale(golden):
@@ -97,8 +97,8 @@ def test_figures_of_the_run_have_units():
 
 def test_two_durations_say_what_they_count(golden):
     own = table(page("hang-4-ranks"), "seconds")
-    golden(own.caption, own.remark)
-    assert table(page("healthy-2-ranks"), "seconds").remark == ""
+    golden(own.caption, own.note)
+    assert table(page("healthy-2-ranks"), "seconds").note == ""
 
 
 def test_what_was_expected_of_memory_stands_in_its_box():

@@ -151,7 +151,7 @@ def test_loss_on_a_slow_way_is_told_once(golden):
 @pytest.mark.parametrize("fault", [DROPPED, STUCK])
 def test_what_passes_on_repetition_is_transient(fault):
     finding = only(meshed(3, {(0, 1): fault}, {}))
-    assert (finding.code, finding.severity, finding.links) == ("RDZ004.transient", Severity.INFO, ("n0 -> n1",))
+    assert (finding.code, finding.severity, finding.links) == ("RDZ004.transient", Severity.NOTE, ("n0 -> n1",))
 
 
 def test_what_is_slow_once_is_silent():

@@ -98,7 +98,7 @@ def test_names_and_loopback_are_left_to_the_check_of_names():
 
 def test_an_ephemeral_port_is_worth_a_word_on_several_hosts_only():
     ephemeral = knocked(ephemeral=(32768, 60999))
-    assert found(ephemeral, OPEN)["ephemeral"].severity is Severity.INFO
+    assert found(ephemeral, OPEN)["ephemeral"].severity is Severity.NOTE
     assert found(ephemeral) == {}
 
 
@@ -126,7 +126,7 @@ def test_an_agent_is_known_by_any_rank_that_has_one():
 def test_more_hosts_than_can_be_greeted_are_told_apart():
     rows = dict.fromkeys(range(1024), OPEN)
     (finding,) = CHECK.judge(seen_of(CHECK, rows, size=2000, ranks_per_node=1, params={"agent_store": False}))
-    assert (finding.code, finding.severity) == ("RDZ005.partly", Severity.INFO)
+    assert (finding.code, finding.severity) == ("RDZ005.partly", Severity.NOTE)
 
 
 def test_the_slowest_host_stands_in_the_figures():

@@ -228,7 +228,7 @@ def test_a_file_needs_a_shared_directory_on_several_hosts() -> None:
     assert methods(unmet(ranks_per_node=1)) == ["tcp", "env"]
     assert methods(unmet(ranks_per_node=1, options=SHARED)) == ["tcp", "env", "file"]
     (finding,) = rdz001.judge(met("tcp", ranks_per_node=1))
-    assert (finding.code, finding.severity) == ("RDZ001.file", Severity.INFO)
+    assert (finding.code, finding.severity) == ("RDZ001.file", Severity.NOTE)
 
 
 def test_a_directory_that_is_no_good_is_another_checks_finding_and_is_not_tried() -> None:
@@ -445,6 +445,6 @@ def test_a_torch_without_mpi_is_told_and_no_fault(golden) -> None:
         rdz001.CHECK, rows, params={"method": "mpi", "backend": "mpi"}, options=Options(depth=Depth.STANDARD)
     )
     (finding,) = (finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.absent")
-    assert finding.severity is Severity.INFO
+    assert finding.severity is Severity.NOTE
     golden(finding)
     assert "rendezvous.mpi_seconds" not in rdz001.figures(seen)

@@ -65,33 +65,33 @@ def test_an_empty_recorder_says_that_nothing_was_posted(c10d: SimpleNamespace) -
 
 def test_the_last_entries_are_kept_with_their_elements(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = recorder(*(entry(seq) for seq in range(1, 21)))
-    flight = posted(NONE)
-    assert flight is not None
-    assert [c.seq for c in flight] == list(range(21 - LAST, 21))
-    assert flight[-1] == Collective(seq=20, name="gloo:all_reduce", elements=6, dtype="Float", group="0")
+    collectives = posted(NONE)
+    assert collectives is not None
+    assert [c.seq for c in collectives] == list(range(21 - LAST, 21))
+    assert collectives[-1] == Collective(seq=20, name="gloo:all_reduce", elements=6, dtype="Float", group="0")
 
 
 def test_what_earlier_trials_posted_is_left_out(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = recorder(entry(9))
     before = groups()
     c10d._dump_fr_trace_json = recorder(entry(9), entry(1, pg_id=1, at=10))
-    flight = posted(before)
-    assert flight is not None
-    assert [c.seq for c in flight] == [1]
+    collectives = posted(before)
+    assert collectives is not None
+    assert [c.seq for c in collectives] == [1]
 
 
 def test_a_group_that_was_opened_again_counts_anew(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = recorder(entry(1), entry(2), entry(1, pg_id=1, at=3))
-    flight = posted(NONE)
-    assert flight is not None
-    assert [c.seq for c in flight] == [1]
+    collectives = posted(NONE)
+    assert collectives is not None
+    assert [c.seq for c in collectives] == [1]
 
 
 def test_two_recorders_with_the_same_entries_count_once(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = c10d._dump_nccl_trace_json = recorder(entry(1), entry(2))
-    flight = posted(NONE)
-    assert flight is not None
-    assert [c.seq for c in flight] == [1, 2]
+    collectives = posted(NONE)
+    assert collectives is not None
+    assert [c.seq for c in collectives] == [1, 2]
 
 
 def test_sends_have_a_count_of_their_own(c10d: SimpleNamespace) -> None:

@@ -21,7 +21,7 @@ REPORTS = [
     healthy(bench("nccl", calls=20, asked=Bench(per_iteration=True))),
     slow(),
     unmeasured(),
-    healthy(structs.replace(bench(), remarks=())),
+    healthy(structs.replace(bench(), notes=())),
 ]
 
 
@@ -276,7 +276,7 @@ def test_no_empty_line_comes_twice():
 def test_texts_of_strangers_are_shown_and_not_obeyed():
     evil = "n\x1b[2J\n     8  9"
     ranks = tuple(bench_rank(rank, node=evil, device=evil, pci=evil, slow=evil) for rank in range(2))
-    of = bench(rows=(row(8, dtype=evil, op=evil),), ranks=ranks, remarks=(evil,), torch_version=evil)
+    of = bench(rows=(row(8, dtype=evil, op=evil),), ranks=ranks, notes=(evil,), torch_version=evil)
     text = plain(healthy(of))
     assert "\x1b" not in text
     assert len(parsed(text)) == 1

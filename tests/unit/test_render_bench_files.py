@@ -118,7 +118,7 @@ def test_the_verdict_names_culprits_cause_action_and_evidence():
     assert verdict["culprits"] == [
         {"code": "COL001.slow", "ranks": [3], "nodes": ["n1"], "gpus": [], "links": ["n0 -> n1"]}
     ]
-    assert (verdict["cause"], verdict["action"]) == (SLOW.message, SLOW.remedy)
+    assert (verdict["cause"], verdict["action"]) == (SLOW.message, SLOW.fix)
     assert verdict["evidence"][0]["busbw_bytes_per_s"] == 2.1e8
     assert data["errors"] == [f"COL001.slow: {SLOW.title}"]
     assert data["per_rank"][3]["slow"] == slow().bench.ranks[3].slow

@@ -37,14 +37,14 @@ def test_nobody_blamed_is_said_where_somebody_is_looked_for(golden, severity):
 def test_exports_are_for_copying():
     env = {"A": "x y", "B": "it's", "C": "z" * 200, "D": "a\nb"}
     lines = plain(fit(findings=(finding_of(env=env),))).splitlines()
-    exports = [line.strip() for line in lines if line.strip().startswith("export")]
-    assert exports == ["export A='x y'", "export B='it'\"'\"'s'", f"export C={'z' * 200}", "export D=$'a\\nb'"]
+    workarounds = [line.strip() for line in lines if line.strip().startswith("export")]
+    assert workarounds == ["export A='x y'", "export B='it'\"'\"'s'", f"export C={'z' * 200}", "export D=$'a\\nb'"]
 
 
 ALIKE = tuple(finding_of(ranks=(rank,), nodes=(f"n{rank}",)) for rank in range(10))
 SEVERAL = tuple(finding_of(code=f"COL00{code}.slow", ranks=(rank,)) for code in (1, 2) for rank in range(4))
 HOSTS = tuple(finding_of(nodes=(f"n{host}",)) for host in range(0, 60, 3))
-INFOS = tuple(finding_of(Severity.INFO, message=f"message {n}") for n in range(9))
+INFOS = tuple(finding_of(Severity.NOTE, message=f"message {n}") for n in range(9))
 ERRORS = tuple(structs.replace(own, severity=Severity.ERROR) for own in INFOS)
 
 
@@ -80,7 +80,7 @@ WORDS = st.text(max_size=80)
         gpus=st.lists(WORDS, max_size=3).map(tuple),
         links=st.lists(WORDS, max_size=3).map(tuple),
         evidence=st.dictionaries(WORDS, st.none() | st.booleans() | st.floats() | st.integers() | WORDS, max_size=3),
-        remedy=WORDS,
+        fix=WORDS,
         env=st.dictionaries(WORDS, WORDS, max_size=2),
     ),
     width=st.integers(0, 200),
@@ -92,7 +92,7 @@ def test_any_finding_is_shown_with_all_its_words(finding, width, color):
     texts = (
         finding.title,
         beyond(finding.title, finding.message),
-        finding.remedy,
+        finding.fix,
         *finding.nodes,
         *finding.gpus,
         *finding.links,
@@ -185,15 +185,15 @@ def test_a_stack_that_stands_above_is_not_shown_again():
 
 
 def test_a_remedy_that_stands_above_is_named(golden):
-    cause = finding_of(code="RDZ004.refused", remedy="Open the ports.", evidence={"ports": "1-2"})
-    result = finding_of(code="RUN003.hung", remedy="Open the ports.", evidence={"ways": "many"})
+    cause = finding_of(code="RDZ004.refused", fix="Open the ports.", evidence={"ports": "1-2"})
+    result = finding_of(code="RUN003.hung", fix="Open the ports.", evidence={"ways": "many"})
     golden(told(cause, result), told(cause, result, details=True))
 
 
 # Many findings --------------------------------------------------------------------------------------------------------
 
 MANY = tuple(
-    finding_of(code=f"X00{n}.bad", title=f"title {n}", message=f"message {n}", ranks=(n,), remedy=f"Do {n}.")
+    finding_of(code=f"X00{n}.bad", title=f"title {n}", message=f"message {n}", ranks=(n,), fix=f"Do {n}.")
     for n in range(6)
 )
 

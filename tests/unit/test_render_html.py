@@ -75,7 +75,7 @@ def test_a_finding_has_who_evidence_expectation_and_remedy(golden, report):
 
 
 def test_what_a_job_has_to_set_stands_at_the_top():
-    page = html.render(unfit(exports={"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": None}))
+    page = html.render(unfit(workarounds={"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": None}))
     assert page.index("export NCCL_P2P_DISABLE=1") < page.index('id="findings"')
     assert "unset NCCL_ALGO" in page
 

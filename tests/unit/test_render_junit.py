@@ -141,6 +141,6 @@ def test_the_time_of_a_run_is_that_of_its_suites() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_makes_a_document(text: str) -> None:
-    finding = finding_of(code=text, title=text, message=text, nodes=(text,), remedy=text, env={text: text})
+    finding = finding_of(code=text, title=text, message=text, nodes=(text,), fix=text, env={text: text})
     skipped = check(text, text, text, text)
     read(unfit(findings=(finding,), sentence=text, notes=(text,), run_id=text, checks=(skipped,)))

@@ -79,7 +79,7 @@ def test_a_host_that_is_blamed_as_a_whole_is_marked():
     assert blamed(findings, rows) == dict.fromkeys((0, 1), Severity.WARNING) | dict.fromkeys((2, 3), Severity.ERROR)
     # Where ranks are named, the host only says where they are.
     assert blamed((finding_of(ranks=(2,), nodes=("n1",)),), rows) == {2: Severity.ERROR}
-    assert blamed((finding_of(Severity.INFO, nodes=("n1",)),), rows) == {}
+    assert blamed((finding_of(Severity.NOTE, nodes=("n1",)),), rows) == {}
     marks = [line[0] for line in lines_of(fit(ranks=rows, findings=findings))]
     assert marks == ["warn", "warn", "FAIL", "FAIL"]
 

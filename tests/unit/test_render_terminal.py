@@ -73,8 +73,8 @@ def test_errors_come_first_and_the_sentence_last():
     assert sorted(places, key=text.index) == list(places)
     assert text.index("Fix: ") < text.index("warning HST002.many")
     end = " ".join(text.rstrip().split("\n\n")[-1].split())
-    exports = "export GLOO_SOCKET_IFNAME=eth1 export NCCL_SOCKET_IFNAME=eth1,ib0"
-    assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.remedy} {exports}"
+    workarounds = "export GLOO_SOCKET_IFNAME=eth1 export NCCL_SOCKET_IFNAME=eth1,ib0"
+    assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.fix} {workarounds}"
 
 
 def test_a_report_of_one_screen_says_once_what_to_do():
@@ -121,7 +121,7 @@ def test_markup_is_shown_and_never_obeyed(text):
     report = unfit(
         sentence=text,
         ranks=(rank_row(0, node=text, gpu_uuid=text, **{text: text}),),
-        findings=(structs.replace(finding, remedy=text),),
+        findings=(structs.replace(finding, fix=text),),
         notes=(text,),
         checks=(check("HST001", text, "host", text),),
     )

@@ -255,7 +255,7 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
 def test_who_pressed_ctrl_c_is_not_told_to_find_out_who_did(golden) -> None:
     told = Event(kind=EventKind.LEAVING, rank=1, seconds=3.25, detail="2")
     finding = only(judge_as(run004.CHECK, with_events(run_of(), told)))
-    assert (finding.code, finding.severity, finding.remedy) == ("RUN004.told", Severity.INFO, "")
+    assert (finding.code, finding.severity, finding.fix) == ("RUN004.told", Severity.NOTE, "")
     golden(finding)
 
 

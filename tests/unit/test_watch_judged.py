@@ -44,8 +44,8 @@ def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[
     return tuple(Collective(seq=n, name=name, elements=elements, dtype="Float", group="0") for n in range(1, seq + 1))
 
 
-def recorded(rank: int, flight: tuple[Collective, ...]) -> RankSeen:
-    return seen(rank, COMPUTES, "R", holds_gpu=True, flight=flight)
+def recorded(rank: int, collectives: tuple[Collective, ...]) -> RankSeen:
+    return seen(rank, COMPUTES, "R", holds_gpu=True, collectives=collectives)
 
 
 AHEAD = (recorded(0, posted(5)), recorded(1, posted(5)))
@@ -158,7 +158,7 @@ def test_an_import_at_work_is_a_start_and_a_sleeping_one_is_none():
 
 
 def test_a_recorder_that_is_not_there_is_told_of_gpus_only(golden):
-    why = {"no_flight": "not set"}
+    why = {"no_collectives": "not set"}
     golden(*judged(stalled(seen(0, WAITS, holds_gpu=True, **why))).notes)
     assert judged(stalled(seen(0, WAITS, **why))).notes == ()
 
@@ -192,7 +192,7 @@ def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
 _STACKS = st.sampled_from([(), WAITS, BARRIER, COMPUTES, SAVES, BACKWARD, LOADS, IMPORTS])
 _RANKS = st.lists(
     st.builds(
-        lambda stack, state, cores, gpu, gil, flight: (stack, state, cores, gpu, gil, flight),
+        lambda stack, state, cores, gpu, gil, collectives: (stack, state, cores, gpu, gil, collectives),
         _STACKS,
         st.sampled_from(["R", "S", "D", "T", "Z", None]),
         st.sampled_from([0.0, 0.4, 1.0]),
@@ -207,8 +207,8 @@ _RANKS = st.lists(
 @given(_RANKS, st.integers(0, 3))
 def test_any_look_is_judged_shown_and_kept(rows, more_ranks):
     ranks = [
-        seen(n, stack, state, cores=cores, holds_gpu=gpu, holds_gil=gil, flight=flight)
-        for n, (stack, state, cores, gpu, gil, flight) in enumerate(rows)
+        seen(n, stack, state, cores=cores, holds_gpu=gpu, holds_gil=gil, collectives=collectives)
+        for n, (stack, state, cores, gpu, gil, collectives) in enumerate(rows)
     ]
     stall = stalled(*ranks, world_size=len(ranks) + more_ranks)
     verdict = judged(stall)

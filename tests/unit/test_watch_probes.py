@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes.recorder import Flown
+from ddpdiag.probes.recorder import TraceDump
 from ddpdiag.watch import collective_trace, pyspy
 from ddpdiag.watch.processes import Process, descendants, environ, find_ranks, holds_gpu, read_process, thread_names
 
@@ -104,10 +104,10 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
 
 
 def test_a_dump_is_read_as_plain_data():
-    flown = collective_trace.load(pickle.dumps(TRACE, protocol=2))
-    assert [(c.seq, c.name, c.elements, c.group) for c in flown.collectives] == [(3, "nccl:all_reduce", 6, "0")]
-    assert flown.newest_unix_seconds == pytest.approx(1_795_324_547.98)
-    assert collective_trace.load(pickle.dumps({"entries": []}, protocol=2)) == Flown((), None)
+    trace = collective_trace.load(pickle.dumps(TRACE, protocol=2))
+    assert [(c.seq, c.name, c.elements, c.group) for c in trace.collectives] == [(3, "nccl:all_reduce", 6, "0")]
+    assert trace.newest_unix_seconds == pytest.approx(1_795_324_547.98)
+    assert collective_trace.load(pickle.dumps({"entries": []}, protocol=2)) == TraceDump((), None)
 
 
 class Evil:

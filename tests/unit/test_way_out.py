@@ -36,13 +36,13 @@ def test_many_slow_hosts_are_all_in_the_list() -> None:
     assert command.count("rack") == len(MANY)
 
 
-CULPRITS = tuple(finding_of(nodes=(name,), remedy=f"Look at {name}.") for name in ("n0", "n1"))
+CULPRITS = tuple(finding_of(nodes=(name,), fix=f"Look at {name}.") for name in ("n0", "n1"))
 ENDS = {
     "with its variables": unfit(
-        findings=(finding_of(remedy="Set what follows.", env={"NCCL_P2P_DISABLE": "1"}, nodes=("n0",)),)
+        findings=(finding_of(fix="Set what follows.", env={"NCCL_P2P_DISABLE": "1"}, nodes=("n0",)),)
     ),
     "of the error that the verdict names": unfit(
-        findings=(finding_of(code="RDZ001.any", remedy="Look anywhere."), CULPRITS[1])
+        findings=(finding_of(code="RDZ001.any", fix="Look anywhere."), CULPRITS[1])
     ),
     "of several culprits of one kind": unfit(findings=CULPRITS, hosts=HostsLine(bad=("n0", "n1"))),
 }

@@ -139,7 +139,7 @@ class Swept(NamedTuple):
     not cut short by the time, nor by what a report holds."""
 
     lines: tuple[Line, ...]
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
     unsupported: tuple[str, ...]
     whole: bool = False
 
@@ -149,7 +149,7 @@ def sweep(means: Means) -> Swept:
     means.step(f"{means.collective}: try every dtype and op")
     found = kinds(means.bench, means.collective, means.device)
     run = _Run(means)
-    run.remarks += found.left_out
+    run.notes += found.left_out
     went_on = True
     for cycle in range(means.bench.cycles) if means.bench.cycles else counting():
         before = len(run.lines)
@@ -166,7 +166,7 @@ class _Run:
 
     def __init__(self, means: Means) -> None:
         self.lines: list[Line] = []
-        self.remarks: list[str] = []
+        self.notes: list[str] = []
         self._fewer: dict[int, int] = {}
         self._numbers = 0
         self._means = means
@@ -188,7 +188,7 @@ class _Run:
             self._means.told(line)
             self._numbers += sum(_NUMBERS_PER_CELL + len(c.times) for c in (line.in_place, line.out_of_place) if c)
             if self._numbers > MOST_NUMBERS:
-                self._remark(f"it ended after {len(self.lines):,} rows: no report holds more")
+                self._note(f"it ended after {len(self.lines):,} rows: no report holds more")
                 return False
         return True
 
@@ -202,8 +202,8 @@ class _Run:
         fits = [own for own in counted if (own.send + own.receive) * width <= means.memory_bytes * _MEMORY_SHARE]
         least = self._agree([len(fits)])[0]
         if least < len(sizes):
-            remark = f"{means.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
-            self._remark(f"{remark} ({means.memory_bytes >> 20} MiB are free for each rank, or less)")
+            note = f"{means.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
+            self._note(f"{note} ({means.memory_bytes >> 20} MiB are free for each rank, or less)")
         return sizes[:least]
 
     @property
@@ -220,7 +220,7 @@ class _Run:
         for in_place in self._modes:
             cell = self._cell(case_of(collective, kind, wanted, in_place=in_place), ahead)
             if cell is None:
-                self._remark(f"the time was over before {_sizes_text([wanted])} could be measured")
+                self._note(f"the time was over before {_sizes_text([wanted])} could be measured")
                 break
             cells[in_place] = cell
         if not cells:
@@ -294,23 +294,23 @@ class _Run:
             if done == 1 and checks > 1:
                 most = self._agree([self._pace.checks(seconds)])[0]
         if most < checks:
-            self._remark(f"values were checked {most} times instead of {checks} at large sizes, for want of time")
+            self._note(f"values were checked {most} times instead of {checks} at large sizes, for want of time")
         for buffer in operation.buffers:
             buffer.zero_()
         return wrong, seconds
 
-    def _remark(self, text: str) -> None:
-        if text not in self.remarks:
-            self.remarks.append(text)
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     @property
     def told(self) -> tuple[str, ...]:
         """The remarks, with one for all sizes that were called less often."""
         if not self._fewer:
-            return tuple(self.remarks)
+            return tuple(self.notes)
         sizes = _sizes_text(sorted(self._fewer))
         few = f"{self._means.collective} of {sizes}: {min(self._fewer.values())} calls at least instead of"
-        return (*self.remarks, f"{few} {self._means.bench.iterations}, for want of time")
+        return (*self.notes, f"{few} {self._means.bench.iterations}, for want of time")
 
     def _agree(self, own: list[int]) -> list[int]:
         """The smallest of the ranks' numbers: all must make the same calls. It is also the gate before a size."""

@@ -14,7 +14,7 @@ class Cut(NamedTuple):
     """Why it was cut short, as "before ..." or "when ...", and the remedy."""
 
     when: str
-    remedy: str
+    fix: str
 
 
 def cut_short(seen: Seen[D]) -> Cut:

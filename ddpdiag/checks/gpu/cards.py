@@ -113,7 +113,7 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
-        remedy=" ".join(filter(None, [todo(card.host.name, health.index, fault.action), fault.hint])),
+        fix=" ".join(filter(None, [todo(card.host.name, health.index, fault.action), fault.hint])),
     )
 
 
@@ -145,5 +145,5 @@ def not_looked_at(seen: Seen[D], met: Seen[Look]) -> Iterator[Finding]:
             "unreadable",
             "the GPUs were not asked",
             f"{code} ({met.check.name}), which asks the GPUs for all of these checks, was left out: UNKNOWN.",
-            remedy=f"Select {code} as well.",
+            fix=f"Select {code} as well.",
         )

@@ -119,9 +119,9 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
             "power-limit",
             "the power limit of GPUs is below the default",
             f"{model}: the power limit of most GPUs is {most:g} W, {default:g} W by default; clocks may be lower.",
-            severity=Severity.INFO,
+            severity=Severity.NOTE,
             evidence={"power_limit_watts": most, "default_power_limit_watts": default},
-            remedy=f"Raise it with `nvidia-smi -pl {default:g}` if it is not meant.",
+            fix=f"Raise it with `nvidia-smi -pl {default:g}` if it is not meant.",
         )
 
 
@@ -132,7 +132,7 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
         # Makers of consumer cards sell one model with several limits.
         title, said = "a GPU is made for less power than others", f"power limit {limit:g} W, as its maker set it"
         said += f"; others of that model have {most:g} W"
-        return Fault("power-limit", title, said, Action.NONE, severity=Severity.INFO, evidence=evidence)
+        return Fault("power-limit", title, said, Action.NONE, severity=Severity.NOTE, evidence=evidence)
     return Fault(
         "power-limit",
         "a GPU has a lower power limit than others",

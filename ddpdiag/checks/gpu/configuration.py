@@ -48,14 +48,14 @@ class Trait(NamedTuple):
 
     word: str
     name: str
-    remedy: str
+    fix: str
     severity: Severity | None = None
 
 
 _DRIVER = Trait("driver", "driver", "Install one driver version on all hosts, and reboot.")
 _VBIOS = Trait("vbios", "VBIOS", "Ask the vendor for one VBIOS version; compare clocks and limits.")
 # Consumer cards of one model come from several makers, each with a VBIOS of its own.
-_MAKERS = _VBIOS._replace(remedy="Nothing, if the cards are of several makers.", severity=Severity.INFO)
+_MAKERS = _VBIOS._replace(fix="Nothing, if the cards are of several makers.", severity=Severity.NOTE)
 _ECC = Trait("ecc", "ECC mode", "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
 _PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
 
@@ -103,7 +103,7 @@ def _unlike(
             "pci": [card.health.pci for card in blamed[:16]],
             "action": Action.NONE.value,
         },
-        remedy=trait.remedy,
+        fix=trait.fix,
     )
 
 

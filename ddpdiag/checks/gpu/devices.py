@@ -122,7 +122,7 @@ def _cpu_builds(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
             f"{host.gpus} GPUs; NCCL is not in that build either.",
             ranks=ranks,
             evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
-            remedy="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
+            fix="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
         )
 
 
@@ -135,7 +135,7 @@ def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
             f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
             ranks=ranks,
             evidence={"error": error, "cuda": rows[ranks[0]].cuda},
-            remedy="Update the driver, or install a torch for an older CUDA."
+            fix="Update the driver, or install a torch for an older CUDA."
             if "too old" in error
             else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
         )
@@ -154,7 +154,7 @@ def _counts(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[
             severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
             ranks=(rank,),
             evidence={"torch": len(row.gpus), "expected": expected},
-            remedy="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
+            fix="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
         )
 
 
@@ -168,7 +168,7 @@ def _strangers(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: se
             "the same GPUs are expected from both.",
             ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
             gpus=tuple(sorted(strange)),
-            remedy="Give the container all device files of its GPUs (/dev/nvidia*).",
+            fix="Give the container all device files of its GPUs (/dev/nvidia*).",
         )
 
 
@@ -190,7 +190,7 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
             severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=ranks,
             gpus=(uuid,),
-            remedy="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
+            fix="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
             "(Slurm --gpu-bind=none or --gpus-per-task=1).",
         )
 

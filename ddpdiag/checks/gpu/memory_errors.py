@@ -108,7 +108,7 @@ def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
                 "well.",
                 ranks=tuple(looks),
                 evidence={"error": error, "gpus": host.gpus},
-                remedy=f"Run `nvidia-smi -q` on {host.name} and follow what it says; update the driver.",
+                fix=f"Run `nvidia-smi -q` on {host.name} and follow what it says; update the driver.",
             )
 
 

@@ -108,7 +108,7 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
             "down_on": [card.health.uuid for card in without],
             "up_on": [card.health.uuid for card in up if card not in without],
         },
-        remedy="Compare `nvidia-smi nvlink -s` of the GPUs with how the boards are made; where they have a bridge or a "
+        fix="Compare `nvidia-smi nvlink -s` of the GPUs with how the boards are made; where they have a bridge or a "
         "switch, reset all GPUs of the host.",
     )
 

@@ -129,7 +129,7 @@ def _degraded(card: Card) -> Iterator[Fault]:
     if not harm and not notes:
         return
     unhealthy = fabric.health == _UNHEALTHY
-    known = Severity.WARNING if harm or fabric.health != _HEALTHY else Severity.INFO
+    known = Severity.WARNING if harm or fabric.health != _HEALTHY else Severity.NOTE
     yield Fault(
         "fabric-health",
         "the NVSwitch fabric of a GPU is not healthy" if harm else "the NVSwitch fabric of a GPU is not complete",

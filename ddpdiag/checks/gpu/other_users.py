@@ -72,7 +72,7 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         if small
         else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
-        severity=Severity.INFO if small else Severity.WARNING,
+        severity=Severity.NOTE if small else Severity.WARNING,
     )
 
 
@@ -100,7 +100,7 @@ def _mode(card: Card) -> Iterator[Fault]:
             Action.NONE,
             hint,
             {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
-            severity=Severity.WARNING if taken or crowded else Severity.INFO,
+            severity=Severity.WARNING if taken or crowded else Severity.NOTE,
         )
 
 
@@ -123,7 +123,7 @@ def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
             f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
             "GPUs.",
             {"mig": True},
-            severity=Severity.INFO if alone else Severity.WARNING,
+            severity=Severity.NOTE if alone else Severity.WARNING,
         )
 
 

@@ -70,7 +70,7 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
             if alike
             else "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
             evidence,
-            severity=Severity.INFO if alike else Severity.WARNING,
+            severity=Severity.NOTE if alike else Severity.WARNING,
         )
     elif link.width_card and link.width < link.width_card:
         yield Fault(

@@ -82,7 +82,7 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
             nodes=(node,),
             gpus=gpus,
             evidence={"error": product.error},
-            remedy=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
+            fix=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
         )
     elif product.wrong:
         elements = product.size * product.size
@@ -94,7 +94,7 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
             nodes=(node,),
             gpus=gpus,
             evidence={"wrong_elements": product.wrong, "elements": elements},
-            remedy=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory test.",
+            fix=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory test.",
         )
 
 
@@ -108,7 +108,7 @@ def _group(seen: Seen[Data], node: str, group: Group) -> Iterator[Finding]:
         f"{node}: a process group of one rank over {group.backend}: {said}.",
         nodes=(node,),
         evidence={"backend": group.backend, "error": group.error},
-        remedy=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
+        fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
     )
 
 

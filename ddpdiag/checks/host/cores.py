@@ -107,7 +107,7 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Findi
         "the cores cannot be counted",
         f"{host.name}: the system does not say {what}: UNKNOWN whether {len(rows)} ranks have a core each.",
         ranks=bound or tuple(rows),
-        remedy="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
+        fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
     )
 
 
@@ -120,7 +120,7 @@ def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
         f"a core for each of {len(rows)} ranks is expected.",
         ranks=tuple(rows),
         evidence={"ranks": len(rows), "cores": 1},
-        remedy="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
+        fix="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
         "and export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.",
     )
 
@@ -132,7 +132,7 @@ def _scarce(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usab
         f"{host.name}: {len(rows)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
         ranks=tuple(rows),
         evidence={"ranks": len(rows), "cores": usable.cores},
-        remedy="Start fewer ranks on this host, or ask for more cores.",
+        fix="Start fewer ranks on this host, or ask for more cores.",
     )
 
 
@@ -148,7 +148,7 @@ def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usab
         f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
         ranks=tuple(rows),
         evidence={"ranks": len(rows), "threads": threads, "cores": usable.cores},
-        remedy="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
+        fix="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
         if many
         else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
         env={} if many else {"OMP_NUM_THREADS": str(fitting)},

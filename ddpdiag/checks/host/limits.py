@@ -96,7 +96,7 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
             "limits cannot be read",
             f"{host.name} does not say {' or '.join(what)}: UNKNOWN whether limits suffice.",
             ranks=host.ranks,
-            remedy="Mount /proc and /sys into the container, and let its seccomp profile pass getrlimit.",
+            fix="Mount /proc and /sys into the container, and let its seccomp profile pass getrlimit.",
         )
 
 
@@ -116,7 +116,7 @@ def _open_files(seen: Seen[Data], host: Host, known: Sequence[Limits]) -> Iterat
         f"{host.name}: {soft} open files allowed (soft limit), {needed} expected for {seen.world.size} ranks.",
         ranks=host.ranks,
         evidence={"soft": soft, "expected": needed},
-        remedy=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of the service behind it.",
+        fix=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of the service behind it.",
     )
 
 
@@ -139,7 +139,7 @@ def _locked_memory(
         f"because of {', '.join(devices[:4])}.",
         ranks=host.ranks,
         evidence={"soft_bytes": soft, "rdma": list(devices)},
-        remedy="Set memlock to unlimited (limits.conf, LimitMEMLOCK=infinity for slurmd, docker --ulimit memlock=-1).",
+        fix="Set memlock to unlimited (limits.conf, LimitMEMLOCK=infinity for slurmd, docker --ulimit memlock=-1).",
     )
 
 
@@ -159,7 +159,7 @@ def _tasks(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[F
         f"{host.name}: {left} more tasks allowed ({why}), {needed} expected for {len(host.ranks)} ranks.",
         ranks=host.ranks,
         evidence={"left": left, "expected": needed},
-        remedy="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end what else runs there.",
+        fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end what else runs there.",
     )
 
 

@@ -91,7 +91,7 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
         severity=Severity.ERROR if share < seen.number("least_mib", LEAST_MIB) else Severity.WARNING,
         ranks=host.ranks,
         evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
-        remedy="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
+        fix="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
     )
 
 
@@ -102,7 +102,7 @@ def _unreadable(seen: Seen[Data], host: Host) -> Finding:
         f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a limit: "
         f"UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
         ranks=host.ranks,
-        remedy="Mount /proc into the container.",
+        fix="Mount /proc into the container.",
     )
 
 
@@ -115,7 +115,7 @@ def _kills(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[F
             f"{host.name}: the kernel has killed {kills} processes of this control group, 0 expected.",
             ranks=host.ranks,
             evidence={"oom_kills": kills},
-            remedy=f"Raise the memory limit of the job; look at `dmesg` on {host.name} for what was killed.",
+            fix=f"Raise the memory limit of the job; look at `dmesg` on {host.name} for what was killed.",
         )
 
 

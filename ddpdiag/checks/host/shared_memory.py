@@ -37,7 +37,7 @@ ENOUGH_MIB = 512.0
 # Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's default.
 LEAST_MIB_PER_RANK = 64.0
 
-REMEDY = (
+FIX = (
     "Enlarge /dev/shm (docker --shm-size=1g or --ipc=host; Kubernetes: an emptyDir with medium Memory), "
     "and remove stale nccl-* and torch_* files there."
 )
@@ -72,7 +72,7 @@ def _missing(seen: Seen[Data], host: Host) -> Finding:
         f"{host.name}: /dev/shm is missing or unreadable; at least {ENOUGH_MIB:.0f} MiB expected.",
         severity=_serious(host),
         ranks=host.ranks,
-        remedy="Mount a tmpfs at /dev/shm.",
+        fix="Mount a tmpfs at /dev/shm.",
     )
 
 
@@ -85,7 +85,7 @@ def _unusable(seen: Seen[Data], host: Host, view: SharedMemory) -> Finding:
         severity=_serious(host),
         ranks=host.ranks,
         evidence={"size_bytes": view.size_bytes, "free_bytes": view.free_bytes, "error": view.error},
-        remedy=REMEDY,
+        fix=FIX,
     )
 
 
@@ -104,7 +104,7 @@ def _room(seen: Seen[Data], host: Host, view: SharedMemory) -> Iterator[Finding]
         severity=Severity.ERROR if fatal else Severity.WARNING,
         ranks=host.ranks,
         evidence={"size_bytes": view.size_bytes, "free_bytes": view.free_bytes},
-        remedy=REMEDY,
+        fix=FIX,
     )
 
 

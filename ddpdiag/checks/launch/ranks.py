@@ -88,7 +88,7 @@ def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
             ranks=(rank,),
             nodes=tuple(dict.fromkeys(nodes)),
             evidence={"first": first, "second": others[0]},
-            remedy="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
+            fix="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
             "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
         )
 
@@ -110,7 +110,7 @@ def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
             + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
             ranks=odd.ranks,
             nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
-            remedy="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
+            fix="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
         )
 
 
@@ -125,7 +125,7 @@ def _versions(seen: Seen[Data]) -> Iterator[Finding]:
             f"every rank must run the version of rank 0, {own}, but {said}.",
             ranks=tuple(sorted(others)),
             evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
-            remedy=f"Install ddpdiag {own} in the environment of these ranks.",
+            fix=f"Install ddpdiag {own} in the environment of these ranks.",
         )
 
 
@@ -135,7 +135,7 @@ def _unauthenticated(seen: Seen[Data]) -> Iterator[Finding]:
             "unauthenticated",
             "the ranks did not prove themselves to each other",
             "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
-            remedy="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
+            fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
         )
 
 
@@ -154,7 +154,7 @@ def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
             f"process counts differ between hosts: {counts}; one count on every host is expected.",
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
             nodes=tuple(hosts[first].name for first in odd.ranks),
-            remedy="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
+            fix="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
         )
 
 
@@ -172,7 +172,7 @@ def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
                 f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they take the same GPU; "
                 "local ranks must be distinct on a host.",
                 ranks=ranks,
-                remedy="Let the launcher set LOCAL_RANK; do not export it in the job script.",
+                fix="Let the launcher set LOCAL_RANK; do not export it in the job script.",
             )
 
 
@@ -189,7 +189,7 @@ def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             severity=Severity.ERROR if crowded else Severity.WARNING,
             ranks=ranks,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
-            remedy="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
+            fix="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
             "$SLURM_LOCALID) beside RANK.",
         )
 
@@ -218,7 +218,7 @@ def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            remedy=f"Start {gpus} processes on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
+            fix=f"Start {gpus} processes on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
         )
     elif _complete(seen):
         yield seen.finding(
@@ -227,7 +227,7 @@ def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            remedy=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
+            fix=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
             "or hide the others.",
         )
 

@@ -89,7 +89,7 @@ def _differences(seen: Seen[Data], settings: Mapping[int, Mapping[str, str]], wo
             f"{name}: {said}; one value on every rank is expected" + ("." if odd.ranks else " (no majority)."),
             ranks=odd.ranks,
             evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            remedy=f"Set {name} alike on every rank, in the job script, or unset it everywhere."
+            fix=f"Set {name} alike on every rank, in the job script, or unset it everywhere."
             if word == "variable"
             else "Make the file alike on every host, or remove it.",
         )
@@ -105,7 +105,7 @@ def _host_ids(seen: Seen[Data]) -> Iterator[Finding]:
             f"NCCL_HOSTID is set on {ranks_text(tuple(ids))}, unset expected: ranks of one host with different values "
             "talk over the network, not over NVLink, PCIe or shared memory.",
             ranks=tuple(ids),
-            remedy="Unset NCCL_HOSTID.",
+            fix="Unset NCCL_HOSTID.",
         )
 
 
@@ -121,7 +121,7 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
                 f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected, "
                 "`import torch.distributed` fails with anything else.",
                 ranks=ranks,
-                remedy="Set TORCH_DISTRIBUTED_DEBUG to OFF, INFO or DETAIL, or unset it.",
+                fix="Set TORCH_DISTRIBUTED_DEBUG to OFF, INFO or DETAIL, or unset it.",
             )
 
 

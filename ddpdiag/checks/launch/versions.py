@@ -122,7 +122,7 @@ def _differing(
         severity=severity,
         ranks=odd.ranks,
         evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-        remedy=f"Use one environment or container image on every host, so that {what} is the same.",
+        fix=f"Use one environment or container image on every host, so that {what} is the same.",
     )
 
 
@@ -141,7 +141,7 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
             f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected{spent}.",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
-            remedy="Look at what else keeps the cores of these hosts busy."
+            fix="Look at what else keeps the cores of these hosts busy."
             if busy
             else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
         )

@@ -88,7 +88,7 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
         f"The clock of {node} is {abs(ahead):.1f} s {word} those of {others} hosts that agree: {_HARM}.",
         nodes=[node],
         evidence={"ahead_seconds": round(ahead, 3)},
-        remedy=f"Let chrony or NTP set the clock of {node} (`chronyc tracking`, `timedatectl`).",
+        fix=f"Let chrony or NTP set the clock of {node} (`chronyc tracking`, `timedatectl`).",
     )
 
 
@@ -97,7 +97,7 @@ def _not_compared(seen: Seen[Nothing]) -> Finding:
         "unreadable",
         "the clocks were not compared",
         "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
-        remedy="Select RDZ004 as well.",
+        fix="Select RDZ004 as well.",
     )
 
 
@@ -111,7 +111,7 @@ def _undecided(
         f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {names[other]} by {abs(seconds):.1f} s, "
         f"and no majority says which is right: {_HARM}.",
         evidence={"difference_seconds": round(abs(seconds), 3), "hosts": list(nodes[:16])},
-        remedy="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
+        fix="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
     )
 
 

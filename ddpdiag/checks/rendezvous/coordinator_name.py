@@ -130,7 +130,7 @@ def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
         f"Looking up {data.name} {took} on {node}; {limit:g} s at most are expected.",
         severity=Severity.ERROR if data.addresses is None else Severity.WARNING,
         nodes=[node],
-        remedy=f"Check the name servers in /etc/resolv.conf of {node}; glibc waits 5 s for each that is silent, less "
+        fix=f"Check the name servers in /etc/resolv.conf of {node}; glibc waits 5 s for each that is silent, less "
         "with `options timeout:1 attempts:1`.",
     )
 
@@ -147,7 +147,7 @@ def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
         f"{limit:g} s at most are expected.",
         nodes=[node],
         evidence={"address": data.addresses[0], "seconds": data.reverse_seconds},
-        remedy=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone, or mend the name servers in "
+        fix=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone, or mend the name servers in "
         "/etc/resolv.conf (`options timeout:1 attempts:1` shortens the wait).",
     )
 
@@ -158,7 +158,7 @@ def _unknown(seen: Seen[Data], node: str, data: Data) -> Finding:
         f"{data.name} is unknown on {node}",
         f"{node} cannot resolve {data.name!r}, the coordinator's name (looked for {data.seconds:.1f} s).",
         nodes=[node],
-        remedy=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
+        fix=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
     )
 
 
@@ -174,7 +174,7 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
         severity=Severity.WARNING if harmless else Severity.ERROR,
         nodes=[node],
         evidence={"addresses": list(addresses)},
-        remedy=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
+        fix=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
     )
 
 
@@ -189,7 +189,7 @@ def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
         severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
         nodes=[node],
         evidence={"own_addresses": list(data.own_addresses or ())},
-        remedy=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
+        fix=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
     )
 
 
@@ -213,7 +213,7 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
         + (f" ({len(odd)} hosts differ)." if len(odd) > 1 else "."),
         nodes=odd if 2 * holders > len(found) else (),
         evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
-        remedy=f"Correct {name} in the DNS or in /etc/hosts of these hosts, or give the address itself.",
+        fix=f"Correct {name} in the DNS or in /etc/hosts of these hosts, or give the address itself.",
     )
 
 
@@ -251,7 +251,7 @@ def _family(seen: Seen[Data], nodes: Sequence[str], message: str) -> Finding:
         "hosts have no family of addresses in common",
         message,
         nodes=nodes,
-        remedy="Give every host an address of the same family (look at net.ipv6.conf.all.disable_ipv6), "
+        fix="Give every host an address of the same family (look at net.ipv6.conf.all.disable_ipv6), "
         "and let MASTER_ADDR lead to one of that family.",
     )
 

@@ -97,7 +97,7 @@ def measure(ctx: Context) -> Data:
     """Listen or wait for the one who does, then connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
-        word = ctx.gate(_AGENT).offer
+        word = ctx.barrier(_AGENT).offer
         found = _checked(ctx, name, port, word) if word else None
         return Data(name=name, port=port, knock=found, is_own=_is_own(found))
     return _measure_first(ctx, name, port)
@@ -114,10 +114,10 @@ def _measure_first(ctx: Context, name: str, port: int) -> Data:
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error))
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
-        ctx.gate("")
+        ctx.barrier("")
         return Data(name=name, port=port, error=code, holder=holder, ephemeral=ephemeral)
     try:
-        ctx.gate(word)
+        ctx.barrier(word)
         end = time.monotonic() + _VISIT_SECONDS
         found = _checked(ctx, name, port, word)
         ctx.step("wait for the other hosts")
@@ -188,7 +188,7 @@ def _taken(seen: Seen[Data], first: Data) -> Finding:
         "; MASTER_PORT must be free.",
         nodes=[node],
         evidence={"port": first.port, "holder": first.holder},
-        remedy="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "
+        fix="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "
         "or end that process if it is left over from an older job.",
     )
 
@@ -201,7 +201,7 @@ def _unusable(seen: Seen[Data], first: Data) -> Finding:
         f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
         nodes=[node],
         evidence={"port": first.port, "error": first.error},
-        remedy="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
+        fix="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
     )
 
 
@@ -210,17 +210,17 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
     node, where = seen.world.node_of(0), f"{first.name}:{first.port}{_address(first)}"
     word, title = "elsewhere", f"MASTER_ADDR {first.name} does not lead to rank 0"
     message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and the address is none of {node}'s."
-    remedy = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
+    fix = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
     if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
         word, title = "nobody", "nobody serves the store of env://"
         message = f"TORCHELASTIC_USE_AGENT_STORE says that torchrun serves the store at {where}, but nobody listens."
-        remedy = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher left, or start the job with torchrun."
+        fix = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher left, or start the job with torchrun."
     elif first.is_own:
         word, title = why, f"{node} cannot reach its own MASTER_PORT {first.port}"
         message = f"{node}, rank 0's host, cannot reach {where}, itself: {_MEANS[why]}, though the port is open there."
-        remedy = f"Open TCP port {first.port} in the firewall of {node} (iptables, nftables), or choose another one."
+        fix = f"Open TCP port {first.port} in the firewall of {node} (iptables, nftables), or choose another one."
     evidence = _evidence({node: first})
-    return seen.finding(word, title, message, nodes=[node], evidence=evidence, remedy=remedy)
+    return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
 
 
 def _ways(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
@@ -247,7 +247,7 @@ def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
         f"never asks {node}, rank 0's host.",
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
-        remedy=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
+        fix=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
         f"and correct {first.name} in /etc/hosts of {names_text(hosts)}.",
     )
 
@@ -282,7 +282,7 @@ def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of
         nodes=[node] if theirs else (),
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in failed.items()}),
-        remedy=f"Open TCP port {first.port} from {names_text(hosts)} to {node} (iptables, nftables, security group), "
+        fix=f"Open TCP port {first.port} from {names_text(hosts)} to {node} (iptables, nftables, security group), "
         "or choose a MASTER_PORT that is open.",
     )
 
@@ -308,7 +308,7 @@ def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding
         f"MASTER_PORT {first.port} lies in {ports[0]}-{ports[1]}, from which {seen.world.node_of(0)} gives outgoing "
         "connections their ports, so that one of them may hold it when the job starts.",
         evidence={"port": first.port, "from": ports[0], "to": ports[1]},
-        remedy=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}."
+        fix=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}."
         if ports[0] > 1024
         else f"Reserve it on {seen.world.node_of(0)} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
     )

@@ -128,7 +128,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "file",
             "file:// was not tried",
             "file:// was not tried: on several hosts it needs a directory that all of them share.",
-            remedy="Give one with --shared-dir if the job uses file://.",
+            fix="Give one with --shared-dir if the job uses file://.",
         )
     absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
     for method, why in absent.items():
@@ -147,7 +147,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{reason}.{gloo}",
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
-            remedy=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
+            fix=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
         )
 
 

@@ -63,7 +63,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "incomparable",
             "this run cannot be compared with the baseline",
             f"Nothing was compared with the baseline of {old.created}: {why}.",
-            remedy="Give the recording of a run of this world.",
+            fix="Give the recording of a run of this world.",
         )
         return
     _, changes = compared_figures(old, new)
@@ -89,7 +89,7 @@ def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
         f"{change.text[:1].upper()}{change.text[1:]}. The baseline is of {created}.",
         ranks=change.ranks,
         evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
-        remedy="Look at what has changed since: driver, firmware, clocks, cables, neighbours." if is_worse else "",
+        fix="Look at what has changed since: driver, firmware, clocks, cables, neighbours." if is_worse else "",
     )
 
 

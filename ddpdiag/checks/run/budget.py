@@ -54,7 +54,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 "the budget was spent",
                 f"Too little of the budget of {seen.options.budget_seconds:g} s was left after {event.seconds:.1f} s, "
                 f"{event.detail}.",
-                remedy="Give more time with --budget, or ask for less with --stage or --select.",
+                fix="Give more time with --budget, or ask for less with --stage or --select.",
                 of_the_run=True,
             )
     yield from _unfinished(seen)
@@ -72,7 +72,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             f"the run was ended by {name}",
             f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
             severity=Severity.ERROR,
-            remedy="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
+            fix="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
 
@@ -83,7 +83,7 @@ def _interrupted(seen: Seen[Nothing], seconds: float) -> Finding:
         "told",
         "the run was interrupted",
         f"Ctrl-C (SIGINT) ended it {seconds:.1f} s after the start; what came before was judged.",
-        severity=Severity.INFO,
+        severity=Severity.NOTE,
         of_the_run=True,
     )
 
@@ -106,7 +106,7 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
             f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
             f"{seen.world.node_of(first.rank)} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
-            remedy=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or look at what keeps "
+            fix=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or look at what keeps "
             "that host busy.",
         )
 

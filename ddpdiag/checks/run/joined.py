@@ -62,7 +62,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         ranks=blamed,
         nodes=_named(homes, blamed),
         evidence=_evidence(seen, events, waited),
-        remedy=_remedy(events) + _slurm_remedy(seen, _named(homes, absent)),
+        fix=_fix(events) + _slurm_fix(seen, _named(homes, absent)),
     )
 
 
@@ -111,13 +111,13 @@ def _is_here(seen: Seen[Nothing], rank: int, homes: Mapping[int, str]) -> bool:
     return size >= seen.world.size or rank // size == place.rank // size
 
 
-def _remedy(events: Mapping[int, Event]) -> str:
+def _fix(events: Mapping[int, Event]) -> str:
     if any(event.detail for event in events.values()):
         return "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
     return "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
 
 
-def _slurm_remedy(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
+def _slurm_fix(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
     """Slurm knows more of its nodes than a process that was never started can write."""
     if seen.world.launcher != "slurm" or not hosts:
         return ""
@@ -157,8 +157,8 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
 def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
     """Who never came is missed at the launch."""
     absent = {event.rank for event in seen.recording.events if event.kind is EventKind.ABSENT}
-    remark = f"{len(absent):,} of {seen.world.size:,} ranks never came"
-    return (Concern(Stage.LAUNCH, finding, remark) for finding in findings)
+    note = f"{len(absent):,} of {seen.world.size:,} ranks never came"
+    return (Concern(Stage.LAUNCH, finding, note) for finding in findings)
 
 
 CHECK = Check(

@@ -130,7 +130,7 @@ def _cut_off(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
         ranks=[r for r, place in seen.world.places.items() if place.node == here],
         nodes=[here],
         evidence={"hosts": len(names), "seconds": round(min(loss.seconds for loss in silent), 1)},
-        remedy=f"Check the network interface, cable and switch port of {here}.",
+        fix=f"Check the network interface, cable and switch port of {here}.",
     )
 
 
@@ -142,7 +142,7 @@ def _link(seen: Seen[Nothing], here: str, loss: Loss) -> Finding:
         "does not answer. Two hosts alone cannot tell whether one of them failed, and which, or the link between them.",
         links=[f"{here} -> {loss.name}", f"{loss.name} -> {here}"],
         evidence={"seconds": round(loss.seconds, 1)},
-        remedy=f"Check that {loss.name} is up, then interface, cable and switch port of both; a third host would tell.",
+        fix=f"Check that {loss.name} is up, then interface, cable and switch port of both; a third host would tell.",
     )
 
 
@@ -166,11 +166,11 @@ def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
         ranks=loss.ranks,
         nodes=[loss.name],
         evidence={"seconds": round(loss.seconds, 1)},
-        remedy=_remedy(loss),
+        fix=_fix(loss),
     )
 
 
-def _remedy(loss: Loss) -> str:
+def _fix(loss: Loss) -> str:
     """Where nothing answers, the host or the way to it comes first."""
     if any(event.answers is False for event in loss.events.values()) and not loss.answers:
         return f"Check that {loss.name} is up, its interface, cable and switch port; then look there for a crash."
@@ -186,7 +186,7 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
         f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{answers}",
         ranks=[rank],
         evidence={"seconds": round(event.seconds, 1)},
-        remedy=_remedy(loss),
+        fix=_fix(loss),
     )
 
 

@@ -39,7 +39,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"pid {process.pid} of rank {outcome.rank} on {node} survived SIGKILL in {outcome.code}{where}.",
                 ranks=[outcome.rank],
                 evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
-                remedy=f"Look at the kernel log of {node}; reset the device that it waits for, or reboot the host.",
+                fix=f"Look at the kernel log of {node}; reset the device that it waits for, or reboot the host.",
             )
 
 

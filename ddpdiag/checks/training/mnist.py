@@ -100,7 +100,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One training of the whole world, over the backend that a job would take, with the variables that it needs."""
-    env = fallback.job_exports(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen.of(fallback.CHECK))
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
@@ -180,7 +180,7 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
             f"{_begun(_who(seen, ranks))}: {error}. No rank trained.",
             ranks=ranks,
             evidence={"error": error},
-            remedy="Copy the file anew to these hosts and compare `sha256sum` with another host"
+            fix="Copy the file anew to these hosts and compare `sha256sum` with another host"
             + ("." if seen.options.data_dir is None else ", or leave out --data-dir to train on the digits that ship."),
         )
 
@@ -201,7 +201,7 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
         f"{whose}: {found}.",
         ranks=odd.ranks,
         evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-        remedy="Compare versions of torch and models of CPU and GPU over the hosts; if they are alike, run "
+        fix="Compare versions of torch and models of CPU and GPU over the hosts; if they are alike, run "
         "`ddpdiag check --stage gpu,collective --depth standard`, and take out hosts for whose GPUs "
         "`nvidia-smi -q -d ECC` shows memory errors.",
     )
@@ -225,7 +225,7 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
         f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
-        remedy=f"Take {names_text(seen.world.nodes_of(ranks))} out of the allocation, and test the memory and "
+        fix=f"Take {names_text(seen.world.nodes_of(ranks))} out of the allocation, and test the memory and "
         f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if _on_gpus(seen) else 'processors'}."
         if ranks
         else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives right sums.",
@@ -246,7 +246,7 @@ def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
         f"Loss of all ranks: {result.first_loss:.2f} in the first of {result.steps} steps, {result.last_loss:.2f} in "
         f"the last; at most {share * result.first_loss:.2f} was expected.",
         evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
-        remedy="Check that images and labels belong together (`--data-dir`); if they do, run "
+        fix="Check that images and labels belong together (`--data-dir`); if they do, run "
         "`ddpdiag check --stage collective` to see whether all-reduce gives right sums.",
     )
 
@@ -262,7 +262,7 @@ def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
         f"{ranks} ranks recognise {result.accuracy:.1%} of the test images after {result.steps} steps; "
         f"at least {bar:.1%} was expected, guessing gives 10%.",
         evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
-        remedy="Run `ddpdiag check --stage collective` to see whether all-reduce gives right sums; with images of your "
+        fix="Run `ddpdiag check --stage collective` to see whether all-reduce gives right sums; with images of your "
         "own, set the bar with `--set TRN001.accuracy=...`.",
     )
 

@@ -199,5 +199,5 @@ RULES = (
     Rule("LNT012", "split-differs", Severity.ERROR, _SPLIT_DIFFERS, split_differs),
     Rule("LNT013", "download-race", Severity.WARNING, _DOWNLOAD_RACE, download_race),
     Rule("LNT014", "uneven-inputs", Severity.WARNING, _UNEVEN_INPUTS, uneven_inputs),
-    Rule("LNT015", "same-augmentation", Severity.INFO, _SAME_AUGMENTATION, same_augmentation),
+    Rule("LNT015", "same-augmentation", Severity.NOTE, _SAME_AUGMENTATION, same_augmentation),
 )

@@ -247,7 +247,7 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
             option,
             "torchrun and srun give no --local-rank; only torch.distributed.launch, which is deprecated, does",
             'Read int(os.environ["LOCAL_RANK"]) instead.',
-            Severity.INFO,
+            Severity.NOTE,
         )
 
 

@@ -30,7 +30,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 changing parameters after wrapping; device_ids).
 """
 _DEVICE = re.compile(r"dev|gpu|cuda|rank", re.IGNORECASE)
-_REMEDY = "Move the model first, then wrap it."
+_FIX = "Move the model first, then wrap it."
 
 
 def wrapped_before_move(read: Reading) -> Iterator[Hit]:
@@ -43,9 +43,9 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
             continue
         move = _move_after(read, wrapping)
         if move is not None:
-            yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _REMEDY)
+            yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _FIX)
         elif _names_devices(keyword(wrapping, "device_ids", 1)):
-            yield Hit(wrapping, "device_ids is given, and the model is still on the CPU: this call fails", _REMEDY)
+            yield Hit(wrapping, "device_ids is given, and the model is still on the CPU: this call fails", _FIX)
 
 
 def _names_devices(device_ids: ast.expr | None) -> bool:

@@ -197,5 +197,5 @@ RULES = (
     Rule("LNT005", "coordinator-at-home", Severity.ERROR, _COORDINATOR_AT_HOME, coordinator_at_home),
     Rule("LNT006", "spawn-at-import", Severity.ERROR, _SPAWN_AT_IMPORT, spawn_at_import),
     Rule("LNT007", "fork-after-cuda", Severity.ERROR, _FORK_AFTER_CUDA, fork_after_cuda),
-    Rule("LNT024", "no-destroy", Severity.INFO, _NO_DESTROY, no_destroy),
+    Rule("LNT024", "no-destroy", Severity.NOTE, _NO_DESTROY, no_destroy),
 )

@@ -183,7 +183,7 @@ script speaks of several hosts. A number from mp.spawn is left alone.
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
 num_replicas; seed: "should be identical across all processes").
 """
-_REMEDY = "Leave it out: the sampler asks the process group."
+_FIX = "Leave it out: the sampler asks the process group."
 
 
 def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
@@ -195,13 +195,13 @@ def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
         per_host = replicas is not None and read.values.surely(replicas, Kind.LOCAL_WORLD_SIZE)
         if rank is not None and read.values.surely(rank, Kind.LOCAL_RANK) and not per_host:
             message = f"{path_or_text(rank)} is a local rank: hosts train on the same parts of the data"
-            yield Hit(rank, message, _REMEDY, read.wrong_on_several_hosts)
+            yield Hit(rank, message, _FIX, read.wrong_on_several_hosts)
         if replicas is not None and per_host and (rank is None or read.values.surely(rank, Kind.RANK)):
             message = f"{path_or_text(replicas)} counts the GPUs of one host, not the ranks of the job"
-            yield Hit(replicas, message, _REMEDY, read.wrong_on_several_hosts)
+            yield Hit(replicas, message, _FIX, read.wrong_on_several_hosts)
         seed = keyword(sampler, "seed", 4)
         if seed is not None and _differs(read, seed):
-            yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _REMEDY, Severity.ERROR)
+            yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _FIX, Severity.ERROR)
 
 
 def _differs(read: Reading, seed: ast.expr) -> bool:

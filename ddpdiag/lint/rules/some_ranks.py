@@ -223,6 +223,6 @@ def _is_own(read: Reading, path: ast.expr) -> bool:
 RULES = (
     Rule("LNT018", "collective-on-some-ranks", Severity.ERROR, _COLLECTIVE_ON_SOME_RANKS, collective_on_some_ranks),
     Rule("LNT019", "model-on-some-ranks", Severity.ERROR, _MODEL_ON_SOME_RANKS, model_on_some_ranks),
-    Rule("LNT021", "batchnorm-local", Severity.INFO, _BATCHNORM_LOCAL, batchnorm_local),
+    Rule("LNT021", "batchnorm-local", Severity.NOTE, _BATCHNORM_LOCAL, batchnorm_local),
     Rule("LNT022", "save-on-all-ranks", Severity.WARNING, _SAVE_ON_ALL_RANKS, save_on_all_ranks),
 )

@@ -120,5 +120,5 @@ def _relates(statement: ast.stmt) -> bool:
 
 RULES = (
     Rule("LNT023", "load-without-map-location", Severity.WARNING, _UNMAPPED_LOAD, load_without_map_location),
-    Rule("LNT025", "learning-rate", Severity.INFO, _LEARNING_RATE, learning_rate),
+    Rule("LNT025", "learning-rate", Severity.NOTE, _LEARNING_RATE, learning_rate),
 )

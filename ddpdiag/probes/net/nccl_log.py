@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ddpdiag.probes.host.variables import is_recorded
 
@@ -36,7 +36,7 @@ _TUNED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 _SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
 _GDR = re.compile(r"NET/.+ : GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '(.*)'")
 # Why NCCL chose what it chose.
-_REMARKS = (
+_NOTES = (
     "NET/IB : No device found",
     "NET/IB : No IP interface found",
     "Count not open",  # sic: libibverbs.so
@@ -102,7 +102,7 @@ class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvlinked: dict[int, tuple[int, ...]] = {}
     choices: tuple[Choice, ...] = ()
     settings: dict[str, str] = {}
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), name="remarks")
     warnings: tuple[str, ...] = ()
 
 
@@ -139,7 +139,7 @@ def parse(text: str) -> Log:
         nvlinked=_nvlinked(lines),
         choices=_choices(lines),
         settings=_settings(lines),
-        remarks=_some(line for line in lines if line.startswith(_REMARKS)),
+        notes=_some(line for line in lines if line.startswith(_NOTES)),
         warnings=_some(message for level, message in told if level == "WARN"),
     )
 

@@ -81,7 +81,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 def _commands(report: Report) -> Iterator[str]:
     """What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm."""
-    for name, value in report.exports.items():
+    for name, value in report.workarounds.items():
         yield printable(shell_line(name, value))
     for sentence, command in exclude_lines(report):
         yield printable(command if report.world.scheduler else f"# {sentence} {command}")

@@ -59,7 +59,7 @@ def _stages(report: Report) -> tuple[Table, ...]:
     if others := [finding for finding in report.findings if finding.code not in known]:
         worst = min((finding.severity for finding in others), key=SEVERITIES.index)
         codes = tuple(dict.fromkeys(finding.code for finding in others))
-        rows.append(_stage(_RUN, "done" if worst is Severity.INFO else worst.value, worst, ABSENT, codes))
+        rows.append(_stage(_RUN, "done" if worst is Severity.NOTE else worst.value, worst, ABSENT, codes))
     if not rows:
         return ()
     return (
@@ -113,7 +113,7 @@ def _spent(report: Report) -> tuple[Table, ...]:
                 )
                 for row in timings.stages
             ),
-            remark=_two_durations(report.seconds, timings.seconds),
+            note=_two_durations(report.seconds, timings.seconds),
             folded=True,
         ),
     )

@@ -47,7 +47,7 @@ def _rest(findings: Sequence[Finding], number: int) -> Table:
         caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",
         columns=(Column("who"), Column("what"), Column("more")),
         rows=tuple(map(_row, findings[:ROWS_SHOWN])),
-        remark=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
+        note=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
         sortable=True,
         folded=len(findings) > _OPEN_ROWS,
     )
@@ -58,9 +58,9 @@ def _row(finding: Finding) -> tuple[Cell, ...]:
     return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
 
 
-def _remedy(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
+def _fix(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
     """The remedy, in which the codes of other findings lead to their boxes."""
-    text, end = paragraphs(finding.remedy), 0
+    text, end = paragraphs(finding.fix), 0
     for match in _CODE.finditer(text):
         if match[0] != finding.code and match[0] in anchors:
             yield Text(text[end : match.start()])
@@ -71,14 +71,14 @@ def _remedy(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
 
 
 def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> FindingBox:
-    info = finding.severity is Severity.INFO
+    info = finding.severity is Severity.NOTE
     who = _who((finding,))
     silent = bool(who) or info or finding.of_the_run
     lists = {
         name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
     }
     plain = {name: value for name, value in finding.evidence.items() if name not in lists}
-    remedy = tuple(_remedy(finding, anchors))
+    fix = tuple(_fix(finding, anchors))
     return FindingBox(
         severity=finding.severity.value,
         code=words(finding.code),
@@ -90,8 +90,8 @@ def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> Fi
         expected=_facts(plain, yardstick=True),
         facts=_facts(plain, yardstick=False),
         lists=tuple(_listed(name, value) for name, value in lists.items()),
-        remedy=remedy,
-        referred=len(remedy) > 1 and f"See {''.join(text.text for text in remedy if text.target)}." == finding.remedy,
+        fix=fix,
+        referred=len(fix) > 1 and f"See {''.join(text.text for text in fix if text.target)}." == finding.fix,
         commands="\n".join(printable(shell_line(name, value)) for name, value in finding.env.items()),
         rest=rest,
     )

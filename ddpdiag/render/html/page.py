@@ -50,7 +50,7 @@ class Table(Struct, frozen=True, kw_only=True):
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    remark: str = ""
+    note: str = ""
     sortable: bool = False
     folded: bool = False
 
@@ -107,7 +107,7 @@ class FindingBox(Struct, frozen=True, kw_only=True):
     expected: tuple[Fact, ...] = ()
     facts: tuple[Fact, ...] = ()
     lists: tuple[Listed, ...] = ()
-    remedy: tuple[Text, ...] = ()
+    fix: tuple[Text, ...] = ()
     referred: bool = False
     commands: str = ""
     rest: Table | None = None

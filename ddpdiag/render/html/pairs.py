@@ -145,7 +145,7 @@ def _table(own: Alike, name: str, caption: str, cell: Callable[[Scalar], Cell]) 
         rows=tuple(
             (Cell(words(source)), *map(cell, row)) for source, row in zip(matrix.rows, matrix.cells, strict=True)
         ),
-        remark=_legend(matrix),
+        note=_legend(matrix),
         folded=bool(matrix.unit),
     )
 

@@ -152,10 +152,10 @@ def _table(ranks: Ranks) -> tuple[Table, ...]:
     return (
         Table(
             name="rank-table",
-            caption=count(len(ranks.shown), "rank") + (f" of {len(ranks.rows):,}" if ranks.remark else ""),
+            caption=count(len(ranks.shown), "rank") + (f" of {len(ranks.rows):,}" if ranks.note else ""),
             columns=tuple(heads),
             rows=tuple(_row(row, ranks, units, has_gpus=has_gpus) for row in ranks.shown),
-            remark=words(ranks.remark),
+            note=words(ranks.note),
             sortable=True,
             folded=len(ranks.shown) > _OPEN_ROWS,
         ),
@@ -164,7 +164,7 @@ def _table(ranks: Ranks) -> tuple[Table, ...]:
 
 def _row(row: Row, ranks: Ranks, units: Mapping[str, Unit], *, has_gpus: bool) -> tuple[Cell, ...]:
     rank = row.get("rank")
-    severity = ranks.marks.get(rank, Severity.INFO) if isinstance(rank, int) else Severity.INFO
+    severity = ranks.marks.get(rank, Severity.NOTE) if isinstance(rank, int) else Severity.NOTE
     word, mark = _WORDS.get(severity, ("not blamed", ""))
     cells = [Cell(words(str(rank)), _sort(rank)), Cell(word, word, mark), _text(row.get("node"))]
     if has_gpus:

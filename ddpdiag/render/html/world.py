@@ -52,7 +52,7 @@ def _hosts(report: Report) -> tuple[Table, ...]:
                 )
                 for host in shown
             ),
-            remark=f"Blamed hosts come first; {left:,} more are in the JSON report." if left else "",
+            note=f"Blamed hosts come first; {left:,} more are in the JSON report." if left else "",
             sortable=True,
             folded=len(shown) > _OPEN_ROWS,
         ),
@@ -100,7 +100,7 @@ def _leaves(report: Report) -> tuple[Table, ...]:
                 (Cell(words(leaf)), Cell(str(len(hosts))), Cell(words(fold_hosts(hosts, limit=_NAMES_SHOWN))))
                 for leaf, hosts in list(leaves.items())[:LEAVES_SHOWN]
             ),
-            remark=f"{left:,} more are in the JSON report." if left > 0 else "",
+            note=f"{left:,} more are in the JSON report." if left > 0 else "",
             folded=True,
         ),
     )
@@ -144,7 +144,7 @@ def _differences(settings: Sequence[Setting]) -> tuple[Table, ...]:
             caption="What differs between ranks",
             columns=(Column("kind"), Column("name"), Column("value"), Column("ranks")),
             rows=tuple(rows),
-            remark=_rest(settings),
+            note=_rest(settings),
         ),
     )
 
@@ -166,7 +166,7 @@ def _alike(settings: Sequence[Setting]) -> tuple[Table, ...]:
                 tuple(Cell(words(text)) for text in (own.kind, own.name, own.values[0].value or ""))
                 for own in settings[:SETTINGS_SHOWN]
             ),
-            remark=_rest(settings),
+            note=_rest(settings),
             folded=True,
         ),
     )

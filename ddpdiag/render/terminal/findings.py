@@ -17,8 +17,8 @@ from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.shell import shell_line
 from ddpdiag.render.units import count, label, quantity
 
-SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 # One finding a rank, on a thousand ranks: the first few show what it looks like, the rest is a list of names.
 SAME_SHOWN = 3
@@ -49,7 +49,7 @@ def write_findings(
     groups = grouped(findings)
     few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     own = [group for (severity, _), group in groups.items() if severity in severities]
-    serious = [group for group in own if group[0].severity is not Severity.INFO]
+    serious = [group for group in own if group[0].severity is not Severity.NOTE]
     if len(serious) > CODES_SHOWN:
         _index(page, serious, details=details)
     earlier: list[Finding] = []
@@ -132,7 +132,7 @@ def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) 
     first = findings[0]
     if blame := _blame(findings, limit):
         # Good to know is no blame.
-        word = "about: " if first.severity is Severity.INFO else "blamed: "
+        word = "about: " if first.severity is Severity.NOTE else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
     elif nobody := _nobody(findings):
         page.write(f"{nobody}: the evidence points at no single rank, host, GPU or link", indent=4)
@@ -140,20 +140,20 @@ def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) 
 
 def _nobody(findings: Sequence[Finding]) -> str:
     """That nobody is to blame, where somebody should be."""
-    of_all = all(finding.severity is Severity.INFO or finding.of_the_run for finding in findings)
+    of_all = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
     return "" if of_all else "nobody can be blamed"
 
 
 def _same_fix(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
     """The first of the `earlier` findings that has the same remedy."""
-    same = (other for other in earlier if (other.remedy, other.env) == (finding.remedy, finding.env))
-    return next(same, None) if finding.remedy else None
+    same = (other for other in earlier if (other.fix, other.env) == (finding.fix, finding.env))
+    return next(same, None) if finding.fix else None
 
 
 def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
     """The remedy, and variables that help; if they stand `above` already, where."""
-    if finding.remedy:
-        text = finding.remedy if above is None else f"as for {one_line(above.code)}, above."
+    if finding.fix:
+        text = finding.fix if above is None else f"as for {one_line(above.code)}, above."
         page.write(text, indent=4, lead="Fix: ", lead_style="bold")
     for name, value in finding.env.items() if above is None else ():
         page.verbatim(shell_line(name, value), indent=8)

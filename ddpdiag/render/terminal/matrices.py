@@ -83,7 +83,7 @@ def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
     """Is there a warning or an error of the same family of checks, about one of these hosts or about none?"""
     family = own.what.partition(".")[0].upper()
     return any(
-        finding.severity is not Severity.INFO
+        finding.severity is not Severity.NOTE
         and finding.code.startswith(family)
         and (not finding.nodes or not own.hosts or not {*finding.nodes}.isdisjoint(own.hosts))
         for finding in findings

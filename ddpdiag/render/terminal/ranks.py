@@ -165,7 +165,7 @@ class Ranks:
         return shortened(names) if self.brief and not self.details else Short({name: name for name in names})
 
     @property
-    def remark(self) -> str:
+    def note(self) -> str:
         """What a shortened table leaves out: how many ranks, and between which figures all lie."""
         hidden = len(self.rows) - sum(line.ranks for line in self.lines)
         if not hidden or not self.names:

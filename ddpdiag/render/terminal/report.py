@@ -93,7 +93,7 @@ def _population(world: WorldLine) -> str:
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
     marks = blamed(report.findings, report.ranks)
-    serious = any(finding.severity is not Severity.INFO for finding in report.findings)
+    serious = any(finding.severity is not Severity.NOTE for finding in report.findings)
     healthy = report.verdict is Verdict.FIT and not serious
     ranks = Ranks(report.ranks, marks, details, brief=True, healthy=healthy)
     if ranks.names or details:
@@ -101,8 +101,8 @@ def _ranks(page: Page, report: Report, *, details: bool) -> None:
     for table in ranks.tables(color=page.color, width=page.width):
         page.table(table)
         page.blank()
-    if ranks.remark:
-        page.write(ranks.remark, style="dim")
+    if ranks.note:
+        page.write(ranks.note, style="dim")
         page.blank()
 
 
@@ -141,12 +141,12 @@ def _write_first_fix(page: Page, report: Report) -> None:
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     first = next((finding for finding in errors if finding.ranks or finding.nodes or finding.links), None)
     first = first or next(iter(errors), None)
-    if first is None or not first.remedy or page.lines <= SCREEN_LINES:
+    if first is None or not first.fix or page.lines <= SCREEN_LINES:
         return
     alike = {node for finding in errors if finding.code == first.code for node in finding.nodes}
     all_out = ""
     if not alike.issubset(first.nodes) and exclude_lines(report):
         all_out = f"Leave the {count(len(report.hosts.bad), 'bad host')} out (see above). For each, as for the first: "
-    page.write(all_out + first.remedy, lead="Fix: ", lead_style="bold")
+    page.write(all_out + first.fix, lead="Fix: ", lead_style="bold")
     for name, value in first.env.items():
         page.verbatim(shell_line(name, value), indent=4)

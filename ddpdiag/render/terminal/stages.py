@@ -26,7 +26,7 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
         mark = _mark(stage, findings)
         time = "-" if mark == "skip" else f"{stage.seconds:.2f} s"
         lead = f"{mark:<4}  {one_line(stage.name):<{name_width}}  {time:>8}  "
-        saying = one_line(stage.remark) or _saying(stage, mark, checks, findings)
+        saying = one_line(stage.note) or _saying(stage, mark, checks, findings)
         page.write(saying, lead=lead, lead_style=_MARK_STYLES[mark])
         for check in checks if details else ():
             page.write(_ran(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")

@@ -99,8 +99,8 @@ def address(env: Environ, given: str | None) -> str | None:
 def one_host(name: str, said: str) -> str:
     """The name, if it can be a single host: Slurm's compressed lists are the usual mistake."""
     if set(name) & set("[],"):
-        remedy = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        raise UsageError(f"{said}: expected one host, not a list of hosts; in a Slurm job: {remedy}")
+        fix = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        raise UsageError(f"{said}: expected one host, not a list of hosts; in a Slurm job: {fix}")
     if not name.isprintable() or set(name) & set(" /") or name.count(":") == 1:
         raise UsageError(f"{said!r}: expected one host name or address, without a port.")
     return name

@@ -59,7 +59,7 @@ class RunningTrial:
             error=answer.error,
             detail=answer.detail,
             timings={**self._times, **answer.timings},
-            flight=answer.collectives,
+            collectives=answer.collectives,
         )
 
     def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
@@ -192,7 +192,9 @@ class TrialRunner(ABC):
         survived = (child is running.worker or step == IMPORT_STEP) and not child.kill()
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
-        self._finish(running, structs.replace(outcome, process=process, flight=evidence.collectives, ras=evidence.ras))
+        self._finish(
+            running, structs.replace(outcome, process=process, collectives=evidence.collectives, ras=evidence.ras)
+        )
 
     def _finish(self, running: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome; after anything but DONE the worker is replaced."""

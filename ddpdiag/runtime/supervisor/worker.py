@@ -17,7 +17,7 @@ from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.context import Opening
-from ddpdiag.model.trial import GATE_STEP, is_first_use
+from ddpdiag.model.trial import BARRIER_STEP, is_first_use
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
@@ -76,7 +76,7 @@ class WorkerContext:
         """Add to one of the trial's timings."""
         self.timings[name] = self.timings.get(name, 0.0) + seconds
 
-    def gate(self, offer: str = "") -> Opening:
+    def barrier(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group."""
         barrier = self._wait_at_barrier(BarrierReached(offer))
         return Opening(barrier.host, barrier.offer)
@@ -88,7 +88,7 @@ class WorkerContext:
         )
 
     def _wait_at_barrier(self, message: BarrierReached) -> BarrierOpen:
-        self.step(GATE_STEP)
+        self.step(BARRIER_STEP)
         begin = time.monotonic()
         send_framed(self._channel, msgspec.json.encode(message))
         barrier = _receive(self._channel)

@@ -211,7 +211,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
             "ranks": [*got],
             "wrong_from": _heard(rows),
         },
-        remedy=f"Do not train {_on(seen, found)}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
+        fix=f"Do not train {_on(seen, found)}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
     )
 
 

@@ -104,7 +104,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if not groups:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
-    env = fallback.job_exports(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen.of(fallback.CHECK))
     return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_after=fab001.LATE_AFTER),)
 
 
@@ -146,7 +146,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             f"{found.systemic[:1].upper()}{found.systemic[1:]}: it is the host, or a setting, and not one of its "
             f"{len(ranks)} ranks.",
             nodes=(),
-            remedy=f"Look at {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
+            fix=f"Look at {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
         )
         return
     for bad in found.bad:
@@ -160,7 +160,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             f"{ranks_text(found.open)}: bad in {found.rounds} rounds, and no good partner is left to try them with.",
             nodes=(),
             evidence={"ranks": [*found.open]},
-            remedy=f"Leave {node} out, and run again on it alone.",
+            fix=f"Leave {node} out, and run again on it alone.",
         )
 
 
@@ -177,7 +177,7 @@ def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
         ranks=(bad.unit,),
         gpus=gpus,
         evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},
-        remedy="Look at its clocks, links and memory (GPU003 to GPU007); leave it out by CUDA_VISIBLE_DEVICES, or "
+        fix="Look at its clocks, links and memory (GPU003 to GPU007); leave it out by CUDA_VISIBLE_DEVICES, or "
         f"{node} as a whole."
         if gpus
         else f"Look at what else runs on the cores of rank {bad.unit}, or leave {node} out.",
@@ -194,7 +194,7 @@ def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
         nodes=(),
         links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
         evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
-        remedy="Look at the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
+        fix="Look at the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
     )
 
 
@@ -220,7 +220,7 @@ def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
         "the search among the ranks of a host was cut short",
         f"{begun} begun, and then it ended {cut.when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
         "which rank holds the others back.",
-        remedy=cut.remedy,
+        fix=cut.fix,
         of_the_run=True,
     )
 

@@ -147,7 +147,7 @@ def _trial(seen: Seen[Data], step: Round) -> Trial:
     params = {"backend": seen.world.backend, "phase": step.phase.value}
     if view.absent:
         params["absent"] = " ".join(map(str, sorted(view.absent)))
-    env = fallback.job_exports(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen.of(fallback.CHECK))
     late = LATE_AFTER if step.phase is not Phase.VERIFY else None
     return new_trial(seen, groups=view.possible(step), params=params, env=env, may_fail=True, late_after=late)
 
@@ -162,7 +162,7 @@ def _why_not(seen: Seen[Data]) -> str | None:
         return None
     if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).hindrance is None:
         return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
-    if any(finding.severity is not Severity.INFO for finding in seen.findings_of("RDZ004")):
+    if any(finding.severity is not Severity.NOTE for finding in seen.findings_of("RDZ004")):
         return "RDZ004 has found what is wrong between the hosts"
     return None
 

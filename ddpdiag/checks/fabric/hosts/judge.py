@@ -72,7 +72,7 @@ def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) ->
             "usual_bytes_per_s": alone.usual,
             **_slower(alone.tests, alone.usual),
         },
-        remedy=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
+        fix=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
     )
 
 
@@ -95,7 +95,7 @@ def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_sha
             "least_bytes_per_s": found.bar.least,
             **_slower(bad.tests, found.bar.usual),
         },
-        remedy=f"Leave {name} out of the job{_by_srun(seen, name)}; look at its network links and its health.",
+        fix=f"Leave {name} out of the job{_by_srun(seen, name)}; look at its network links and its health.",
     )
 
 
@@ -121,7 +121,7 @@ def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Find
         nodes=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
         evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
-        remedy="Look at switches and routes between the two; until then keep one of the two out of the job.",
+        fix="Look at switches and routes between the two; until then keep one of the two out of the job.",
     )
 
 
@@ -134,7 +134,7 @@ def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) 
         "the leaf or rack's fault, not each host's.",
         nodes=names,
         evidence={"domain": domain},
-        remedy=f"Look at the switch, power and cooling of {domain}; leave its hosts out until then.",
+        fix=f"Look at the switch, power and cooling of {domain}; leave its hosts out until then.",
     )
 
 
@@ -144,7 +144,7 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
             "undecided",
             "two hosts cannot tell which of them is at fault",
             f"Two hosts are slow together, or do not end: {found.systemic}. Add a third one to find out.",
-            remedy="Run again with one host more.",
+            fix="Run again with one host more.",
         )
     ended = "did not end" in found.systemic or "expected" in found.systemic
     return seen.finding(
@@ -154,7 +154,7 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
         "are bad it is what they share: a setting, an interface, a fallback to sockets, a switch.",
         severity=Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
         evidence={"usual_bytes_per_s": found.bar.usual},
-        remedy="Compare the interface in use (RDZ003) and the transport (P2P004) with what is meant, then run again.",
+        fix="Compare the interface in use (RDZ003) and the transport (P2P004) with what is meant, then run again.",
     )
 
 
@@ -181,7 +181,7 @@ def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
         f"{names_text(names, _SHOWN)}: bad in {found.rounds} rounds, and no good partner is left to try "
         f"{'it' if len(names) == 1 else 'them'} with.",
         evidence={"hosts": [*names]},
-        remedy="Run again with more hosts.",
+        fix="Run again with more hosts.",
     )
 
 
@@ -194,7 +194,7 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
         "hosts that are good in pairs fail together",
         f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {WHYS.get(proof.why, 'failed')}, though "
         "each is good in pairs: look at what only shows in large groups (limits of open files and memory, a switch).",
-        remedy="Try half of the hosts, and look at RUN003.",
+        fix="Try half of the hosts, and look at RUN003.",
     )
 
 
@@ -216,7 +216,7 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
         + (" in pairs, but all together they are slow" if slow else ""),
         f"{len(view.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
         f"{rate_text(found.bar.usual)} busbw as usual{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
-        remedy=_RUN_AGAIN if slow else "",
+        fix=_RUN_AGAIN if slow else "",
     )
 
 
@@ -233,7 +233,7 @@ def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
         if known
         else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: it was not used.",
         evidence={"hosts": [*missing]},
-        remedy="Write the names as this report does.",
+        fix="Write the names as this report does.",
     )
 
 
@@ -244,6 +244,6 @@ def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
         "unmeasured",
         "the search among hosts was cut short",
         f"{done} done, and then it ended {cut.when}; who holds the others back is not known.",
-        remedy=cut.remedy,
+        fix=cut.fix,
         of_the_run=True,
     )

@@ -155,7 +155,7 @@ def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
         "UNKNOWN what rose during the run.",
         ranks=(rank,),
         evidence={"error": error},
-        remedy=f"Run `nvidia-smi` on {node} and follow what it says; look for Xid lines in `dmesg`.",
+        fix=f"Run `nvidia-smi` on {node} and follow what it says; look for Xid lines in `dmesg`.",
     )
 
 

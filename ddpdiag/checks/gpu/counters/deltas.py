@@ -186,7 +186,7 @@ def corrected(pair: Pair, most: float) -> Iterator[Fault]:
             "GPU memory got correctable errors during the run",
             f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them",
             Action.MONITOR,
-            severity=Severity.WARNING if (after or 0) > most else Severity.INFO,
+            severity=Severity.WARNING if (after or 0) > most else Severity.NOTE,
             evidence=_evidence(pair, before, after),
         )
 
@@ -205,7 +205,7 @@ def replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
         Action.MONITOR,
         "Reseat the card, and look at the riser and the slot, if they go on rising.",
         _evidence(pair, before, after),
-        severity=Severity.WARNING if rise > allowed else Severity.INFO,
+        severity=Severity.WARNING if rise > allowed else Severity.NOTE,
     )
 
 
@@ -252,7 +252,7 @@ def _crc(pair: Pair, pairs: list[tuple[NvLink, NvLink]], most_per_second: float)
         f"CRC errors rose on {_links(sorted(rises))}, by {rises[worst]} on link {worst}{pair.span}; they were sent "
         f"again, and at most {most_per_second:g} a second are expected",
         Action.MONITOR,
-        severity=Severity.WARNING if pair.rate(rises[worst]) > most_per_second else Severity.INFO,
+        severity=Severity.WARNING if pair.rate(rises[worst]) > most_per_second else Severity.NOTE,
         evidence={
             "links": [*sorted(rises)],
             "rises": [rises[number] for number in sorted(rises)],

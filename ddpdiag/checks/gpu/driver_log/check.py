@@ -148,11 +148,11 @@ def _is_elsewhere(host: Host, own: Sequence[Card], looks: Collection[Look], xid:
 def _severity(meaning: Meaning, *, recent: bool) -> Severity:
     match meaning.kind:
         case Kind.HARMLESS:
-            return Severity.INFO
+            return Severity.NOTE
         case Kind.OPEN:
             return Severity.WARNING
         case Kind.PROGRAM:
-            return Severity.ERROR if recent else Severity.INFO
+            return Severity.ERROR if recent else Severity.NOTE
         case Kind.DEVICE:
             # The log begins with the boot: what a reboot mends is not mended yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
@@ -181,7 +181,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, said: Said) -
         severity=fault.severity,
         nodes=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
-        remedy=" ".join(filter(None, [todo(host.name, None, meaning.action), fault.hint])),
+        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), fault.hint])),
     )
 
 
@@ -237,7 +237,7 @@ def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Iterator[Findin
         ": UNKNOWN whether the driver reported errors of GPUs.",
         nodes=tuple(errors),
         evidence={"error": error},
-        remedy="Read it as root: `dmesg | grep -i xid`.",
+        fix="Read it as root: `dmesg | grep -i xid`.",
     )
 
 

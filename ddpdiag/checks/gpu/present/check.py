@@ -106,7 +106,7 @@ def _lost(seen: Seen[Data], view: View) -> Iterator[Finding]:
             f"GPU {gpu.index} on {view.host.name}{f' (PCI {where})' if where else ''}: NVML says {gpu.error!r}.",
             ranks=view.host.ranks,
             evidence={"index": gpu.index, "error": gpu.error, "pci": where},
-            remedy=f"Look for Xid lines in `dmesg` on {view.host.name}; drain the host, reset the GPU or reboot.",
+            fix=f"Look for Xid lines in `dmesg` on {view.host.name}; drain the host, reset the GPU or reboot.",
         )
 
 
@@ -169,11 +169,11 @@ def _fewer(seen: Seen[Data], view: View, reasons: list[str]) -> Finding:
             "expected": seen.options.expect_gpus,
             "nvml": view.trouble.value if view.trouble else None,
         },
-        remedy=_remedy(view),
+        fix=_fix(view),
     )
 
 
-def _remedy(view: View) -> str:
+def _fix(view: View) -> str:
     name, missing = view.host.name, set(_missing_functions(view))
     drivers = {function.driver for function in view.functions or () if function.address in missing}
     cpus = "or say --expect-gpus 0 if CPUs are meant"
@@ -192,7 +192,7 @@ def _mismatch(seen: Seen[Data], view: View) -> Finding:
         "new CUDA processes fail.",
         ranks=view.host.ranks,
         evidence={"pci": list(_missing_functions(view))},
-        remedy=f"Reboot {view.host.name}, or reload the nvidia modules; keep the driver packages at one version.",
+        fix=f"Reboot {view.host.name}, or reload the nvidia modules; keep the driver packages at one version.",
     )
 
 
@@ -203,7 +203,7 @@ def _unreadable(seen: Seen[Data], view: View) -> Finding:
         f"{view.host.name}: NVML shows {len(view.gpus)} GPUs, but /sys/bus/pci/devices cannot be read: UNKNOWN "
         "whether the host has more.",
         ranks=view.host.ranks,
-        remedy="Mount /sys into the container, or say with --expect-gpus how many GPUs each host has.",
+        fix="Mount /sys into the container, or say with --expect-gpus how many GPUs each host has.",
     )
 
 
@@ -215,7 +215,7 @@ def _silent_nvml(seen: Seen[Data], view: View) -> Finding:
         "NVML does not work",
         f"{view.host.name}: NVML says {view.error!r}{'' if known else '; UNKNOWN whether there are GPUs'}.",
         ranks=view.host.ranks,
-        remedy=f"Run `nvidia-smi` on {view.host.name} and follow what it says"
+        fix=f"Run `nvidia-smi` on {view.host.name} and follow what it says"
         f"{'' if known else '; say --expect-gpus 0 if CPUs are meant'}.",
     )
 
@@ -245,7 +245,7 @@ def _mixed(seen: Seen[Data], view: View) -> Iterator[Finding]:
             f"{view.host.name}: {said}; one model is expected, the slowest sets the pace.",
             ranks=view.host.ranks,
             gpus=tuple(gpu.uuid for gpu in view.gpus if gpu.index in odd.ranks and gpu.uuid),
-            remedy="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+            fix="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
             "because CUDA counts the fastest first.",
         )
 
@@ -264,7 +264,7 @@ def _unlike_hosts(seen: Seen[Data], views: list[View]) -> Iterator[Finding]:
             "hosts have different GPU models",
             f"GPU models differ between hosts: {said}; one model is expected, the slowest sets the pace.",
             ranks=tuple(rank for view in views if view.host.ranks[0] in odd.ranks for rank in view.host.ranks),
-            remedy="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
+            fix="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
         )
 
 

@@ -54,7 +54,7 @@ def _misnamed(seen: Seen[Data], view: View, ranks: Sequence[int]) -> Finding:
         severity=Severity.ERROR,
         ranks=ranks,
         evidence=_evidence(view, ranks) | {"named": named},
-        remedy=f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {view.host.name}, or UUIDs that "
+        fix=f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {view.host.name}, or UUIDs that "
         "`nvidia-smi -L` shows), or unset it.",
     )
 
@@ -75,7 +75,7 @@ def _none(seen: Seen[Data], view: View, ranks: Sequence[int]) -> Finding:
         severity=Severity.ERROR if (promised or others) and not meant else Severity.WARNING,
         ranks=ranks,
         evidence=_evidence(view, ranks),
-        remedy=_how_to_show(view, ranks),
+        fix=_how_to_show(view, ranks),
     )
 
 
@@ -88,7 +88,7 @@ def _too_few(seen: Seen[Data], view: View, severity: Severity, wanted: str) -> F
         severity=severity,
         ranks=ranks,
         evidence=_evidence(view, tuple(view.answers)),
-        remedy=_how_to_show(view, tuple(view.answers)),
+        fix=_how_to_show(view, tuple(view.answers)),
     )
 
 

@@ -53,7 +53,7 @@ def _closed(seen: Seen[Data], views: Sequence[View]) -> Finding:
         severity=Severity.WARNING,
         ranks=tuple(rank for view in views for rank in view.answers),
         evidence={"hosts": len(views), "gpus": [len(view.gpus) for view in views[:16]]},
-        remedy="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
+        fix="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
         "--gpu-bind=none, in place of --gpus-per-task. Else try NCCL_CUMEM_ENABLE=1.",
     )
 
@@ -64,7 +64,7 @@ def _masked(seen: Seen[Data], views: Sequence[View]) -> Finding:
         "each rank is shown one GPU of its own",
         f"{names_text([view.host.name for view in views])}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. "
         "NCCL still reaches the others, since their device files are open; programs that use cuda:local_rank fail.",
-        severity=Severity.INFO,
+        severity=Severity.NOTE,
         nodes=tuple(view.host.name for view in views),
-        remedy="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
+        fix="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
     )

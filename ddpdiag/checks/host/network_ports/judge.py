@@ -27,7 +27,7 @@ class Mishap(NamedTuple):
     word: str
     title: str
     expected: str
-    remedy: str
+    fix: str
     breaks: bool = False
 
 
@@ -88,7 +88,7 @@ def _finding(seen: Seen[D], kind: Mishap, pairs: Mapping[Host, Pair], found: Map
         severity=Severity.ERROR if breaks else None,
         nodes=() if shared else names,
         evidence=_evidence(rises, max(pairs[host].seconds for host in found)),
-        remedy=f"{begin}{kind.remedy} Look at {_command(rises[0])} and `dmesg -T` on {names_text(names)}.",
+        fix=f"{begin}{kind.fix} Look at {_command(rises[0])} and `dmesg -T` on {names_text(names)}.",
     )
 
 
@@ -147,7 +147,7 @@ def damages(seen: Seen[D], pairs: Mapping[Host, Pair], most: float) -> Iterator[
             "after": [end for _, end in some],
             "seconds": round(max(pairs[host].seconds for host in found), 3),
         },
-        remedy="Watch `nstat -az TcpInCsumErrors` on each host while two of them talk (iperf3), to see whose segments "
+        fix="Watch `nstat -az TcpInCsumErrors` on each host while two of them talk (iperf3), to see whose segments "
         "are damaged; try without the card's own checksums (`ethtool -K INTERFACE rx off tx off`); update the card's "
         "firmware, or replace it.",
     )

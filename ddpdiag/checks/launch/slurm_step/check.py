@@ -122,7 +122,7 @@ def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
         "torchrun on each host is expected, and all in one rendezvous.",
         severity=Severity.ERROR if shared and not bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
-        remedy=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
+        fix=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
         "srun ddpdiag check",
         of_the_run=True,
     )
@@ -145,7 +145,7 @@ def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
             f"WORLD_SIZE={seen.world.size}, but step {step.name} has {step.tasks} tasks, and all of these came: the "
             "others do not exist.",
             evidence={"world_size": seen.world.size, "tasks": step.tasks},
-            remedy="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
+            fix="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
             "script, where they are the job's.",
             of_the_run=True,
         )
@@ -165,7 +165,7 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
         f"{'processor' if cpus == 1 else 'processors'} (fewer than asked for: {ranks_text(tuple(short))}).",
         ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
-        remedy=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
+        fix=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
         "batch script.",
         of_the_run=True,
     )
@@ -184,7 +184,7 @@ def _order(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
         f"{host.name} has {ranks_text(host.ranks)} (distribution {step.distribution or 'not told'}): rank % GPUs is "
         "not the local rank, and groups of neighbouring ranks span hosts.",
         evidence={"hosts": len(scattered), "distribution": step.distribution},
-        remedy="srun --distribution=block ..., and SLURM_LOCALID for the local rank.",
+        fix="srun --distribution=block ..., and SLURM_LOCALID for the local rank.",
         of_the_run=True,
     )
 
@@ -203,7 +203,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
         f"was shortened to {seen.options.budget_seconds:.0f} s, so that the report is out in time.",
         severity=Severity.ERROR if late else Severity.WARNING,
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
-        remedy="Ask for more time (sbatch --time), or give a --budget that fits.",
+        fix="Ask for more time (sbatch --time), or give a --budget that fits.",
         of_the_run=True,
     )
 

@@ -266,7 +266,7 @@ def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
 def _goes_without_p2p(seen: Seen[Copies]) -> bool:
     """Does the job's NCCL make no copies between GPUs, because of the exports or of what is set on all ranks?"""
     known = fallback.needed(seen.of(fallback.CHECK))
-    if seen.options.exports and known.needed and known.variables.get(_NO_P2P) == "1":
+    if seen.options.uses_workarounds and known.needed and known.variables.get(_NO_P2P) == "1":
         return True
     rows = seen.of(variables.CHECK).by_rank
     everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())

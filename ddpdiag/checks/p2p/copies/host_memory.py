@@ -40,7 +40,7 @@ def host_wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
                     nodes=(view.host.name,),
                     gpus=view.uuids((index,)),
                     evidence={"wrong_words": count},
-                    remedy=f"Do not train on {view.host.name}; test GPU and memory (`dcgmi diag -r 3`, `dmesg`).",
+                    fix=f"Do not train on {view.host.name}; test GPU and memory (`dcgmi diag -r 3`, `dmesg`).",
                 )
 
 
@@ -94,7 +94,7 @@ def _slow(seen: Seen[D], own: Measured, there: bool, expected: Slot) -> Finding:
             "source": expected.source,
             "to_device": there,
         },
-        remedy=_FIX,
+        fix=_FIX,
     )
 
 

@@ -80,7 +80,7 @@ def _finding(
     title: str,
     said: str,
     evidence: Mapping[str, float | int | str],
-    remedy: str,
+    fix: str,
     severity: Severity | None = None,
 ) -> Finding:
     return seen.finding(
@@ -92,7 +92,7 @@ def _finding(
         nodes=(view.host.name,),
         gpus=view.uuids(subject.gpus),
         evidence={"pairs": [view.way_label(way) for way in subject.ways], **evidence},
-        remedy=remedy,
+        fix=fix,
     )
 
 
@@ -166,7 +166,7 @@ def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
         "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket."
         f"{advice if around and median(around) < limits.indirect_ratio else ''}",
         # Which GPUs stand next to each other is how the host is built.
-        Severity.INFO if groups else Severity.WARNING,
+        Severity.NOTE if groups else Severity.WARNING,
     )
 
 

@@ -72,7 +72,7 @@ def _taken(seen: Seen[Copies], outcome: Outcome, view: View) -> Finding:
         f"{name}: '{outcome.at}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
         "GPU008), and ranks have theirs already; the collectives tell of the pairs.",
         evidence=_evidence(outcome),
-        remedy=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
+        fix=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
     )
 
 
@@ -91,7 +91,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, view: View | None) -> Finding:
         nodes=(node,),
         gpus=view.uuids(gpus) if view is not None else (),
         evidence=_evidence(outcome),
-        remedy=_remedy(outcome, node, direct=direct),
+        fix=_fix(outcome, node, direct=direct),
     )
 
 
@@ -129,7 +129,7 @@ def _evidence(outcome: Outcome) -> dict[str, Scalar | list[Scalar]]:
     }
 
 
-def _remedy(outcome: Outcome, node: str, *, direct: bool) -> str:
+def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     process = outcome.process
     if process is not None and process.survived:
         return f"Reboot {node}, or reset the GPU that pid {process.pid} waits for: it cannot be killed."
@@ -152,7 +152,7 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
         "whether the rest is well.",
         ranks=(outcome.rank,),
         evidence=_evidence(outcome),
-        remedy=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or look at what keeps "
+        fix=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or look at what keeps "
         f"{node} busy.",
         of_the_run=True,
     )
@@ -171,7 +171,7 @@ def untried(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
                 "whether these are well.",
                 nodes=(view.host.name,),
                 evidence={"done": view.done, "of": view.jobs},
-                remedy=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
+                fix=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
                 of_the_run=True,
             )
 
@@ -188,7 +188,7 @@ def nothing(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
             "driver's list: UNKNOWN whether copies would be well.",
             evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
-            remedy="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
+            fix="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
             of_the_run=True,
         )
 
@@ -203,5 +203,5 @@ def apart(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
             f"{names_text(nodes)}: each rank sees some of the host's GPUs only, so no process can copy between all of "
             "them. Their ways to the host's memory were measured; the collectives tell of the pairs.",
             evidence={"nodes": [*nodes]},
-            remedy="Show all GPUs to every rank to have each pair measured (Slurm --gpu-bind=none).",
+            fix="Show all GPUs to every rank to have each pair measured (Slurm --gpu-bind=none).",
         )

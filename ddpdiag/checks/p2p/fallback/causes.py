@@ -65,6 +65,6 @@ def _witnessed(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Fin
     for code in codes:
         for finding in seen.findings_of(code):
             elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
-            if finding.severity is not Severity.INFO and not elsewhere:
+            if finding.severity is not Severity.NOTE and not elsewhere:
                 return finding
     return None

@@ -38,7 +38,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.checks.api import Check, Exports, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, Workarounds, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
@@ -128,7 +128,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if step.stands is None:
         return (trial,)
     trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
-    later = _LATER_SECONDS if seen.options.exports and step.stands.kind is Outcomes.FOUND else 0.0
+    later = _LATER_SECONDS if seen.options.uses_workarounds and step.stands.kind is Outcomes.FOUND else 0.0
     return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
 
 
@@ -273,7 +273,7 @@ def _expected(seen: Seen[Data]) -> Expectation | None:
     return expect("all_reduce", seen.world.backend, hosts, limits) if limits else None
 
 
-def exports(seen: Seen[Data]) -> dict[str, str | None]:
+def workarounds(seen: Seen[Data]) -> dict[str, str | None]:
     """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
     end = climbed(seen)[0] if seen.trials else None
     if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
@@ -281,12 +281,12 @@ def exports(seen: Seen[Data]) -> dict[str, str | None]:
     return Step(Part.WHOLE, end.members).env
 
 
-def job_exports(seen: Seen[Data]) -> dict[str, str | None]:
+def job_workarounds(seen: Seen[Data]) -> dict[str, str | None]:
     """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
-    return exports(seen) if seen.options.exports or works_with_exports(seen) else {}
+    return workarounds(seen) if seen.options.uses_workarounds or works_with_workarounds(seen) else {}
 
 
-def works_with_exports(seen: Seen[Data]) -> bool:
+def works_with_workarounds(seen: Seen[Data]) -> bool:
     """Did the backend fail as it is, and was a set found with which it works?"""
     end, tried = climbed(seen) if seen.trials else (None, ())
     return (
@@ -298,12 +298,12 @@ def works_with_exports(seen: Seen[Data]) -> bool:
 
 def blocks(seen: Seen[D]) -> str | None:
     """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
-    return None if works_with_exports(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
+    return None if works_with_workarounds(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
 
 
-def needed(seen: Seen[Data]) -> Exports:
+def needed(seen: Seen[Data]) -> Workarounds:
     """The exports, and whether the backend fails without them."""
-    return Exports(exports(seen), works_with_exports(seen))
+    return Workarounds(workarounds(seen), works_with_workarounds(seen))
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
@@ -313,7 +313,7 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
         own = finding.evidence.get("backend") == seen.world.backend
     else:
         own = code == "RUN003" and finding.evidence.get("trial") in _own_trials(seen)
-    works = own and seen.options.exports and exports(seen) and works_with_exports(seen)
+    works = own and seen.options.uses_workarounds and workarounds(seen) and works_with_workarounds(seen)
     return f"With the exports of {CHECK.code} it works." if works else None
 
 
@@ -327,7 +327,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What the backend reaches with the exports: the slowest of the runs that confirmed them."""
     end = climbed(seen)[0] if seen.trials else None
     rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
-    return {"fallback.busbw_bytes_per_s": min(rates)} if rates and exports(seen) else {}
+    return {"fallback.busbw_bytes_per_s": min(rates)} if rates and workarounds(seen) else {}
 
 
 CHECK = Check(
@@ -344,7 +344,7 @@ CHECK = Check(
     ground=ground,
     moot=moot,
     excuse=excuse,
-    exports=needed,
+    workarounds=needed,
     figures=figures,
     follows=(all_reduce.CHECK.code,),
     kind=Kind.TORCH,

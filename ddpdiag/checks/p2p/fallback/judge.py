@@ -14,7 +14,6 @@ from ddpdiag.checks.p2p.fallback.text import (
     Climbed,
     against_gloo,
     error_text,
-    exports_text,
     gloo_text,
     not_tried,
     price,
@@ -23,6 +22,7 @@ from ddpdiag.checks.p2p.fallback.text import (
     runs_text,
     tried_lines,
     verb,
+    workarounds_text,
 )
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
@@ -61,7 +61,7 @@ def both_fail(seen: Seen[D]) -> Finding:
         f"gloo fails as well as {own}",
         f"The all-reduce fails over gloo and over {own}: that is the network, a host or a rank, and not how GPUs are "
         "joined, so no variable was looked for.",
-        remedy="Mend what the other findings name, then check again.",
+        fix="Mend what the other findings name, then check again.",
     )
 
 
@@ -73,17 +73,17 @@ def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     works = f"gloo works, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
     return seen.finding(
         "fallback",
-        f"{own} {does}; {exports_text(env)} it works",
+        f"{own} {does}; {workarounds_text(env)} it works",
         f"{works}{where.text}{error_text(climbed.first)}. The way around leaves out {taken}: "
-        f"{exports_text(env)} {own} worked in {runs_text(end)}"
+        f"{workarounds_text(env)} {own} worked in {runs_text(end)}"
         f"{price(climbed, end)}. {cause(seen, end.members, where.nodes)}".strip(),
-        severity=Severity.WARNING if seen.options.exports else Severity.ERROR,
+        severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(climbed),
-        remedy=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
+        fix=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
         f"with less than this it failed, and this was tried {len(end.runs)} times.{_untold(seen, end)}",
         env=env,
     )
@@ -96,17 +96,17 @@ def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     times = times_text(ratio(climbed, end.runs))
     return seen.finding(
         "slow",
-        f"{own} is slow; {exports_text(env)} it is {times} faster",
+        f"{own} is slow; {workarounds_text(env)} it is {times} faster",
         f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. The way around leaves "
         f"out {taken}: "
-        f"{exports_text(env)} it is {times} faster in {runs_text(end)}{price(climbed, end)}. "
+        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(climbed, end)}. "
         f"{cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(climbed),
-        remedy="Until the cause is mended, set in the job what follows.",
+        fix="Until the cause is mended, set in the job what follows.",
         env=env,
     )
 
@@ -121,7 +121,7 @@ def _held_back(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         f"{own} reaches {rate(climbed.first)} busbw with {settings}, and works without it in {runs_text(end)}"
         f"{price(climbed, end)}: {times} faster. It may be left from an old workaround.",
         evidence=tried_lines(climbed),
-        remedy="Take it out of the job, of the shell's start-up files and of ~/.nccl.conf and /etc/nccl.conf.",
+        fix="Take it out of the job, of the shell's start-up files and of ~/.nccl.conf and /etc/nccl.conf.",
         env=env,
     )
 
@@ -149,7 +149,7 @@ def _transient(seen: Seen[D], climbed: Climbed) -> Finding:
         f"The all-reduce over {own} failed at first, and worked in {runs} of {runs} runs in fresh processes, with "
         f"nothing changed ({rate(climbed.first)} busbw). What fails now and then will fail in a long job.",
         evidence=tried_lines(climbed),
-        remedy="Check again, and look at the kernel log of the hosts (Xid, link down) at the time of the failure.",
+        fix="Check again, and look at the kernel log of the hosts (Xid, link down) at the time of the failure.",
     )
 
 
@@ -161,7 +161,7 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
-        word, told = "unreliable", f"{exports_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
+        word, told = "unreliable", f"{workarounds_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
     else:
         word, told = "nothing", f"{climbed.sets}, and none helps"
     return seen.finding(
@@ -174,7 +174,7 @@ def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(climbed),
-        remedy=f"Look at what {own} says with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
+        fix=f"Look at what {own} says with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
         "try another version of NCCL or of the driver.",
     )
 
@@ -186,14 +186,14 @@ def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
         did = f"{own} {verb(known)}{error_text(known)}"
     else:
         did = f"{own} failed in {all_reduce.CHECK.code}" if broken else f"{own} works as it is"
-    why, remedy = _why_unfinished(seen)
+    why, fix = _why_unfinished(seen)
     aim = "a way around was found" if broken or climbed.ground.slow_below is not None else "what is set was priced"
     return seen.finding(
         "unfinished",
         f"{why} before {aim}",
         f"{did}; {climbed.sets} until then, and more are left.",
         evidence=tried_lines(climbed),
-        remedy=remedy,
+        fix=fix,
     )
 
 

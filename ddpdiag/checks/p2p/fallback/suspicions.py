@@ -89,7 +89,7 @@ def _sockets(pairs: Sequence[Pair]) -> Iterator[str]:
 def _shared_memory(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
     """What NCCL takes instead of P2P, and for setting it up."""
     for finding in seen.findings_of("HST003"):
-        if finding.severity is not Severity.INFO and ranks & {*finding.ranks}:
+        if finding.severity is not Severity.NOTE and ranks & {*finding.ranks}:
             yield finding.message.removesuffix(".")
 
 

@@ -59,7 +59,7 @@ def error_text(tried: Tried) -> str:
     return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
 
 
-def exports_text(env: Mapping[str, str | None]) -> str:
+def workarounds_text(env: Mapping[str, str | None]) -> str:
     """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
     settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
     removed = ", ".join(name for name, value in env.items() if value is None)

@@ -106,7 +106,7 @@ def _unreadable(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
             f"{view.host.name}: NVML says {view.errors[0]!r}: UNKNOWN how its {view.host.gpus} GPUs are connected.",
             ranks=view.host.ranks,
             evidence={"error": view.errors[0]},
-            remedy=f"Run `nvidia-smi topo -m` on {view.host.name} and follow what it says.",
+            fix=f"Run `nvidia-smi topo -m` on {view.host.name} and follow what it says.",
         )
 
 
@@ -120,7 +120,7 @@ def _isolated(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
             "ways between the others, and CUDA may not open their memory (NCCL: 'invalid device ordinal').",
             ranks=view.host.ranks,
             evidence={"gpus": [label(gpu) for gpu in view.gpus], "shown": list(view.views)},
-            remedy="Give all GPUs of a host to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
+            fix="Give all GPUs of a host to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
             "--gpus-per-task), and let each take its own by LOCAL_RANK.",
         )
 

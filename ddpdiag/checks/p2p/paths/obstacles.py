@@ -59,7 +59,7 @@ def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
         f"{view.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks: {harm}, and on "
         "some boards NCCL hangs or sums wrong values; off is expected on a host that is no virtual machine (NCCL's "
         "troubleshooting guide).",
-        severity=Severity.WARNING if detours else Severity.INFO,
+        severity=Severity.WARNING if detours else Severity.NOTE,
         nodes=(view.host.name,),
         evidence={
             "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in list(found)[:_LISTED]],
@@ -67,7 +67,7 @@ def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
             "pairs": len(pairs),
             "pairs_at_a_switch": len(detours),
         },
-        remedy="Switch ACS off in the BIOS, or until the next boot as root with "
+        fix="Switch ACS off in the BIOS, or until the next boot as root with "
         f"`setpci -s {first} ECAP_ACS+6.w=0000`{' (and so on)' if len(found) > 1 else ''}; boot with iommu=pt; set "
         "NCCL_P2P_DISABLE=1 if copies fail.",
     )
@@ -92,5 +92,5 @@ def iommu(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
                 "kernel_parameters": list(view.around.parameters),
                 "iommu_groups": view.around.iommu_groups,
             },
-            remedy="Boot with iommu=pt, or switch the IOMMU off in the BIOS, if copies between GPUs are slow or fail.",
+            fix="Boot with iommu=pt, or switch the IOMMU off in the BIOS, if copies between GPUs are slow or fail.",
         )

@@ -80,7 +80,7 @@ def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Findin
             "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs[:_LISTED]],
             "gpus": [label(member) for member in gpus_of(pairs)],
         },
-        remedy=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {view.host.name}; "
+        fix=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {view.host.name}; "
         + (
             "remove the key from NVreg_RegistryDwords (/proc/driver/nvidia/params shows it) and load the driver anew."
             if switched_off
@@ -118,7 +118,7 @@ def asymmetric(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
             nodes=(view.host.name,),
             links=[f"{view.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
             evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            remedy=f"Look at `nvidia-smi topo -p2p r` and `topo -p2p w` on {view.host.name}, and reset these GPUs; "
+            fix=f"Look at `nvidia-smi topo -p2p r` and `topo -p2p w` on {view.host.name}, and reset these GPUs; "
             "set NCCL_P2P_DISABLE=1 if copies fail.",
         )
 
@@ -146,7 +146,7 @@ def refused(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
             "there: expect its bandwidth.",
             nodes=(view.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            remedy="Nothing, if these cards are not made for it (most consumer cards are not).",
+            fix="Nothing, if these cards are not made for it (most consumer cards are not).",
         )
 
 

@@ -119,7 +119,7 @@ def _nominal(sys: Path, names: Sequence[str]) -> float | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
-    env = fallback.job_exports(seen.of(fallback.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    env = fallback.job_workarounds(seen.of(fallback.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
     return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
 
 
@@ -137,7 +137,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from findings.unreadable(view)
     yield from findings.versions(view)
     # With variables that get around what does not work, NCCL goes the ways that are left.
-    if not fallback.works_with_exports(seen.of(fallback.CHECK)):
+    if not fallback.works_with_workarounds(seen.of(fallback.CHECK)):
         yield from findings.sockets(view)
         yield from findings.gpudirect(view)
         yield from findings.inside(view)

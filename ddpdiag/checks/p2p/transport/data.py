@@ -111,7 +111,7 @@ class View:
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
         """Why NCCL chose so on these ranks: variables that it was given, and what it says itself."""
-        return tuple(dict.fromkeys((*self._variables(ranks, names), *self._remarks(ranks))))[:4]
+        return tuple(dict.fromkeys((*self._variables(ranks, names), *self._notes(ranks))))[:4]
 
     def settings(self, rank: int) -> Mapping[str, str]:
         """The variables of a rank that decide on transports: as LCH002 saw them, and as NCCL did."""
@@ -136,8 +136,8 @@ class View:
             found = self.settings(rank)
             yield from (f"{name}={found[name]}" for name in names if name in found)
 
-    def _remarks(self, ranks: Sequence[int]) -> Iterator[str]:
-        return (f"'{remark}'" for rank in ranks if rank in self.logs for remark in self.logs[rank].remarks)
+    def _notes(self, ranks: Sequence[int]) -> Iterator[str]:
+        return (f"'{note}'" for rank in ranks if rank in self.logs for note in self.logs[rank].notes)
 
 
 @lru_cache(maxsize=1)

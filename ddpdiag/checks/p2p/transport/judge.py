@@ -28,7 +28,7 @@ def unreadable(view: View) -> Iterator[Finding]:
             f"The log of NCCL{which} on {ranks_text(silent)} of {len(view.rows)} tells no way to any peer: UNKNOWN "
             "which transport it uses.",
             ranks=silent,
-            remedy="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
+            fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
             "with 'via'.",
         )
 
@@ -46,7 +46,7 @@ def versions(view: View) -> Iterator[Finding]:
         + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
         ranks=odd.ranks,
         evidence={ranks_text(ranks): str(version) for version, ranks in odd.groups.items()},
-        remedy="Look at LD_LIBRARY_PATH and LD_PRELOAD there; use one container image or environment on every host.",
+        fix="Look at LD_LIBRARY_PATH and LD_PRELOAD there; use one container image or environment on every host.",
     )
 
 
@@ -70,10 +70,10 @@ def sockets(view: View) -> Iterator[Finding]:
         f"NCCL uses sockets, not {kind}",
         f"NCCL sends over sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
         f"although {kind} ports are up on both ends ({names} on {first}){cost}. {_why(why)}",
-        severity=Severity.WARNING if kind == "InfiniBand" else Severity.INFO,
+        severity=Severity.WARNING if kind == "InfiniBand" else Severity.NOTE,
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
-        remedy="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
+        fix="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
         "ports where the job runs (in a container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and "
         "that NCCL_IB_HCA names them.",
     )
@@ -126,7 +126,7 @@ def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]
         ranks=ranks,
         nodes=odd,
         evidence={"without": [*without]},
-        remedy="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
+        fix="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
         "the other hosts; compare NCCL_NET_GDR_LEVEL.",
     )
 
@@ -137,9 +137,9 @@ def _none_direct(view: View, ranks: Sequence[int]) -> Finding:
         "InfiniBand is used without GPUDirect RDMA",
         f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
         f"{_gdr_reason(view, ranks)}",
-        severity=Severity.INFO,
+        severity=Severity.NOTE,
         evidence={"reasons": list(view.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
-        remedy="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
+        fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
         "kernel with DMA-BUF.",
     )
 
@@ -192,7 +192,7 @@ def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
         ranks=ranks,
         gpus=gpus,
         evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
-        remedy="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
+        fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
         "let all containers of a host share its GPUs, its IPC namespace and its host name.",
     )
 
@@ -212,11 +212,11 @@ def nvls(view: View) -> Iterator[Finding]:
         f"NVLS is not available on {ranks_text(without)} ({names_text(view.seen.world.nodes_of(without))}), but on "
         f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only where all ranks can"
         + ("." if blamed else " (no majority, so nobody is blamed)."),
-        severity=Severity.WARNING if blamed else Severity.INFO,
+        severity=Severity.WARNING if blamed else Severity.NOTE,
         ranks=blamed,
         gpus=gpus,
         evidence={"without": [*without]},
-        remedy="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
+        fix="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
         "Fabric`), at the driver's version and at NCCL_NVLS_ENABLE.",
     )
 
@@ -237,5 +237,5 @@ def warned(view: View) -> Iterator[Finding]:
             f"NCCL warned although the all-reduces went well. {'; '.join(lines[:_LOG_LINES])}{more}.",
             nodes=view.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
-            remedy="Read them; an asynchronous event of an adapter is a link that goes up and down.",
+            fix="Read them; an asynchronous event of an adapter is a link that goes up and down.",
         )

@@ -112,7 +112,7 @@ class Choice(Struct, frozen=True):
         return f"{_VARIABLES[self.library]}={self.variable}"
 
     @property
-    def remedy(self) -> str:
+    def fix(self) -> str:
         """What to set in its place."""
         if self.route is None:
             return f"Set {_VARIABLES[self.library]} to an interface of {self.host.name} that leads to the other hosts."
@@ -187,7 +187,7 @@ def _finding(
             "source_towards_coordinator": choice.data.source,
             "interfaces": [_in_words(interface) for interface in choice.known[:16]],
         },
-        remedy=choice.remedy,
+        fix=choice.fix,
         env=_env(seen),
     )
 
@@ -265,12 +265,12 @@ def _shared(seen: Seen[Data], shared: Mapping[str, Sequence[Choice]]) -> Iterato
             severity=choices[0].severity,
             nodes=names,
             evidence={"address": address},
-            remedy=_common_remedy(choices),
+            fix=_common_fix(choices),
             env=_env(seen),
         )
 
 
-def _common_remedy(choices: Sequence[Choice]) -> str:
+def _common_fix(choices: Sequence[Choice]) -> str:
     variable = _VARIABLES[choices[0].library]
     routes = {choice.route.name if choice.route else "" for choice in choices}
     if len(routes) > 1 or "" in routes:
@@ -329,7 +329,7 @@ def _unreadable(seen: Seen[Data], host: Host) -> Finding:
         f"the interfaces of {host.name} cannot be listed",
         f"{host.name} does not say which network interfaces it has: UNKNOWN which of them a job would use.",
         nodes=[host.name],
-        remedy="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
+        fix="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
     )
 
 

@@ -128,7 +128,7 @@ def slow(seen: Seen[D], mesh: Mesh, rates: Rates, limits: Limits) -> Iterator[Fi
                 "source": expected.source,
                 "lost_share": lost,
             },
-            remedy=_remedy(subject),
+            fix=_fix(subject),
         )
 
 
@@ -145,9 +145,9 @@ def lossy(seen: Seen[D], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
             nodes=subject.nodes,
             links=subject.links,
             evidence={"lost_share": share, "bytes_per_s": median_rate(subject.cells.values())},
-            remedy=_remedy(subject),
+            fix=_fix(subject),
         )
 
 
-def _remedy(subject: Subject) -> str:
+def _fix(subject: Subject) -> str:
     return _ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes)

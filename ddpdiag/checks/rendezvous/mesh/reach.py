@@ -56,7 +56,7 @@ def failures(seen: Seen[D], mesh: Mesh, around: Surroundings) -> Iterator[Findin
             nodes=subject.nodes,
             links=subject.links,
             evidence={"ways": _ways(mesh, subject), "ports": around.ports},
-            remedy=_open_ports(subject, word, around.ports),
+            fix=_open_ports(subject, word, around.ports),
         )
 
 
@@ -117,7 +117,7 @@ def black_holes(seen: Seen[D], mesh: Mesh, around: Surroundings) -> Iterator[Fin
             nodes=subject.nodes,
             links=subject.links,
             evidence={"interfaces": mtus(mesh, around), "stalled_bytes": stalled, "ways": _ways(mesh, subject)},
-            remedy="Find what lies between these hosts and carries less than their MTU, a switch or a tunnel (`ping -M "
+            fix="Find what lies between these hosts and carries less than their MTU, a switch or a tunnel (`ping -M "
             "do -s 1472 HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller one; "
             "net.ipv4.tcp_mtu_probing=1 helps until then.",
         )
@@ -143,7 +143,7 @@ def transients(seen: Seen[D], mesh: Mesh, rows: Sequence[tuple[int, Cell]]) -> I
             "some ways between hosts failed once",
             f"{names_text(links)} failed, and worked when they were tried again.",
             links=links,
-            remedy="Try again; if it comes back, look at the error counters of these hosts (`ip -s link`).",
+            fix="Try again; if it comes back, look at the error counters of these hosts (`ip -s link`).",
         )
 
 

@@ -166,7 +166,7 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
             for other, own in writers.items()
             if own.unseen
         },
-        remedy="Mount the same file system there on every host, or give a directory that all share with --shared-dir.",
+        fix="Mount the same file system there on every host, or give a directory that all share with --shared-dir.",
     )
 
 
@@ -190,7 +190,7 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
             "expected.",
             nodes=where(seen, tuple(slow), len(writers)).nodes,
             evidence={seen.world.node_of(rank): own.seconds for rank, own in slow.items()},
-            remedy="Mount it with shorter caches (NFS: actimeo=1 or noac), or meet over tcp:// or env://.",
+            fix="Mount it with shorter caches (NFS: actimeo=1 or noac), or meet over tcp:// or env://.",
         )
 
 
@@ -208,7 +208,7 @@ def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
             f"torch's FileStore wrote {shown}{more}. Unless a job runs that uses it, it is left over from one that did "
             "not end well; a new job with this file connects to processes that are gone, and hangs.",
             evidence={"paths": [store.path for store in left]},
-            remedy="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
+            fix="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
         )
 
 

@@ -71,7 +71,7 @@ class _Way(Struct, frozen=True):
 
     word: str
     what: str
-    remedy: str
+    fix: str
 
 
 _MISSING = _Way("missing", "is not there", "Mount it there, or give another directory with --shared-dir.")
@@ -102,7 +102,7 @@ def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findin
             f"{data.name} {way.what} on {hosts.text}: writing a small file gave {error}{data.room}.",
             nodes=hosts.nodes,
             evidence={"error": error, **data.evidence},
-            remedy=way.remedy,
+            fix=way.fix,
         )
 
 
@@ -122,7 +122,7 @@ def without_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Fin
             f"that write to a FileStore at once spoil it.{doubt}",
             nodes=() if two else hosts.nodes,
             evidence=data.evidence,
-            remedy="Mount it with locks that all hosts share (NFS: without local_lock; Lustre: flock, not localflock).",
+            fix="Mount it with locks that all hosts share (NFS: without local_lock; Lustre: flock, not localflock).",
         )
 
 
@@ -140,7 +140,7 @@ def _failing(
             severity=severity,
             nodes=hosts.nodes,
             evidence=data.evidence,
-            remedy="Mount it with locks (NFS: not nolock, and with rpc.statd, or version 4; Lustre: flock).",
+            fix="Mount it with locks (NFS: not nolock, and with rpc.statd, or version 4; Lustre: flock).",
         )
 
 
@@ -159,5 +159,5 @@ def little_room(seen: Seen[Data], writers: Mapping[int, Data], free_mib: float) 
             f"{data.name} is nearly full on {hosts.text}{data.room}; {free_mib:g} MiB and a free inode are expected.",
             nodes=hosts.nodes,
             evidence=data.evidence,
-            remedy=_FULL.remedy,
+            fix=_FULL.fix,
         )

@@ -53,7 +53,7 @@ def too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]
 
     Whatever the collective, nearly all of its bytes come from each host or go to it once: no less time than that.
     """
-    posted = [o.flight[-1] for o in outcomes if o.flight]
+    posted = [o.collectives[-1] for o in outcomes if o.collectives]
     size_bytes = max((own.elements * _BYTES.get(own.dtype, 1) for own in posted), default=0)
     for cause in known:
         rate = cause.evidence["bytes_per_s"]

@@ -148,7 +148,7 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
             "unsupported",
             next(iter(said.values())),
             f"No rank has a backend of the name {backend}, so nothing was tried over it.",
-            remedy="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
+            fix="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
             of_the_run=True,
         )
         for backend, said in asked.items()
@@ -160,7 +160,7 @@ def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
     known = seen.of(fallback.CHECK)
     if trial.code != all_reduce.CHECK.code or trial.params.get("backend") != seen.world.backend:
         return ()
-    return known.findings if fallback.works_with_exports(known) else ()
+    return known.findings if fallback.works_with_workarounds(known) else ()
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
@@ -214,7 +214,7 @@ def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ran
         f"{seen.number('slow_start_seconds'):g} s is expected. Training waits as long at each start.",
         ranks=ranks,
         evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-        remedy="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local disk, and "
+        fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local disk, and "
         "use a torch that was built for this GPU.",
     )
 

@@ -38,7 +38,7 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
         f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_remedy(first, blame, seen.world.nodes_of(blame.ranks), alone=seen.options.alone),
+        fix=_fix(first, blame, seen.world.nodes_of(blame.ranks), alone=seen.options.alone),
     )
 
 
@@ -67,7 +67,7 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
         f"{what} {verb}, and nobody can be blamed",
         f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
-        remedy=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
+        fix=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
     )
 
 
@@ -87,7 +87,7 @@ def explained(
         nodes=tuple(dict.fromkeys(node for found in own for node in found.nodes)),
         links=tuple(dict.fromkeys(link for found in own for link in found.links)),
         evidence=_measured(first, trial) | standings((), outcomes),
-        remedy=f"See {cause.code}.",
+        fix=f"See {cause.code}.",
     )
 
 
@@ -154,7 +154,7 @@ def _evidence(
     return evidence
 
 
-def _remedy(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -> str:
+def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -> str:
     if outcome.process is not None and outcome.process.survived:
         node = nodes[0] if nodes else "?"
         return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."

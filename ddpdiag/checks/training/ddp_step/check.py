@@ -75,7 +75,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Once, over the backend that a job would take, with the variables that it needs."""
     if seen.trials or _why_not(seen) is not None:
         return ()
-    env = fallback.job_exports(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen.of(fallback.CHECK))
     return (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
@@ -121,7 +121,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "unreadable",
             "gradients were not compared, since the digits cannot be read",
             f"Some rank could not read them, so that none of {ranks_text(lacking)} took a step; TRN001 says which.",
-            remedy="Run TRN001 as well, or leave out --data-dir.",
+            fix="Run TRN001 as well, or leave out --data-dir.",
         )
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:

@@ -59,7 +59,7 @@ def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         "sends rank 0's to all, so that training goes on with these; what a rank draws by chance differs all the same.",
         ranks=odd.ranks,
         evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-        remedy="Compare versions of torch over the hosts; if they are alike, test the memory of that host or GPU.",
+        fix="Compare versions of torch over the hosts; if they are alike, test the memory of that host or GPU.",
     )
 
 
@@ -96,7 +96,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         + f" Equal within {tolerance(next(iter(proofs.values()))):g} of their size was expected.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {witness}: rank {rank}" for witness, rank in sorted(denied)[:16]]},
-        remedy="Take that host out, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`). Other "
+        fix="Take that host out, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`). Other "
         "versions or models of CPU and GPU may round differently: compare them first.",
     )
 
@@ -137,7 +137,7 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
         ranks=blamed,
         evidence={"ranks": [*wrong]},
-        remedy="See what COL001 says of the values of an all-reduce; test the memory of the named host."
+        fix="See what COL001 says of the values of an all-reduce; test the memory of the named host."
         if blamed
         else "See what COL001 says of the values of an all-reduce.",
     )
@@ -158,7 +158,7 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         f"one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong]},
-        remedy="Test the arithmetic of the named host." if blamed else "See what COL001 says of the values.",
+        fix="Test the arithmetic of the named host." if blamed else "See what COL001 says of the values.",
     )
 
 
@@ -184,7 +184,7 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
         "expected.",
         ranks=tuple(stuck) if not same else (),
         evidence={"covered": first.covered, "drawn": first.drawn},
-        remedy="Compare versions of torch over the hosts.",
+        fix="Compare versions of torch over the hosts.",
     )
 
 
@@ -201,5 +201,5 @@ def _metrics(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
         f"right among all {proof.predicted} gathered.",
         ranks=wrong if 2 * len(wrong) < len(proofs) else (),
         evidence={"reduced": proof.reduced, "gathered": proof.gathered},
-        remedy="See what COL001 says of the values of an all-reduce.",
+        fix="See what COL001 says of the values of an all-reduce.",
     )

@@ -19,7 +19,7 @@ _CLASSES = {
     Why.CORES: "something else uses its cores",
     Why.CLOCKS: "its GPU's clocks are held down",
 }
-_REMEDIES = {
+_FIXES = {
     Why.DATA: "Look at the disk or file server of that host, and at the number of its DataLoader workers.",
     Why.COMPUTE: "Look at the health of that GPU or CPU, and at what else runs there.",
     Why.CORES: "Look for other processes on that host (top), at the pinning of ranks to cores, and at cgroup limits.",
@@ -51,7 +51,7 @@ def _straggler(seen: Seen[D], own: Straggler, limits: Limits, throttled: Set[str
         ranks=(rank,),
         gpus=gpus,
         evidence={"class": why.value, "own_seconds": own.own, "usual_seconds": own.usual, "windows": own.windows},
-        remedy=_REMEDIES[why],
+        fix=_FIXES[why],
     )
 
 
@@ -67,5 +67,5 @@ def _network(seen: Seen[D], own: Straggler) -> Finding:
         ranks=() if hosts else own.ranks,
         nodes=nodes,
         evidence={"class": own.why.value, "own_seconds": own.own, "usual_seconds": own.usual},
-        remedy="Look at its links: RDZ004 measures them, `--stage fabric` (FAB001) holds it against more partners.",
+        fix="Look at its links: RDZ004 measures them, `--stage fabric` (FAB001) holds it against more partners.",
     )

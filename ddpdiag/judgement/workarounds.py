@@ -5,20 +5,20 @@ from typing import Any
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Exports, Seen
+from ddpdiag.checks.api import Seen, Workarounds
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Finding, Recording, Severity
 
 
-def exports_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Exports:
+def workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Workarounds:
     """The variables that the job needs, if a check that this version can read found some."""
     found = (
-        own.check.exports(Seen(world, own.check, recording))
+        own.check.workarounds(Seen(world, own.check, recording))
         for own in judged
-        if own.check.exports is not None and own.readable
+        if own.check.workarounds is not None and own.readable
     )
-    return next(found, Exports())
+    return next(found, Workarounds())
 
 
 def excused(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
