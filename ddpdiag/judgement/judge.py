@@ -9,9 +9,9 @@ from ddpdiag.checks.launch import versions
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
-from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged
+from ddpdiag.judgement.need_nodes import enough
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of

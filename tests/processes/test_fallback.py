@@ -144,7 +144,7 @@ def begin(
 
 
 @pytest.fixture(scope="module")
-def climbs(
+def searches(
     start_shared: Start, tmp_path_factory: pytest.TempPathFactory, selected: frozenset[str]
 ) -> Iterator[dict[str, Future]]:
     """The scenarios' runs, and those with what they export; most of their time is waiting, so some run at once."""
@@ -176,9 +176,9 @@ QUICK_AND_DEEP = [name if name == QUICK else pytest.param(name, marks=pytest.mar
 
 
 @pytest.mark.parametrize("name", QUICK_AND_DEEP)
-def test_a_scenario_is_told_rightly_and_passes_with_its_exports(name: str, climbs: dict[str, Future]) -> None:
+def test_a_scenario_is_told_rightly_and_passes_with_its_exports(name: str, searches: dict[str, Future]) -> None:
     scenario = SCENARIOS[name]
-    job, path, again = climbs[name].result()
+    job, path, again = searches[name].result()
     told = own_findings(job)
     assert [finding["code"] for finding in told] == ([f"P2P003.{scenario.word}"] if scenario.word else []), job.told()
     healed = scenario.word in HEALED

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from test_flights import collective, trace
+from test_collective_traces import collective, trace
 
 from ddpdiag.checks.blame import blamed, front, is_echo, unfinished
 from ddpdiag.model import Kind, Outcome, ProcessState, Status, Trial

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 from ras_server import REPORT
-from test_flights import collective, trace
+from test_collective_traces import collective, trace
 from test_run_checks import only, outcome, run_of
 
 from ddpdiag.checks.blame import blamed

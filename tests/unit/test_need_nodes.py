@@ -17,10 +17,10 @@ from ddpdiag.cli.outputs import Outputs
 from ddpdiag.codec import disassemble, encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
-from ddpdiag.judgement.enough import enough
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.judge import world_of as world_of_run
 from ddpdiag.judgement.judged import Judged
+from ddpdiag.judgement.need_nodes import enough
 from ddpdiag.judgement.verdict import Conclusion, conclude
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench

@@ -1,7 +1,7 @@
 """P2P003 as a whole: recordings of simulated worlds, from the plan to the finding."""
 
 import pytest
-from climbs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
+from fallback_runs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -267,18 +267,18 @@ def test_one_rank_is_not_blamed_before_all_pairs_were_tried(golden):
 
 
 @pytest.mark.parametrize(
-    ("error", "climbs"),
+    ("error", "searches"),
     [("AssertionError: Unknown backend type ncll", False), ("DistBackendError: unhandled system error", True)],
 )
-def test_no_variable_is_looked_for_where_none_can_help(error, climbs):
+def test_no_variable_is_looked_for_where_none_can_help(error, searches):
     run = Run(4, hangs_unless(P2P))
     own = max(outcome.trial for outcome in run.recording.outcomes)
     outcomes = tuple(
         structs.replace(o, status=Status.RAISED, error=error) if o.trial == own else o for o in run.recording.outcomes
     )
     run.recording = structs.replace(run.recording, outcomes=outcomes)
-    assert bool(fallback.plan(run.seen)) is climbs
-    assert (fallback.moot(run.seen) is None) is climbs
+    assert bool(fallback.plan(run.seen)) is searches
+    assert (fallback.moot(run.seen) is None) is searches
 
 
 def test_what_hung_before_a_rank_was_lost_is_told():

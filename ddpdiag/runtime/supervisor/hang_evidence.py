@@ -16,8 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective, Place
+from ddpdiag.probes.flight_recorder import Group, groups, posted
 from ddpdiag.probes.process import ras
-from ddpdiag.probes.recorder import Group, groups, posted
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
