@@ -44,7 +44,7 @@ def hangs_unless(variables: Mapping[str, str | None], *, pair: Sequence[int] = (
 
 
 class Run:
-    """A run up to the ladder, which `climb` then fallback_runs; a trial takes its seconds, and those that work 2 s."""
+    """A run up to the ladder, which `climb` then climbs; a trial takes its seconds, and those that work 2 s."""
 
     def __init__(
         self,

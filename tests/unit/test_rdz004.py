@@ -11,7 +11,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.rendezvous.mesh.data import better, failure, usual_rate
-from ddpdiag.model import Arrival, Finding, Severity, Status
+from ddpdiag.model import Arrival, Event, EventKind, Finding, Severity, Status
 from ddpdiag.probes.net.tcp_connect import Reach
 
 
@@ -140,6 +140,14 @@ def test_loss_is_a_warning_that_names_the_host(golden):
 
 def test_little_loss_is_silent():
     assert judged(meshed(3, every(3, losing(0.0005), receiver=1))) == []
+
+
+def test_a_rate_that_a_cancelled_run_measured_once_is_no_finding():
+    once = meshed(3, {(0, 1): slow(0.2e9), (1, 2): losing(0.05)})
+    assert [finding.code for finding in judged(once)] == ["RDZ004.slow", "RDZ004.loss"]
+    told = Event(seconds=9.0, kind=EventKind.SIGNAL, rank=0, detail="15")
+    cancelled = structs.replace(once.recording, events=(told,))
+    assert judged(Seen(once.world, mesh.CHECK, cancelled)) == []
 
 
 def test_loss_on_a_slow_way_is_told_once(golden):

@@ -40,6 +40,7 @@ from ddpdiag.checks.rendezvous.mesh.reach import Surroundings, black_holes, drop
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context, Opening
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import (
     Interface,
@@ -197,9 +198,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, interfaces)
     yield from failures(seen, mesh, around)
     yield from black_holes(seen, mesh, around)
-    rates = Rates(mesh, interfaces, limits)
-    yield from slow(seen, mesh, rates, limits)
-    yield from lossy(seen, mesh, rates)
+    # A cancelled run may end before the repetition, and what a busy host gave once is no rate of the network.
+    if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and plan(seen)):
+        rates = Rates(mesh, interfaces, limits)
+        yield from slow(seen, mesh, rates, limits)
+        yield from lossy(seen, mesh, rates)
     yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
 
 
