@@ -4,7 +4,8 @@
 
 A tree is a checkout; the default is this one. The last rows but the packages run the tree's own code with this
 interpreter: `judge` of a healthy run, and with --run `ddpdiag check --select COL001`. A file counts as entered when
-the body of one of its functions runs.
+the body of one of its functions runs, and as a hop when a function of it takes or returns what COL001 measured, in
+whatever shape, on its way from the worker to the report (checks, judgement and renderers are not counted).
 """
 
 import argparse
@@ -29,9 +30,23 @@ LONGEST_FILES = 5
 # Becomes sitecustomize of every process. A profiler and no sys.monitoring: Python 3.11 has none.
 PROFILER = """
 import inspect, os, sys, threading
-package, output, within = (os.environ["STRUCTURE_" + name] for name in ("PACKAGE", "OUTPUT", "WITHIN"))
+package, output, within, field = (os.environ["STRUCTURE_" + name] for name in ("PACKAGE", "OUTPUT", "WITHIN", "FIELD"))
 seen, depth = set(), 0
-def profile(frame, event, _):
+def carries(value, depth=3):  # is the field in these bytes, in this struct, or in what it holds?
+    if isinstance(value, (bytes, bytearray)) or type(value).__name__ == "Raw":
+        return field.encode() in bytes(value)
+    fields = getattr(type(value), "__struct_fields__", ())
+    fields = fields if isinstance(fields, tuple) else ()  # of a class it is a descriptor
+    inner = [getattr(value, name, None) for name in fields]
+    inner = value if isinstance(value, (tuple, list)) else inner
+    return field in fields or (depth > 0 and any(carries(one, depth - 1) for one in inner[:16]))
+def counts(frame, event, value):
+    if not field:
+        return event == "call"
+    code = frame.f_code
+    given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]] if event == "call" else [value]
+    return any(map(carries, given))
+def profile(frame, event, value):
     global depth
     if event not in ("call", "return") or not frame.f_code.co_filename.startswith(package):
         return
@@ -39,7 +54,7 @@ def profile(frame, event, _):
     if within and file.endswith(within.partition(":")[0]) and name == within.partition(":")[2]:
         depth += 1 if event == "call" else -1
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # and no body of a module or class
-    if event == "call" and (depth or not within) and is_function and file not in seen:
+    if (depth or not within) and is_function and file not in seen and counts(frame, event, value):
         seen.add(file)
         with open(output, "a") as stream:
             stream.write(file + "\\n")
@@ -182,6 +197,9 @@ def rows(tree: Tree, *, run: bool) -> Iterator[tuple[str, str]]:
         check = ["check", "--nproc-per-node", "2", "--select", "COL001"]
         yield "entered by `check --select COL001`", entered_row(tree, check)
         yield "  outside of checks/", entered_row(tree, check, counts=lambda file: "/checks/" not in file)
+        hops = entered_files(tree.root, check, field="large_seconds")
+        judged = ("/checks/", "/judgement/", "/render/")
+        yield "hops of a record", f"{sum(not any(part in file for part in judged) for file in hops)} files"
     packages = Counter(file.split("/")[1] for file in tree.lines if file.count("/") > 1)
     yield from ((f"files in {package}/", f"{packages[package]}") for package in sorted(packages))
     yield "files at the top", f"{len(tree.lines) - packages.total()}"
@@ -208,12 +226,15 @@ def entered_row(
     return f"{len(entered)} files, {sum(tree.lines[file] for file in entered):,} lines"
 
 
-def entered_files(root: Path, command: list[str], within: str) -> list[str]:
-    """Files of the package in which a function ran during a command (or during its calls of FILE:FUNCTION)."""
+def entered_files(root: Path, command: list[str], within: str = "", field: str = "") -> list[str]:
+    """Files of the package in which a function ran during a command (or during its calls of FILE:FUNCTION).
+
+    With `field` only those of which a function took or returned something that holds a field of that name.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(PROFILER)
         output = Path(folder, "entered")
-        variables = {"PACKAGE": f"{root / 'ddpdiag'}/", "OUTPUT": str(output), "WITHIN": within}
+        variables = {"PACKAGE": f"{root / 'ddpdiag'}/", "OUTPUT": str(output), "WITHIN": within, "FIELD": field}
         environment = os.environ | {f"STRUCTURE_{name}": value for name, value in variables.items()}
         environment["PYTHONPATH"] = f"{folder}:{root}"
         done = subprocess.run(
