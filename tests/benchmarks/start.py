@@ -14,6 +14,7 @@ whatever else the machine does at the time falls on both:
     with a secret / without  two ranks started by hand that meet at this host's own address: with DDPDIAG_TOKEN, so that
                              the control channel is encrypted (CURVE), and without. At most 1.1. Left out on a host
                              that has no other address than loopback.
+    now / before             `ddpdiag check` of this checkout and of the one given with --before. At most 1.05.
 
 Then `ddpdiag --help` and `ddpdiag explain COL001`, each within 0.3 s and without torch.
 
@@ -38,6 +39,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+CHECKOUT = Path(__file__).resolve().parents[2]
+FIT = ("FIT: 2 ranks",)
 
 MEET = """\
 import torch.distributed as dist
@@ -141,11 +144,11 @@ def variables() -> dict[str, str]:
     return environ | ours | {"ACCELERATE_USE_CPU": "true"}
 
 
-def pairs(folder: Path) -> list[Pair]:
+def pairs(folder: Path, before: Path | None) -> list[Pair]:
     """What is compared here; the scripts that it takes are written to `folder`."""
     (folder / "meet.py").write_text(MEET)
     (folder / "two.yaml").write_text(TWO_PROCESSES)
-    check = Command("ddpdiag check", [str(SCRIPTS / "ddpdiag"), "check", "--nproc-per-node", "2"], ["FIT: 2 ranks"])
+    check = Command("ddpdiag check", [str(SCRIPTS / "ddpdiag"), "check", "--nproc-per-node", "2"], FIT)
     torchrun = Command("torchrun", [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", str(folder / "meet.py")])
     found = [Pair(check, torchrun, 1.5, below=False)]
     if installed("accelerate") is not None:
@@ -155,10 +158,18 @@ def pairs(folder: Path) -> list[Pair]:
         print("accelerate is not installed: nothing is compared with `accelerate test`\n")
     address = own_address()
     if address is not None:
-        with_secret = Command("with a secret", by_hand(address, "DDPDIAG_TOKEN=secret"), ["FIT: 2 ranks"])
-        without = Command("without", by_hand(address, "DDPDIAG_TOKEN="), ["FIT: 2 ranks", "LCH001.unauthenticated"])
+        with_secret = Command("with a secret", by_hand(address, "DDPDIAG_TOKEN=secret"), FIT)
+        without = Command("without", by_hand(address, "DDPDIAG_TOKEN="), [*FIT, "LCH001.unauthenticated"])
         found.append(Pair(with_secret, without, 1.1, below=False))
+    if before is not None:
+        now, then = Command("now", of_checkout(CHECKOUT), FIT), Command("before", of_checkout(before.resolve()), FIT)
+        found.append(Pair(now, then, 1.05, below=False))
     return found
+
+
+def of_checkout(root: Path) -> list[str]:
+    """A check by the code of this checkout, with this interpreter and what is installed for it."""
+    return ["env", f"PYTHONPATH={root}", sys.executable, "-m", "ddpdiag", "check", "--nproc-per-node", "2"]
 
 
 def own_address() -> str | None:
@@ -232,17 +243,19 @@ def describe() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="how often each pair runs, at least 2 (default: 10)")
-    rounds = max(2, parser.parse_args().rounds)
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout")
+    arguments = parser.parse_args()
+    rounds = max(2, arguments.rounds)
     print(describe())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = pairs(folder)
+        found = pairs(folder, arguments.before)
         try:
             for pair in found:
                 pair.seconds((pair.ours, pair.theirs), folder)  # unmeasured: fills the page cache, compiles modules
                 compare(pair, rounds, folder)
-            for arguments in (["--help"], ["explain", "COL001"]):
-                check_short(arguments, rounds, folder)
+            for words in (["--help"], ["explain", "COL001"]):
+                check_short(words, rounds, folder)
         except Failed as failure:
             sys.exit(str(failure))
 
