@@ -26,7 +26,8 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Options
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HEALTHY = Path(__file__).parents[1] / "recordings" / "healthy-2-ranks.jsonl"
 GROUP = typer.main.get_command(app)
 # What documentation writes for a number, a host, a code.
@@ -44,12 +45,14 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _documented() -> Iterator[str]:
-    """Every `... ddpdiag ...` command in our texts (manual pages, remedies, errors), in the README and in --help."""
+    """Every `... ddpdiag ...` command in texts (manual pages, fixes, errors), in the README and docs, and in --help."""
     files = sorted(Path(ddpdiag.__path__[0]).rglob("*.py"))
     texts = [text for file in files for text in _texts(ast.parse(file.read_text()))]
-    for text in [*texts, README.read_text()]:
+    pages = [page.read_text() for page in PAGES]
+    for text in [*texts, *pages]:
         yield from re.findall(r"`((?:[^`\n]* )?ddpdiag [^`]*)`", text)
-    yield from re.findall(r"^(?:\$ )?(.*\bddpdiag (?:check|judge|explain).*)$", README.read_text(), re.MULTILINE)
+    for page in pages:
+        yield from re.findall(r"^(?:\$ )?(.*\bddpdiag (?:check|judge|explain) .*)$", page, re.MULTILINE)
     for command in (GROUP, *GROUP.commands.values()):
         yield from (line for line in (command.epilog or "").split("\n\n") if "ddpdiag" in line)
 
