@@ -23,15 +23,18 @@ LARGEST_BYTES = 150 << 20
 
 
 class Attacked:
-    """Two ranks, started by hand, as if in two shells; `address` is rank 0's."""
+    """Two ranks, started by hand, as if in two shells; `address` is rank 0's, `open_files` the limit of each."""
 
-    def __init__(self, folder: Path, address: str, *options: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, address: str, *options: str, open_files: int | None = None, **variables: str
+    ) -> None:
         self.port = free_port("127.0.0.1")
         self.run_id = f"attacked-{os.getpid()}-{time.monotonic_ns()}"
         ports = control_ports(self.run_id, self.port, None)
         self.target = Target(self.run_id, ports, ddpdiag.__version__)
         self.json = folder / "report.json"
         self._address, self._options = address, options
+        self._prefix = () if open_files is None else ("prlimit", f"--nofile={open_files}")
         self._environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), "HOME": str(folder), **variables}
 
     def run(self, attack: Callable[[Target], None]) -> tuple[list[int], str, int]:
@@ -55,7 +58,12 @@ class Attacked:
         command = (sys.executable, "-m", "ddpdiag", "check", *place, *where, *out, "--select", "LCH001,LCH003,COL001")
         pipe, merged = subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
-            [*command, *self._options], stdout=pipe, stderr=merged, text=True, env=self._environ, errors="replace"
+            [*self._prefix, *command, *self._options],
+            stdout=pipe,
+            stderr=merged,
+            text=True,
+            env=self._environ,
+            errors="replace",
         )
 
 
@@ -91,6 +99,12 @@ def test_a_run_without_one_says_what_happened(tmp_path: Path, name: str) -> None
     assert "Traceback" not in said
     assert "\x1b[31m" not in said
     assert len(said) < 100_000
+
+
+@pytest.mark.deep
+def test_silent_connections_beyond_the_limit_of_open_files_keep_no_rank_out(tmp_path: Path) -> None:
+    codes, said, _largest = Attacked(tmp_path, "127.0.0.1", open_files=256).run(ALL["silent connections"])
+    assert codes == [0, 0], said
 
 
 @pytest.mark.deep
