@@ -6,12 +6,12 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.verdict import Conclusion, exit_code, tested
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Status, Verdict
+from ddpdiag.text import workarounds_text
 
 # Stages in which ranks exchange what a job does.
 _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.p2p.fallback.overrides import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_rungs
+from ddpdiag.checks.p2p.fallback.conditions import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_rungs
 from ddpdiag.checks.p2p.fallback.search import (
     CONFIRMED,
     Ended,

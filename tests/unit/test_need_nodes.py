@@ -9,7 +9,7 @@ from test_judge import recording
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import FabricView
-from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.cli.judge import run as judge_files

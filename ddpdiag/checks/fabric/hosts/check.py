@@ -39,9 +39,9 @@ from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricView
 from ddpdiag.checks.fabric.hosts.judge import findings
-from ddpdiag.checks.fabric.search.pair_confirm_cover import Phase, Round
-from ddpdiag.checks.fabric.search.rules import Rules
-from ddpdiag.checks.fabric.search.whole import Located
+from ddpdiag.checks.fabric.pair_confirm_cover import Phase, Round
+from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import Located
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.pair_matrix import pair_matrix
@@ -253,7 +253,7 @@ CHECK = Check(
     kind=Kind.TORCH,
     deadline=10,
     # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
-    # ddpdiag/checks/fabric/search/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
+    # ddpdiag/checks/fabric/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
     settings={
         "floor_share": FLOOR,
         "transient_share": 0.01,

@@ -10,9 +10,9 @@ from msgspec import Struct
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.search.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
-from ddpdiag.checks.fabric.search.rules import Rules
-from ddpdiag.checks.fabric.search.whole import Ground, Located, follow, locate
+from ddpdiag.checks.fabric.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
+from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
 from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.model.bench import Limits

@@ -1,16 +1,16 @@
 """What the search among hosts came to, in findings."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from itertools import groupby
+from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.hosts.data import FabricView
-from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path, Reached
-from ddpdiag.checks.fabric.search.whole import Alone, Located
-from ddpdiag.checks.fabric.text import WHYS, how, rates, severity, slower_share, tests_text
-from ddpdiag.checks.fabric.truncation import cut_short
-from ddpdiag.checks.hosts import names_text
-from ddpdiag.model import Finding, Severity
+from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached
+from ddpdiag.checks.fabric.search import Alone, Located
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")
@@ -247,3 +247,73 @@ def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
         fix=cut.fix,
         of_the_run=True,
     )
+
+
+WHYS = {
+    "hung": "did not end in time",
+    "died": "crashed",
+    "raised": "failed",
+    "wrong": "gave wrong values",
+    "unheard": "was not heard of again",
+    "lost": "was lost",
+    "skipped": "was ended",
+}
+_SHOWN = 8
+
+
+def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
+    """An error where it does not end, or is far below at its best; else it slows the job down."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
+    return Severity.ERROR if bad else Severity.WARNING
+
+
+def how(tests: Sequence[Reached], usual: float) -> str:
+    """How bad: "25 % slower" at its best."""
+    share = slower_share(tests, usual)
+    return "bad" if share is None else f"{share_text(share)} slower"
+
+
+def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
+    """By which share of the usual rate the best of them is slower; None where one did not end, or nothing is usual."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None
+
+
+def tests_text(tests: Sequence[Reached]) -> str:
+    """What each test came to; the same one after the other is counted."""
+    words = [
+        rate_text(tested.rate) if tested.rate is not None else WHYS.get(tested.why, "failed")
+        for tested in tests[:_SHOWN]
+    ]
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    return ", ".join(word if times == 1 else f"{word} ({times} times)" for word, times in runs)
+
+
+def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
+    """The same for the evidence, in bytes per second; None where it did not end."""
+    return [tested.rate for tested in tests[:_SHOWN]]
+
+
+class Cut(NamedTuple):
+    """Why it was cut short, as "before ..." or "when ...", and the remedy."""
+
+    when: str
+    fix: str
+
+
+def cut_short(seen: Seen[D]) -> Cut:
+    """By a signal, for want of time, or because ranks left; in this order, since the first explains the others."""
+    kinds = {event.kind for event in seen.recording.events}
+    if kinds.intersection(TOLD_TO_LEAVE):
+        return Cut("when the run was told to end (RUN004)", "Run it again, and let it end.")
+    if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
+        budget = seen.options.budget_seconds
+        return Cut(f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g}).")
+    skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
+    if skip is not None:
+        return Cut(f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks.")
+    lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
+    if lost:
+        return Cut(f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them.")
+    return Cut("when the run ended", "Run it again, and let it end.")

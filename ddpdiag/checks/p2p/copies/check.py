@@ -31,8 +31,7 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import View, host_ways, views_of
-from ddpdiag.checks.p2p.copies.host_memory import host_slow, host_wrong
-from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, indirect, short, slow, wrong
+from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World

@@ -1,13 +1,20 @@
 """What is the likely reason that a way does not work, by the override that got around it."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.p2p.fallback.search import Member
-from ddpdiag.checks.p2p.fallback.suspicions import suspicions
+from ddpdiag.checks.gpu import memory_errors, nvswitch
+from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths
+from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, gpus_of, pairs_text, path_views
+from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs, translated
 from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu.paths import Level, PathGpu
+from ddpdiag.stats import quantile
 
 D = TypeVar("D")
 
@@ -68,3 +75,156 @@ def _witnessed(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Fin
             if finding.severity is not Severity.NOTE and not elsewhere:
                 return finding
     return None
+
+
+def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
+    """What on the host of these ranks speaks for P2P to fail, one sentence each without a full stop, likeliest first.
+
+    Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`).
+    """
+    ranks = frozenset(host_ranks)
+    view = next((view for view in path_views(seen) if ranks & {*view.host.ranks}), None)
+    said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
+    if view is not None:
+        said += [*said_of_pairs(seen, view), *_board(view)]
+    return tuple(said + list(_shared_memory(seen, ranks)))
+
+
+def _fabric(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
+    """GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing."""
+    cards = [card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks}]
+    faults = [(card, fault) for card in cards for fault in nvswitch.joined(card)]
+    if faults:
+        card, fault = faults[0]
+        more = f" (and {len(faults) - 1} more GPUs)" if len(faults) > 1 else ""
+        yield f"{card.label}{more}: {fault.said}; look at nvidia-fabricmanager on {card.host.name}"
+
+
+def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
+    """A device that a control group hides cannot be opened by its peer; CUDA_VISIBLE_DEVICES alone does no harm."""
+    rows = {rank: row for rank, row in seen.of(present.CHECK).by_rank.items() if rank in ranks}
+    views = {rank: {gpu.uuid or str(gpu.index) for gpu in row.nvml.gpus} for rank, row in rows.items()}
+    every = {gpu for own in views.values() for gpu in own}
+    fewest = min(map(len, views.values()), default=0)
+    if 0 < fewest < len(every):
+        yield (
+            f"a rank is shown {fewest} of {len(every)} GPUs of its host by a control group (Slurm's --gpus-per-task or "
+            "--gpu-bind, or a container), so that CUDA may not open its peers' memory"
+        )
+
+
+def _board(view: PathView) -> Iterator[str]:
+    """What lies on the PCIe ways; it does not concern NVLinks."""
+    pairs = [pair for pair in view.pairs if not pair.is_linked]
+    if not pairs:
+        return
+    # A virtual machine needs ACS.
+    found = {} if view.around.virtual else redirecting(view, pairs)
+    if found:
+        first = next(iter(found.values()))
+        yield f"ACS redirects traffic on PCI {_bridges(len(found))} {addresses(found)} (between {pairs_text(first)})"
+    if view.around.virtual:
+        yield (
+            f"{view.host.name} is a virtual machine, in which P2P needs ACS with address translation (ATS) set up by "
+            "the host"
+        )
+    if translated(view, pairs):
+        hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(view, pairs) else ""
+        yield f"the IOMMU translates what the GPUs of {view.host.name} send (boot with iommu=pt){hidden}"
+    elif any(_may_translate(view, gpu) for gpu in gpus_of(pairs)):
+        yield f"an IOMMU is on at {view.host.name}, and the kernel does not say whether it translates"
+    yield from _sockets(pairs)
+
+
+def _may_translate(view: PathView, gpu: PathGpu) -> bool:
+    return bool(view.around.slot(gpu.pci).grouped) and view.around.translates(gpu.pci) is None
+
+
+def _sockets(pairs: Sequence[Pair]) -> Iterator[str]:
+    far = [pair for pair in pairs if pair.level is Level.SYS]
+    if far:
+        yield f"{pairs_text(far)} are on different sockets (SYS), and not every board passes P2P between them"
+
+
+def _shared_memory(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
+    """What NCCL takes instead of P2P, and for setting it up."""
+    for finding in seen.findings_of("HST003"):
+        if finding.severity is not Severity.NOTE and ranks & {*finding.ranks}:
+            yield finding.message.removesuffix(".")
+
+
+def _bridges(count: int) -> str:
+    return "bridge" if count == 1 else "bridges"
+
+
+# A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
+_SLOW_SHARE = 0.5
+Ranks = tuple[int, ...]
+
+
+class Places(NamedTuple):
+    """Where it fails: in words (" between ranks 1 and 2"), and whom that blames.
+
+    `concerned` are the ranks on either side, whether or not one of them can be blamed.
+    """
+
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    concerned: tuple[int, ...] = ()
+
+
+def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
+    """From the rounds of pairs, where these differ; else the hosts."""
+    bad, good = _sorted_pairs(end.rounds, slow=first.works)
+    if bad and good:
+        return _between(seen, bad, good, whole=not end.pairs_left)
+    hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])
+    if len(ground.hosts) == 1:
+        every = f", between all {len(bad)} pairs of its ranks that were tried" if bad and len(bad) > 1 else ""
+        alone = ", though each pair of its ranks works by itself" if good and not end.pairs_left else ""
+        return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
+    if end.inside_works:
+        return Places(" between hosts, and works inside each")
+    if max(map(len, ground.hosts)) == 1:
+        return Places(" between hosts")
+    return _inside_some(seen, tried)
+
+
+def _inside_some(seen: Seen[D], tried: Sequence[Tried]) -> Places:
+    """Hosts that fail by themselves as it is, where others do not."""
+    alone = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
+    if alone is None or not alone.failed or not alone.busbws:
+        return Places()
+    ranks = tuple(sorted(rank for group in alone.failed for rank in group))
+    nodes = seen.world.nodes_of(ranks)
+    return Places(f" inside {names_text(nodes)}, and works inside the other hosts", (), nodes, concerned=ranks)
+
+
+def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], list[Ranks]]:
+    """Pairs that fail, and pairs that work; where the question is speed, those that are far below the median fail."""
+    failed = [pair for tried in rounds for pair in tried.failed]
+    rates: Mapping[Ranks, float] = {pair: rate for tried in rounds for pair, rate in tried.busbws.items()}
+    if not slow or not rates:
+        return failed, list(rates)
+    least = _SLOW_SHARE * quantile(sorted(rates.values()), 0.5)
+    return [*failed, *(pair for pair in rates if rates[pair] < least)], [p for p in rates if rates[p] >= least]
+
+
+def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
+    """One rank that fails with everybody is to blame; else the ways are, and neither of their ends.
+
+    Where not the `whole` of the pairs was tried, more of them may fail.
+    """
+    cleared = {rank for pair in good for rank in pair}
+    alone = tuple(sorted({rank for pair in bad for rank in pair} - cleared))
+    nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
+    if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
+        text = f" between {ranks_text(alone)} on {nodes[0]} and all others there, and works between these"
+        return Places(text, alone, nodes, concerned=alone)
+    concerned = tuple(sorted({rank for pair in bad for rank in pair}))
+    said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
+    links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)
+    only = "only" if whole else f"({len(bad)} of {len(bad) + len(good)} pairs that were tried)"
+    return Places(f" between {said} on {names_text(nodes)} {only}", (), nodes, links, concerned)

@@ -44,10 +44,9 @@ from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, rungs_here, why_not
-from ddpdiag.checks.p2p.fallback.judge import both_fail, findings
+from ddpdiag.checks.p2p.fallback.judge import Climbed, both_fail, findings
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, climb, pairs_of
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
-from ddpdiag.checks.p2p.fallback.text import Climbed
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits

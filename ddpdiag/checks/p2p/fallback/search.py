@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.fabric.matching import round_robin
 
 # A set is recommended once it has worked so often: of what fails every second time, one in eight would pass.
 CONFIRMED = 3

@@ -32,8 +32,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, label, path_views, status_of, words
-from ddpdiag.checks.p2p.paths.obstacles import acs, iommu
-from ddpdiag.checks.p2p.paths.pairs import asymmetric, disabled, refused
+from ddpdiag.checks.p2p.paths.judge import acs, asymmetric, disabled, iommu, refused
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.context import Context

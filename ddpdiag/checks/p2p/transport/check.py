@@ -28,7 +28,7 @@ from ddpdiag.checks.collective.all_reduce.check import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport import judge as findings
-from ddpdiag.checks.p2p.transport.data import Data, view_of
+from ddpdiag.checks.p2p.transport.judge import Data, view_of
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context

@@ -4,18 +4,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ddpdiag.checks.fabric.search.matching import Domain
-from ddpdiag.checks.fabric.search.pair_confirm_cover import (
-    LOST,
-    UNHEARD,
-    Diagnosis,
-    Phase,
-    Reached,
-    Results,
-    Round,
-    localise,
-)
-from ddpdiag.checks.fabric.search.rules import Bar, Rules, bar_of
+from ddpdiag.checks.fabric.matching import Domain
+from ddpdiag.checks.fabric.pair_confirm_cover import LOST, UNHEARD, Diagnosis, Phase, Reached, Results, Round, localise
+from ddpdiag.checks.fabric.rules import Bar, Rules, bar_of
 
 T = TypeVar("T")
 # Of fewer units it is not known which of them is the usual one.

@@ -17,8 +17,8 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from ddpdiag.checks.fabric.search.matching import Domain, Pair, pair_up, partners, round_robin
-from ddpdiag.checks.fabric.search.rules import (
+from ddpdiag.checks.fabric.matching import Domain, Pair, pair_up, partners, round_robin
+from ddpdiag.checks.fabric.rules import (
     FEW_UNITS,
     OPENING_ROUNDS,
     SOME_UNITS,
