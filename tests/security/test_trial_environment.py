@@ -23,7 +23,7 @@ def test_whatever_a_check_has_ever_set_is_allowed(path: Path) -> None:
 MEMBERS = [
     *(value for value in vars(conditions).values() if isinstance(value, conditions.Member)),
     *conditions.ACROSS,
-    *conditions.interface_rungs(["eth0", "ib0.8001", "enp1s0f0np0"]),
+    *conditions.interface_overrides(["eth0", "ib0.8001", "enp1s0f0np0"]),
     *conditions.own_overrides(
         {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth9"},
         {"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}, "/home/me/.nccl.conf": {"NCCL_DEBUG": "INFO"}},

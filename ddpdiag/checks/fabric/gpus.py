@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data, answers_of
-from ddpdiag.checks.fabric.hosts.judge import cut_short, how, rates, severity, tests_text
+from ddpdiag.checks.fabric.hosts.judge import how, rates, severity, tests_text, truncation_of
 from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Results, Round, localise
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow
@@ -35,7 +35,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Pair, path_views
+from ddpdiag.checks.p2p.paths.data import Pair, host_paths
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import rate_text, share_text
@@ -57,7 +57,7 @@ FINDINGS = {
 _SHOWN = 8
 
 
-class InsideView:
+class GpuFabricState:
     """Each host has a search of its own, and all go on at the same time. `wanted` are the hosts to begin with."""
 
     def __init__(self, seen: Seen[Data], rules: Rules, wanted: Sequence[tuple[int, ...]]) -> None:
@@ -106,10 +106,10 @@ class InsideView:
 
 
 @lru_cache(maxsize=1)
-def _view(seen: Seen[Data]) -> InsideView:
+def _fabric(seen: Seen[Data]) -> GpuFabricState:
     """The hosts' insides, worked out once for the check's parts."""
     floor = seen.number("floor_share", fab001.floor_of(seen.world))
-    return InsideView(seen, Rules(floor=floor, transients=seen.number("transient_share")), _wanted(seen))
+    return GpuFabricState(seen, Rules(floor=floor, transients=seen.number("transient_share")), _wanted(seen))
 
 
 def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
@@ -129,25 +129,25 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
 
 
 def _mixed(seen: Seen[Data]) -> Iterator[str]:
-    """Hosts on which not all pairs of GPUs have the same way between them, as far as it is known.
+    """Hosts on which not all pairs of GPUs have the same path between them, as far as it is known.
 
     Where some pairs are joined by NVLinks or a switch and others are not, a slower pair is no fault.
     """
     known = seen.of(paths.CHECK)
-    for view in path_views(known) if known.trials else ():
-        if len({_joined(pair) for pair in view.pairs}) > 1:
-            yield view.host.name
+    for fabric in host_paths(known) if known.trials else ():
+        if len({_joined(pair) for pair in fabric.pairs}) > 1:
+            yield fabric.host.name
 
 
 def _joined(pair: Pair) -> tuple[object, ...]:
-    """Where there are NVLinks, NCCL takes them, and where the PCIe ways meet does not matter."""
-    return tuple(way.nvlinks for way in pair.known) if pair.is_linked else (pair.level,)
+    """Where there are NVLinks, NCCL takes them, and where the PCIe paths meet does not matter."""
+    return tuple(path.nvlinks for path in pair.known) if pair.is_linked else (pair.level,)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next round of every host that has one."""
-    view = _view(seen)
-    groups = tuple(group for state in view.states if isinstance(state, Round) for group in view.possible(state))
+    fabric = _fabric(seen)
+    groups = tuple(group for state in fabric.states if isinstance(state, Round) for group in fabric.possible(state))
     if not groups:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
@@ -172,8 +172,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Who is bad, host by host; then what all of them came to."""
     if not seen.trials:
         return
-    view = _view(seen)
-    ended = [(ranks, state) for ranks, state in zip(view.hosts, view.states, strict=True)]
+    fabric = _fabric(seen)
+    ended = [(ranks, state) for ranks, state in zip(fabric.hosts, fabric.states, strict=True)]
     found = [(ranks, state) for ranks, state in ended if isinstance(state, Diagnosis)]
     if len(found) < len(ended):
         yield _unfinished(seen, len(ended) - len(found))
@@ -260,7 +260,7 @@ def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) 
 
 
 def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
-    cut = cut_short(seen)
+    cut = truncation_of(seen)
     begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
     return seen.finding(
         "unmeasured",
@@ -274,7 +274,7 @@ def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What most pairs of ranks reach, on the slowest of the hosts that were looked at."""
-    found = [state for state in _view(seen).states if isinstance(state, Diagnosis)] if seen.trials else []
+    found = [state for state in _fabric(seen).states if isinstance(state, Diagnosis)] if seen.trials else []
     return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
 
 

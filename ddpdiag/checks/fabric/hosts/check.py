@@ -37,7 +37,7 @@ from functools import lru_cache
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
-from ddpdiag.checks.fabric.hosts.data import Data, FabricView
+from ddpdiag.checks.fabric.hosts.data import Data, FabricState
 from ddpdiag.checks.fabric.hosts.judge import findings
 from ddpdiag.checks.fabric.pair_confirm_cover import Phase, Round
 from ddpdiag.checks.fabric.rules import Rules
@@ -70,7 +70,7 @@ FINDINGS = {
 }
 
 _SMALL_BYTES = 64 << 10
-# A test should move enough to be bound by bandwidth, and be over soon on a slow way as well.
+# A test should move enough to be bound by bandwidth, and be over soon on a slow link as well.
 _LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _CALL_SECONDS = 0.1
 _CALLS = 6
@@ -110,9 +110,9 @@ def measure(ctx: Context) -> Data:
 
 
 @lru_cache(maxsize=1)
-def _view(seen: Seen[Data]) -> FabricView:
+def _fabric(seen: Seen[Data]) -> FabricState:
     """The fabric, worked out once for the check's parts."""
-    return FabricView(seen, *_rules(seen))
+    return FabricState(seen, *_rules(seen))
 
 
 def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
@@ -138,22 +138,22 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next round."""
     if _why_not(seen) is not None:
         return ()
-    state = _view(seen).state
+    state = _fabric(seen).state
     return () if isinstance(state, Located) else (_trial(seen, state),)
 
 
 def _trial(seen: Seen[Data], step: Round) -> Trial:
-    view = _view(seen)
+    fabric = _fabric(seen)
     params = {"backend": seen.world.backend, "phase": step.phase.value}
-    if view.absent:
-        params["absent"] = " ".join(map(str, sorted(view.absent)))
+    if fabric.absent:
+        params["absent"] = " ".join(map(str, sorted(fabric.absent)))
     env = fallback.job_workarounds(seen.of(fallback.CHECK))
     late = LATE_AFTER if step.phase is not Phase.VERIFY else None
-    return new_trial(seen, groups=view.possible(step), params=params, env=env, may_fail=True, late_after=late)
+    return new_trial(seen, groups=fabric.possible(step), params=params, env=env, may_fail=True, late_after=late)
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
-    """Why a quick check does not look for anybody, or None: RDZ004 has tried the ways between a few hosts already."""
+    """Why a quick check does not look for anybody, or None: RDZ004 has tried the links between a few hosts already."""
     asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
     if hosts == 1:
@@ -186,20 +186,20 @@ def _has_inside(world: World) -> bool:
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
     """The ranks of each host that is bad by itself."""
-    state = _view(seen).state if seen.trials else None
+    state = _fabric(seen).state if seen.trials else None
     alone = state.alone if isinstance(state, Located) else ()
-    return frozenset(_view(seen).fleet.ranks[own.unit] for own in alone)
+    return frozenset(_fabric(seen).fleet.ranks[own.unit] for own in alone)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Who is bad."""
     if seen.trials:
-        yield from findings(seen, _view(seen), error_share=seen.number("error_share"))
+        yield from findings(seen, _fabric(seen), error_share=seen.number("error_share"))
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What most pairs reach, the noise of it, and the smallest slowdown that would have been found."""
-    state = _view(seen).state if seen.trials else None
+    state = _fabric(seen).state if seen.trials else None
     if not isinstance(state, Located):
         return {}
     found, proof = state.diagnosis, state.proof
@@ -216,11 +216,11 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The best that each rank's host reached in a pair."""
     if not seen.trials:
         return {}
-    view = _view(seen)
+    fabric = _fabric(seen)
     return {
         rank: {"host_busbw_bytes_per_s": rate}
-        for host, rate in view.best_rates.items()
-        for rank in view.fleet.ranks[host]
+        for host, rate in fabric.best_rates.items()
+        for rank in fabric.fleet.ranks[host]
     }
 
 
@@ -228,8 +228,8 @@ def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
     """What pairs of hosts reached."""
     if not seen.trials:
         return ()
-    view = _view(seen)
-    matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", view.fleet.names, view.pair_rates)
+    fabric = _fabric(seen)
+    matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", fabric.fleet.names, fabric.pair_rates)
     return () if matrix is None else (matrix,)
 
 

@@ -47,7 +47,7 @@ class Fleet(NamedTuple):
         return tuple(sorted(rank for host in group for rank in self.ranks[host]))
 
 
-class FabricView:
+class FabricState:
     """One run, as FAB001 sees it."""
 
     def __init__(self, seen: Seen[Data], rules: Rules, inside_rules: Rules) -> None:
@@ -157,7 +157,7 @@ class FabricView:
 
     @property
     def pair_rates(self) -> dict[tuple[int, int], float]:
-        """What each pair of hosts reached at best, both ways; 0 where it never ended well."""
+        """What each pair of hosts reached at best, in both directions; 0 where it never ended well."""
         rates: dict[tuple[int, int], float] = {}
         for results in self.answers:
             for group, tested in results.items():

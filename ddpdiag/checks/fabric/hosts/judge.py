@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.hosts.data import FabricView
+from ddpdiag.checks.fabric.hosts.data import FabricState
 from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -23,42 +23,42 @@ _SLOW_TOGETHER = (
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
-def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator[Finding]:
+def findings(seen: Seen[D], fabric: FabricState, *, error_share: float) -> Iterator[Finding]:
     """Each thing to blame, or why nobody is; then what this run could see."""
-    state = view.state
+    state = fabric.state
     if not isinstance(state, Located):
-        yield _unfinished(seen, view)
+        yield _unfinished(seen, fabric)
         return
-    yield from _topology(seen, view)
+    yield from _topology(seen, fabric)
     # What explains many hosts comes before single ones: the first of the errors is what the verdict names.
     for domain, units in state.diagnosis.domains:
-        yield _domain(seen, view, str(domain), units)
+        yield _domain(seen, fabric, str(domain), units)
     for alone in state.alone:
-        yield _alone(seen, view, alone, error_share)
+        yield _alone(seen, fabric, alone, error_share)
     if state.diagnosis.systemic:
-        yield _systemic(seen, state.diagnosis, pairs=len(view.units) > 2)
+        yield _systemic(seen, state.diagnosis, pairs=len(fabric.units) > 2)
         return
-    yield from _blamed(seen, view, state.diagnosis, error_share)
-    yield from _proof(seen, view, state)
+    yield from _blamed(seen, fabric, state.diagnosis, error_share)
+    yield from _proof(seen, fabric, state)
     if not state.diagnosis.open:
-        yield _clear(seen, view, state)
+        yield _clear(seen, fabric, state)
 
 
-def _blamed(seen: Seen[D], view: FabricView, found: Diagnosis, error_share: float) -> Iterator[Finding]:
+def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis, error_share: float) -> Iterator[Finding]:
     in_domains = {unit for _, units in found.domains for unit in units}
     for bad in found.bad:
         if bad.unit not in in_domains:
-            yield _node(seen, view, bad, found, error_share)
+            yield _node(seen, fabric, bad, found, error_share)
     for path in found.paths:
-        yield _path(seen, view, path, found)
+        yield _path(seen, fabric, path, found)
     if found.transients or found.unrepeated:
-        yield _transient(seen, view, found)
+        yield _transient(seen, fabric, found)
     if found.open:
-        yield _undecided(seen, view, found)
+        yield _undecided(seen, fabric, found)
 
 
-def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) -> Finding:
-    name, ranks = view.fleet.names[alone.unit], view.fleet.ranks[alone.unit]
+def _alone(seen: Seen[D], fabric: FabricState, alone: Alone, error_share: float) -> Finding:
+    name, ranks = fabric.fleet.names[alone.unit], fabric.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
         f"{name} is bad by itself",
@@ -76,8 +76,8 @@ def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) ->
     )
 
 
-def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_share: float) -> Finding:
-    names = view.fleet.names
+def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis, error_share: float) -> Finding:
+    names = fabric.fleet.names
     name = names[bad.unit]
     partners = [names[unit] for unit in bad.partners]
     return seen.finding(
@@ -110,8 +110,8 @@ def _by_srun(seen: Seen[D], name: str) -> str:
     return f" (srun --exclude={name})" if seen.world.in_slurm else ""
 
 
-def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Finding:
-    one, other = (view.fleet.names[unit] for unit in path.pair)
+def _path(seen: Seen[D], fabric: FabricState, path: Path, found: Diagnosis) -> Finding:
+    one, other = (fabric.fleet.names[unit] for unit in path.pair)
     return seen.finding(
         "path",
         f"the way between {one} and {other} is bad",
@@ -125,8 +125,8 @@ def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Find
     )
 
 
-def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) -> Finding:
-    names = tuple(view.fleet.names[unit] for unit in units)
+def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int]) -> Finding:
+    names = tuple(fabric.fleet.names[unit] for unit in units)
     return seen.finding(
         "domain",
         f"{domain} holds the others back: {len(names)} of its hosts are bad",
@@ -158,8 +158,8 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
     )
 
 
-def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
-    names = view.fleet.names
+def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
+    names = fabric.fleet.names
     told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
     again = f"{len(found.transients)} passed when tried again" if found.transients else ""
     few = len(found.unrepeated)
@@ -173,8 +173,8 @@ def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
     )
 
 
-def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
-    names = tuple(view.fleet.names[unit] for unit in found.open)
+def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
+    names = tuple(fabric.fleet.names[unit] for unit in found.open)
     return seen.finding(
         "undecided",
         "some hosts could be neither cleared nor blamed",
@@ -185,7 +185,7 @@ def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
     )
 
 
-def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]:
+def _proof(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
     proof = state.proof
     if proof is None or proof.rate is not None or proof.why == "lost":
         return  # RUN002 names the lost
@@ -198,7 +198,7 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
     )
 
 
-def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
+def _clear(seen: Seen[D], fabric: FabricState, state: Located) -> Finding:
     found = state.diagnosis
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
     proven = state.proof.rate if state.proof is not None else None
@@ -206,7 +206,7 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
     slow = bool(proven and proven < found.bar.least)
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
-    if len(view.units) > 2:
+    if len(fabric.units) > 2:
         seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
     else:
         seen_from = "Two hosts are held against nobody: that one of them is slow would show beside a third one."
@@ -214,15 +214,15 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
         "clear",
         ("the other hosts hold nobody back" if bad else "no host holds the others back")
         + (" in pairs, but all together they are slow" if slow else ""),
-        f"{len(view.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
+        f"{len(fabric.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
         f"{rate_text(found.bar.usual)} busbw as usual{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
         fix=_RUN_AGAIN if slow else "",
     )
 
 
-def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
+def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     """A file that names other hosts than these would help nobody, unnoticed."""
-    names, known = view.fleet.names, view.given_domains
+    names, known = fabric.fleet.names, fabric.given_domains
     missing = [name for unit, name in enumerate(names) if unit not in known]
     if not seen.options.topology or not missing:
         return
@@ -237,9 +237,9 @@ def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
     )
 
 
-def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
-    cut = cut_short(seen)
-    done = "1 round was" if len(view.answers) == 1 else f"{len(view.answers)} rounds were"
+def _unfinished(seen: Seen[D], fabric: FabricState) -> Finding:
+    cut = truncation_of(seen)
+    done = "1 round was" if len(fabric.answers) == 1 else f"{len(fabric.answers)} rounds were"
     return seen.finding(
         "unmeasured",
         "the search among hosts was cut short",
@@ -295,25 +295,27 @@ def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
     return [tested.rate for tested in tests[:_SHOWN]]
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """Why it was cut short, as "before ..." or "when ...", and the remedy."""
 
     when: str
     fix: str
 
 
-def cut_short(seen: Seen[D]) -> Cut:
+def truncation_of(seen: Seen[D]) -> Truncation:
     """By a signal, for want of time, or because ranks left; in this order, since the first explains the others."""
     kinds = {event.kind for event in seen.recording.events}
     if kinds.intersection(TOLD_TO_LEAVE):
-        return Cut("when the run was told to end (RUN004)", "Run it again, and let it end.")
+        return Truncation("when the run was told to end (RUN004)", "Run it again, and let it end.")
     if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
         budget = seen.options.budget_seconds
-        return Cut(f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g}).")
+        return Truncation(f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g}).")
     skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
     if skip is not None:
-        return Cut(f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks.")
+        return Truncation(f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks.")
     lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
     if lost:
-        return Cut(f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them.")
-    return Cut("when the run ended", "Run it again, and let it end.")
+        return Truncation(
+            f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them."
+        )
+    return Truncation("when the run ended", "Run it again, and let it end.")

@@ -15,7 +15,7 @@ from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
 D = TypeVar("D")
 
 
-class View(Struct, frozen=True, kw_only=True):
+class RankCopies(Struct, frozen=True, kw_only=True):
     """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
     `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them.
@@ -44,9 +44,9 @@ class View(Struct, frozen=True, kw_only=True):
         shown = ", ".join(filter(None, known))
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
 
-    def way_label(self, way: Way) -> str:
+    def link_label(self, link: Way) -> str:
         """Such as "GPU 2 -> GPU 5"."""
-        return " -> ".join(map(self.label, way))
+        return " -> ".join(map(self.label, link))
 
     def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
         """Of those that are known."""
@@ -57,29 +57,29 @@ class View(Struct, frozen=True, kw_only=True):
         return tuple(sorted({rank for gpu in gpus for rank in self.takers.get(gpu, ())}))
 
 
-def views_of(seen: Seen[Copies]) -> list[View]:
+def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """One for each rank that tried something, in the order of hosts."""
     tried: dict[int, list[Copies]] = {}
     for row in seen.rows_so_far:
         tried.setdefault(row.place.rank, []).append(row.data)
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
     takers = _takers(seen)
-    views = []
+    all_copies = []
     for host in hosts_of(seen):
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
-        views += [_view(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
-    return views
+        all_copies += [_rank_copies(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
+    return all_copies
 
 
-def _view(
+def _rank_copies(
     host: Host,
     rank: int,
     rows: Iterable[Copies],
     alone: bool,
     cards: Mapping[str, Card],
     takers: Mapping[str, tuple[int, ...]],
-) -> View:
+) -> RankCopies:
     """One after the other, since a trial goes on behind what the one before did not survive."""
     gpus: dict[int, GpuCopies] = {}
     whole = Copies()
@@ -94,7 +94,7 @@ def _view(
             done=max(whole.done, row.done),
             jobs=max(whole.jobs, row.jobs),
         )
-    return View(
+    return RankCopies(
         host=host,
         rank=rank,
         alone=alone,
@@ -123,24 +123,24 @@ def _takers(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
 
 
 class Measured(NamedTuple):
-    """One GPU's way to or from the host's memory."""
+    """One GPU's link to or from the host's memory."""
 
-    view: View
+    copies: RankCopies
     gpu: int
     bytes_per_s: float
 
 
-def host_ways(views: Iterable[View]) -> Iterator[tuple[Host, bool, list[Measured]]]:
+def host_memory_links(all_copies: Iterable[RankCopies]) -> Iterator[tuple[Host, bool, list[Measured]]]:
     """For each host and direction (True: to the GPU) what its GPUs reach, each once."""
-    hosts: dict[tuple[int, ...], tuple[Host, list[View]]] = {}
-    for view in views:
-        hosts.setdefault(view.host.ranks, (view.host, []))[1].append(view)
+    hosts: dict[tuple[int, ...], tuple[Host, list[RankCopies]]] = {}
+    for copies in all_copies:
+        hosts.setdefault(copies.host.ranks, (copies.host, []))[1].append(copies)
     for host, own in hosts.values():
         for there in (True, False):
-            ways: dict[object, Measured] = {}
-            for view in own:
-                for index, gpu in view.gpus.items():
+            links: dict[object, Measured] = {}
+            for copies in own:
+                for index, gpu in copies.gpus.items():
                     rate = gpu.to_bytes_per_s if there else gpu.from_bytes_per_s
                     if rate is not None and rate > 0:
-                        ways.setdefault(gpu.uuid or (view.rank, index), Measured(view, index, rate))
-            yield host, there, list(ways.values())
+                        links.setdefault(gpu.uuid or (copies.rank, index), Measured(copies, index, rate))
+            yield host, there, list(links.values())

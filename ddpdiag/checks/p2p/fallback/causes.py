@@ -1,4 +1,4 @@
-"""What is the likely reason that a way does not work, by the override that got around it."""
+"""Between which ranks a backend fails, and the probable cause, by the override that avoids it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -10,7 +10,7 @@ from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, gpus_of, pairs_text, path_views
+from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, gpus_of, host_paths, pairs_text
 from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs, translated
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.paths import Level, PathGpu
@@ -19,7 +19,7 @@ from ddpdiag.stats import quantile
 D = TypeVar("D")
 
 # What other checks may have seen of the same cause, and what it mostly is.
-_WITNESSES = {
+_CHECKS_THAT_SEE_IT = {
     "SHM": ("HST003",),
     "NVLS": ("GPU007", "GPU006"),
     "CUMEM": ("HST003",),
@@ -40,7 +40,7 @@ _USUAL = {
 
 
 def kind_of(member: Member) -> str:
-    """The rung that a member belongs to: "IFNAME" for each interface, "no" for what the user has set."""
+    """The override that a member belongs to: "IFNAME" for each interface, "no" for what the user has set."""
     return member.name.partition(" ")[0]
 
 
@@ -55,7 +55,7 @@ def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str
         return ""
     if kind == "P2P" and (said := _suspected(seen, nodes)):
         return f"Probable cause: {said}."
-    seen_too = _witnessed(seen, _WITNESSES.get(kind, ()), nodes)
+    seen_too = _seen_too(seen, _CHECKS_THAT_SEE_IT.get(kind, ()), nodes)
     if seen_too is not None:
         return f"Probable cause: {seen_too.title} ({seen_too.code}): {seen_too.message}"
     return f"Mostly, {_USUAL[kind]}."
@@ -68,7 +68,7 @@ def _suspected(seen: Seen[D], nodes: Sequence[str]) -> str:
     return next((said[0] for said in found if said), "")
 
 
-def _witnessed(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Finding | None:
+def _seen_too(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Finding | None:
     for code in codes:
         for finding in seen.findings_of(code):
             elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
@@ -83,10 +83,10 @@ def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
     Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`).
     """
     ranks = frozenset(host_ranks)
-    view = next((view for view in path_views(seen) if ranks & {*view.host.ranks}), None)
+    paths_here = next((paths_here for paths_here in host_paths(seen) if ranks & {*paths_here.host.ranks}), None)
     said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
-    if view is not None:
-        said += [*said_of_pairs(seen, view), *_board(view)]
+    if paths_here is not None:
+        said += [*said_of_pairs(seen, paths_here), *_pcie(paths_here)]
     return tuple(said + list(_shared_memory(seen, ranks)))
 
 
@@ -103,9 +103,9 @@ def _fabric(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
 def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
     """A device that a control group hides cannot be opened by its peer; CUDA_VISIBLE_DEVICES alone does no harm."""
     rows = {rank: row for rank, row in seen.of(present.CHECK).by_rank.items() if rank in ranks}
-    views = {rank: {gpu.uuid or str(gpu.index) for gpu in row.nvml.gpus} for rank, row in rows.items()}
-    every = {gpu for own in views.values() for gpu in own}
-    fewest = min(map(len, views.values()), default=0)
+    shown = {rank: {gpu.uuid or str(gpu.index) for gpu in row.nvml.gpus} for rank, row in rows.items()}
+    every = {gpu for own in shown.values() for gpu in own}
+    fewest = min(map(len, shown.values()), default=0)
     if 0 < fewest < len(every):
         yield (
             f"a rank is shown {fewest} of {len(every)} GPUs of its host by a control group (Slurm's --gpus-per-task or "
@@ -113,37 +113,37 @@ def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
         )
 
 
-def _board(view: PathView) -> Iterator[str]:
-    """What lies on the PCIe ways; it does not concern NVLinks."""
-    pairs = [pair for pair in view.pairs if not pair.is_linked]
+def _pcie(paths_here: HostPaths) -> Iterator[str]:
+    """What lies on the PCIe paths; it does not concern NVLinks."""
+    pairs = [pair for pair in paths_here.pairs if not pair.is_linked]
     if not pairs:
         return
     # A virtual machine needs ACS.
-    found = {} if view.around.virtual else redirecting(view, pairs)
+    found = {} if paths_here.around.virtual else redirecting(paths_here, pairs)
     if found:
         first = next(iter(found.values()))
         yield f"ACS redirects traffic on PCI {_bridges(len(found))} {addresses(found)} (between {pairs_text(first)})"
-    if view.around.virtual:
+    if paths_here.around.virtual:
         yield (
-            f"{view.host.name} is a virtual machine, in which P2P needs ACS with address translation (ATS) set up by "
-            "the host"
+            f"{paths_here.host.name} is a virtual machine, in which P2P needs ACS with address translation (ATS) set "
+            "up by the host"
         )
-    if translated(view, pairs):
-        hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(view, pairs) else ""
-        yield f"the IOMMU translates what the GPUs of {view.host.name} send (boot with iommu=pt){hidden}"
-    elif any(_may_translate(view, gpu) for gpu in gpus_of(pairs)):
-        yield f"an IOMMU is on at {view.host.name}, and the kernel does not say whether it translates"
+    if translated(paths_here, pairs):
+        hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(paths_here, pairs) else ""
+        yield f"the IOMMU translates what the GPUs of {paths_here.host.name} send (boot with iommu=pt){hidden}"
+    elif any(_may_translate(paths_here, gpu) for gpu in gpus_of(pairs)):
+        yield f"an IOMMU is on at {paths_here.host.name}, and the kernel does not say whether it translates"
     yield from _sockets(pairs)
 
 
-def _may_translate(view: PathView, gpu: PathGpu) -> bool:
-    return bool(view.around.slot(gpu.pci).grouped) and view.around.translates(gpu.pci) is None
+def _may_translate(paths_here: HostPaths, gpu: PathGpu) -> bool:
+    return bool(paths_here.around.slot(gpu.pci).grouped) and paths_here.around.translates(gpu.pci) is None
 
 
 def _sockets(pairs: Sequence[Pair]) -> Iterator[str]:
-    far = [pair for pair in pairs if pair.level is Level.SYS]
-    if far:
-        yield f"{pairs_text(far)} are on different sockets (SYS), and not every board passes P2P between them"
+    distant_pairs = [pair for pair in pairs if pair.level is Level.SYS]
+    if distant_pairs:
+        yield f"{pairs_text(distant_pairs)} are on different sockets (SYS), and not every board passes P2P between them"
 
 
 def _shared_memory(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], 
 
 
 def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
-    """One rank that fails with everybody is to blame; else the ways are, and neither of their ends.
+    """One rank that fails with everybody is to blame; else the links are, and neither of their ends.
 
     Where not the `whole` of the pairs was tried, more of them may fail.
     """

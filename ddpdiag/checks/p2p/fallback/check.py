@@ -43,9 +43,9 @@ from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, rungs_here, why_not
-from ddpdiag.checks.p2p.fallback.judge import Climbed, both_fail, findings
-from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, climb, pairs_of
+from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, overrides_here, why_not
+from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
+from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
@@ -77,7 +77,7 @@ _LARGE_BYTES = {"cpu": 4 << 20}
 _LARGE_ON_GPU_BYTES = 64 << 20
 # Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
 _PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
-# What must be left after the last pair: time to end it; and where the job will have the exports, to train with them.
+# What must be left after the last pair: time to end it; and where the job takes the workarounds, to train with them.
 _END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 
@@ -117,10 +117,10 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The next rung; none without a rank that was lost meanwhile, since fewer ranks are another question."""
+    """The next step; none without a rank that was lost meanwhile, since fewer ranks are another question."""
     if len(seen.world.living) < seen.world.size or why_not(seen, _limits(seen)) is not None:
         return ()
-    step, _ = _climb(seen)
+    step, _ = _replayed(seen)
     if isinstance(step, Ended):
         return ()
     trial = _trial(seen, step)
@@ -163,23 +163,23 @@ def _first_use_seconds(seen: Seen[Data]) -> float:
     return max(_LEAST_DEADLINE, _PATIENCE * slowest)
 
 
-def climbed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """How far the climb came: the end, or the next step where nothing can be said without it; and what was tried."""
-    step, tried = _climb(seen)
+def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+    """How far the search came: the end, or the next step where nothing can be said without it; and what was tried."""
+    step, tried = _replayed(seen)
     return (step.stands or step if isinstance(step, Step) else step), tried
 
 
-def _climb(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+def _replayed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     answers: dict[tuple[str, str, int], list[Tried]] = {}
     for trial in seen.trials:
-        if _is_cut(seen, trial):
+        if _is_truncated(seen, trial):
             continue
         key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
         answers.setdefault(key, []).append(_tried(seen, trial))
-    return climb(ground_of(seen, _limits(seen)), answers)
+    return replay(ground_of(seen, _limits(seen)), answers)
 
 
-def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
+def _is_truncated(seen: Seen[Data], trial: Trial) -> bool:
     """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
     outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
     if not outcomes.keys() >= set(trial.ranks):
@@ -230,7 +230,7 @@ def _how(worst: Outcome | None) -> str:
 
 
 def moot(seen: Seen[Data]) -> str | None:
-    """Nothing to climb for."""
+    """Nothing to search for."""
     return why_not(seen, _limits(seen))
 
 
@@ -244,20 +244,20 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What the climb came to."""
+    """What the search found."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)
     if seen.trials and not without_backend(seen.outcomes):
-        end, tried = climbed(seen)
+        end, tried = progress_of(seen)
         expected = _expected(seen)
         yield from findings(
             seen,
-            Climbed(
+            SearchResult(
                 end=end,
                 tried=tried,
                 ground=ground_of(seen, _limits(seen)),
-                skipped=rungs_here(seen)[1],
+                skipped=overrides_here(seen)[1],
                 gloo=gloo.busbw if gloo is not None else None,
                 expected=expected.busbw_bytes_per_s if expected else None,
                 source=expected.source if expected else "",
@@ -274,7 +274,7 @@ def _expected(seen: Seen[Data]) -> Expectation | None:
 
 def workarounds(seen: Seen[Data]) -> dict[str, str | None]:
     """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
-    end = climbed(seen)[0] if seen.trials else None
+    end = progress_of(seen)[0] if seen.trials else None
     if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
         return {}
     return Step(Part.WHOLE, end.members).env
@@ -287,7 +287,7 @@ def job_workarounds(seen: Seen[Data]) -> dict[str, str | None]:
 
 def works_with_workarounds(seen: Seen[Data]) -> bool:
     """Did the backend fail as it is, and was a set found with which it works?"""
-    end, tried = climbed(seen) if seen.trials else (None, ())
+    end, tried = progress_of(seen) if seen.trials else (None, ())
     return (
         isinstance(end, Ended)
         and end.kind is Outcomes.FOUND
@@ -296,17 +296,17 @@ def works_with_workarounds(seen: Seen[Data]) -> bool:
 
 
 def blocks(seen: Seen[D]) -> str | None:
-    """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
+    """Training over this backend makes no sense where COL001 failed, unless a workaround was found."""
     return None if works_with_workarounds(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
 
 
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The exports, and whether the backend fails without them."""
+    """The workarounds, and whether the backend fails without them."""
     return Workarounds(workarounds(seen), works_with_workarounds(seen))
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
-    """Errors of the job's backend as it was without the exports, where the job will have them."""
+    """Errors of the job's backend as it was without the workarounds, where the job will have them."""
     code, _, _ = finding.code.partition(".")
     if code == all_reduce.CHECK.code:
         own = finding.evidence.get("backend") == seen.world.backend
@@ -323,8 +323,8 @@ def _own_trials(seen: Seen[Data]) -> set[int]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What the backend reaches with the exports: the slowest of the runs that confirmed them."""
-    end = climbed(seen)[0] if seen.trials else None
+    """What the backend reaches with the workarounds: the slowest of the runs that confirmed them."""
+    end = progress_of(seen)[0] if seen.trials else None
     rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
     return {"fallback.busbw_bytes_per_s": min(rates)} if rates and workarounds(seen) else {}
 

@@ -1,4 +1,4 @@
-"""What is known before the climb: what failed, what the user has set, and which rungs may matter here."""
+"""What is known before the search: what failed, what the user has set, and which overrides may matter here."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import path_views
+from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.checks.rendezvous.interfaces import check as interfaces
 from ddpdiag.model import Status, Trial
 from ddpdiag.probes.net.tcp_connect import is_loopback
@@ -89,7 +89,7 @@ def before(seen: Seen[D], backend: str) -> Before | None:
 
 
 def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
-    """Why there is nothing to climb for, or None."""
+    """Why there is nothing to search for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if said := without_backend(
         o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code)
@@ -118,20 +118,20 @@ def _other_reason(seen: Seen[D], own: Before) -> str:
 
 
 def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
-    """Where the climb begins."""
+    """Where the search begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     settings, files = _settings(seen)
     mine = own_overrides(settings, files)
-    rungs, _ = rungs_here(seen)
+    overrides, _ = overrides_here(seen)
     return Ground(
         broken=own is not None and not own.works,
         slow_below=_slow_below(own, gloo, limits),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
         holding=holding_back(settings, files, mine),
-        inside=tuple(rung for rung in INSIDE if rung in rungs),
-        across=tuple(rung for rung in ACROSS if rung in rungs),
-        alternatives=tuple(rung for rung in rungs if rung not in INSIDE and rung not in ACROSS),
+        inside=tuple(override for override in INSIDE if override in overrides),
+        across=tuple(override for override in ACROSS if override in overrides),
+        alternatives=tuple(override for override in overrides if override not in INSIDE and override not in ACROSS),
         gain=limits.gain,
         rescue=limits.rescue,
     )
@@ -158,14 +158,14 @@ def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], Files]:
     return variables, files
 
 
-def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
-    """The rungs that may matter here, and for each of the others why it cannot."""
+def overrides_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
+    """The overrides that may matter here, and for each of the others why it cannot."""
     hosts = tuple(seen.world.hosts.values())
     skipped: dict[str, str] = {}
     if max(map(len, hosts), default=0) < 2:
-        skipped |= dict.fromkeys((rung.name for rung in INSIDE), "each host has one rank")
+        skipped |= dict.fromkeys((override.name for override in INSIDE), "each host has one rank")
     else:
-        skipped |= {rung.name: why for rung, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
+        skipped |= {override.name: why for override, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
     # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
     # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
     if reason := _no_rdma(seen):
@@ -175,18 +175,18 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
     names = _candidates(seen) if len(hosts) > 1 else ()
     if len(hosts) > 1 and len(names) < 2:
         skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
-    rungs: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_rungs(names) if "IFNAME" not in skipped else ()))
-    return tuple(rung for rung in rungs if rung.name not in skipped), skipped
+    overrides: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_overrides(names) if "IFNAME" not in skipped else ()))
+    return tuple(override for override in overrides if override.name not in skipped), skipped
 
 
 def _no_p2p(seen: Seen[D]) -> str:
-    """NCCL asks NVML as well, and takes no way that it does not allow; but it gives up where there are NVLinks.
+    """NCCL asks NVML as well, and takes no path that it does not allow; but it gives up where there are NVLinks.
 
     (ncclTopoCheckP2p in graph/paths.cc: "P2P is disabled between NVLINK connected GPUs", an error.)
     """
-    views = path_views(seen.of(paths.CHECK))
-    pairs = [pair for view in views for pair in view.pairs]
-    told = len(views) == len(seen.world.hosts) and pairs and all(p.works is False and p.is_unlinked for p in pairs)
+    all_paths = host_paths(seen.of(paths.CHECK))
+    pairs = [pair for paths_here in all_paths for pair in paths_here.pairs]
+    told = len(all_paths) == len(seen.world.hosts) and pairs and all(p.works is False and p.is_unlinked for p in pairs)
     return "NVML allows no P2P between any two GPUs" if told else ""
 
 
@@ -259,7 +259,7 @@ def holds_back(name: str, value: str | None) -> bool:
     return name in _NARROWING or _CLOSING.get(name) == value.strip().lower()
 
 
-def interface_rungs(names: Sequence[str]) -> Members:
+def interface_overrides(names: Sequence[str]) -> Members:
     """One alternative for each interface."""
     return tuple(
         Member(f"IFNAME {name}", {"NCCL_SOCKET_IFNAME": f"={name}"}, "the interfaces that NCCL would choose")

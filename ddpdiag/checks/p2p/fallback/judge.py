@@ -1,4 +1,4 @@
-"""What the climb came to, in findings."""
+"""What the search found, in findings."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from ddpdiag.text import rate_text, times_text, workarounds_text
 D = TypeVar("D")
 
 
-class Climbed(NamedTuple):
+class SearchResult(NamedTuple):
     """How far it went, what was tried in order, what was not and why, and the prices: gloo's rate and the expected one.
 
     Rates are bus bandwidths in bytes per second; `source` says where the expected one comes from.
@@ -57,26 +57,26 @@ _VERBS = {
 }
 
 
-def findings(seen: Seen[D], climbed: Climbed) -> Iterator[Finding]:
+def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
     """At most one."""
-    if isinstance(climbed.end, Step):
-        yield _unfinished(seen, climbed)
+    if isinstance(result.end, Step):
+        yield _unfinished(seen, result)
         return
-    match climbed.end.kind:
-        case Kind.FOUND if climbed.first.works and all(member in climbed.ground.own for member in climbed.end.members):
-            yield _held_back(seen, climbed, climbed.end)
-        case Kind.FOUND if climbed.first.works:
-            yield _slow(seen, climbed, climbed.end)
+    match result.end.kind:
+        case Kind.FOUND if result.first.works and all(member in result.ground.own for member in result.end.members):
+            yield _held_back(seen, result, result.end)
+        case Kind.FOUND if result.first.works:
+            yield _slow(seen, result, result.end)
         case Kind.FOUND:
-            yield _fallback(seen, climbed, climbed.end)
+            yield _fallback(seen, result, result.end)
         case Kind.HELD_BACK:
-            yield _held_back(seen, climbed, climbed.end)
+            yield _held_back(seen, result, result.end)
         case Kind.NEEDED:
-            yield _needed(seen, climbed, climbed.end)
+            yield _needed(seen, result, result.end)
         case Kind.TRANSIENT:
-            yield _transient(seen, climbed)
+            yield _transient(seen, result)
         case Kind.UNRELIABLE | Kind.NOTHING:
-            yield _nothing(seen, climbed, climbed.end)
+            yield _nothing(seen, result, result.end)
 
 
 def both_fail(seen: Seen[D]) -> Finding:
@@ -91,68 +91,68 @@ def both_fail(seen: Seen[D]) -> Finding:
     )
 
 
-def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
-    does = verb(climbed.first)
+    where = places(seen, result.tried, result.first, end, result.ground)
+    does = verb(result.first)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    works = f"gloo works, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
+    works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
     return seen.finding(
         "fallback",
         f"{own} {does}; {workarounds_text(env)} it works",
-        f"{works}{where.text}{error_text(climbed.first)}. The way around leaves out {taken}: "
+        f"{works}{where.text}{error_text(result.first)}. The way around leaves out {taken}: "
         f"{workarounds_text(env)} {own} worked in {runs_text(end)}"
-        f"{price(climbed, end)}. {cause(seen, end.members, where.nodes)}".strip(),
+        f"{price(result, end)}. {cause(seen, end.members, where.nodes)}".strip(),
         severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
         fix=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
         f"with less than this it failed, and this was tried {len(end.runs)} times.{_untold(seen, end)}",
         env=env,
     )
 
 
-def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
+    where = places(seen, result.tried, result.first, end, result.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    times = times_text(gain_of(climbed, end.runs))
+    times = times_text(gain_of(result, end.runs))
     return seen.finding(
         "slow",
         f"{own} is slow; {workarounds_text(env)} it is {times} faster",
-        f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. The way around leaves "
+        f"{own} reaches {rate(result.first)} busbw{against_gloo(result)}{where.text}. The way around leaves "
         f"out {taken}: "
-        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(climbed, end)}. "
+        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(result, end)}. "
         f"{cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
         fix="Until the cause is mended, set in the job what follows.",
         env=env,
     )
 
 
-def _held_back(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
-    times = times_text(gain_of(climbed, end.runs))
+    times = times_text(gain_of(result, end.runs))
     return seen.finding(
         "held-back",
         f"{settings} costs bandwidth: without it {own} is {times} faster",
-        f"{own} reaches {rate(climbed.first)} busbw with {settings}, and works without it in {runs_text(end)}"
-        f"{price(climbed, end)}: {times} faster. It may be left from an old workaround.",
-        evidence=tried_lines(climbed),
+        f"{own} reaches {rate(result.first)} busbw with {settings}, and works without it in {runs_text(end)}"
+        f"{price(result, end)}: {times} faster. It may be left from an old workaround.",
+        evidence=tried_lines(result),
         fix="Take it out of the job, of the shell's start-up files and of ~/.nccl.conf and /etc/nccl.conf.",
         env=env,
     )
 
 
-def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
@@ -160,65 +160,65 @@ def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     return seen.finding(
         "needed",
         f"{settings} is needed here" if alone else f"of {settings} something is needed here",
-        f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without {them}"
+        f"{own} works with {settings} ({rate(result.first)} busbw), and {verb(without)} without {them}"
         f"{error_text(without)}: keep {them} until the cause is mended.",
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
     )
 
 
-def _transient(seen: Seen[D], climbed: Climbed) -> Finding:
+def _transient(seen: Seen[D], result: SearchResult) -> Finding:
     own = seen.world.backend
-    runs = len(climbed.tried)
+    runs = len(result.tried)
     return seen.finding(
         "transient",
         f"{own} failed once, and then worked {runs} times",
         f"The all-reduce over {own} failed at first, and worked in {runs} of {runs} runs in fresh processes, with "
-        f"nothing changed ({rate(climbed.first)} busbw). What fails now and then will fail in a long job.",
-        evidence=tried_lines(climbed),
+        f"nothing changed ({rate(result.first)} busbw). What fails now and then will fail in a long job.",
+        evidence=tried_lines(result),
         fix="Check again, and look at the kernel log of the hosts (Xid, link down) at the time of the failure.",
     )
 
 
-def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
-    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
-    does = verb(climbed.first) if not climbed.first.works else f"is slow ({rate(climbed.first)} busbw)"
-    works = f"gloo works{gloo_text(climbed)}, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
+    where = places(seen, result.tried, result.first, end, result.ground)
+    does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
+    works = f"gloo works{gloo_text(result)}, and {own} {does}" if result.gloo is not None else f"{own} {does}"
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
         word, told = "unreliable", f"{workarounds_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
     else:
-        word, told = "nothing", f"{climbed.sets}, and none helps"
+        word, told = "nothing", f"{result.sets}, and none helps"
     return seen.finding(
         word,
         f"{own} {does}, and no variable gets around it",
-        f"{works}{where.text}{error_text(climbed.first)}; {told}.{not_tried(climbed)}",
-        severity=Severity.WARNING if climbed.first.works else Severity.ERROR,
+        f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried(result)}",
+        severity=Severity.WARNING if result.first.works else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
         fix=f"Look at what {own} says with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
         "try another version of NCCL or of the driver.",
     )
 
 
-def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
-    own, broken = seen.world.backend, climbed.ground.broken
-    known = climbed.first if climbed.as_it_is else None
+def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
+    own, broken = seen.world.backend, result.ground.broken
+    known = result.first if result.as_it_is else None
     if known is not None and not known.works:
         did = f"{own} {verb(known)}{error_text(known)}"
     else:
         did = f"{own} failed in {all_reduce.CHECK.code}" if broken else f"{own} works as it is"
     why, fix = _why_unfinished(seen)
-    aim = "a way around was found" if broken or climbed.ground.slow_below is not None else "what is set was priced"
+    aim = "a way around was found" if broken or result.ground.slow_below is not None else "what is set was priced"
     return seen.finding(
         "unfinished",
         f"{why} before {aim}",
-        f"{did}; {climbed.sets} until then, and more are left.",
-        evidence=tried_lines(climbed),
+        f"{did}; {result.sets} until then, and more are left.",
+        evidence=tried_lines(result),
         fix=fix,
     )
 
@@ -235,7 +235,7 @@ def _more_seconds(seen: Seen[D]) -> int:
 
 
 def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
-    """What ended the climb, and what to do about it."""
+    """What ended the search, and what to do about it."""
     events = seen.recording.events
     lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
     if lost:
@@ -279,53 +279,53 @@ def _least(runs: Sequence[Tried]) -> float:
     return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
 
 
-def gain_of(climbed: Climbed, runs: Sequence[Tried]) -> float:
+def gain_of(result: SearchResult, runs: Sequence[Tried]) -> float:
     """The slowest run over the best as it is."""
-    best = max((tried.busbw or 0.0 for tried in climbed.as_it_is), default=0.0)
+    best = max((tried.busbw or 0.0 for tried in result.as_it_is), default=0.0)
     return _least(runs) / best if best else 0.0
 
 
-def price(climbed: Climbed, end: Ended) -> str:
+def price(result: SearchResult, end: Ended) -> str:
     """What it costs against what the hardware should give, or beside gloo."""
     rate = _least(end.runs)
     if not rate:
         return ""
     text = f", at {rate_text(rate)} busbw"
-    if climbed.expected:
-        return f"{text}, {100 * rate / climbed.expected:.0f} % of {rate_text(climbed.expected)} ({climbed.source})"
-    return text + (f" (gloo: {rate_text(climbed.gloo)})" if climbed.gloo else "")
+    if result.expected:
+        return f"{text}, {100 * rate / result.expected:.0f} % of {rate_text(result.expected)} ({result.source})"
+    return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 
-def gloo_text(climbed: Climbed) -> str:
+def gloo_text(result: SearchResult) -> str:
     """gloo's bus bandwidth in brackets, where it is known."""
-    return f" ({rate_text(climbed.gloo)} busbw)" if climbed.gloo else ""
+    return f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
 
 
-def against_gloo(climbed: Climbed) -> str:
+def against_gloo(result: SearchResult) -> str:
     """The same, as a part of a sentence."""
-    return f", and gloo {rate_text(climbed.gloo)}" if climbed.gloo else ""
+    return f", and gloo {rate_text(result.gloo)}" if result.gloo else ""
 
 
-def not_tried(climbed: Climbed) -> str:
-    """A sentence on the rungs that cannot matter here."""
-    return f" Not tried: {'; '.join(_skips(climbed))}." if climbed.skipped else ""
+def not_tried(result: SearchResult) -> str:
+    """A sentence on the overrides that cannot matter here."""
+    return f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
 
 
-def _skips(climbed: Climbed) -> list[str]:
-    """Each reason once, with the rungs that it concerns."""
+def _skips(result: SearchResult) -> list[str]:
+    """Each reason once, with the overrides that it concerns."""
     reasons: dict[str, list[str]] = {}
-    for name, reason in climbed.skipped.items():
+    for name, reason in result.skipped.items():
         reasons.setdefault(reason, []).append(name)
-    if isinstance(climbed.end, Ended) and climbed.end.inside_works and climbed.ground.inside:
-        names = [rung.name for rung in climbed.ground.inside]
+    if isinstance(result.end, Ended) and result.end.inside_works and result.ground.inside:
+        names = [override.name for override in result.ground.inside]
         reasons.setdefault("inside each host it works", []).extend(names)
     return [f"{names_text(names)} ({reason})" for reason, names in reasons.items()]
 
 
-def tried_lines(climbed: Climbed) -> dict[str, Scalar | list[Scalar]]:
+def tried_lines(result: SearchResult) -> dict[str, Scalar | list[Scalar]]:
     """What was tried, in order, and what was not, as evidence."""
-    lines: list[Scalar] = [_line(tried) for tried in climbed.tried]
-    skipped: list[Scalar] = list(_skips(climbed))
+    lines: list[Scalar] = [_line(tried) for tried in result.tried]
+    skipped: list[Scalar] = list(_skips(result))
     return {"tried": lines, "not_tried": skipped}
 
 

@@ -9,12 +9,12 @@ from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.paths.data import (
     UNSUPPORTED,
     Data,
+    HostPaths,
     Pair,
-    PathView,
     gpus_of,
+    host_paths,
     label,
     pairs_text,
-    path_views,
     words,
 )
 from ddpdiag.model import Finding, Severity
@@ -31,13 +31,13 @@ def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
     differ is no vote.
     """
-    return _odd(path_views(seen))
+    return _odd(host_paths(seen))
 
 
-def _odd(views: Sequence[PathView]) -> frozenset[Pair]:
+def _odd(all_paths: Sequence[HostPaths]) -> frozenset[Pair]:
     kinds: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
-    for view in views:
-        for pair in view.pairs:
+    for paths in all_paths:
+        for pair in paths.pairs:
             if pair.works is not None and not pair.is_asymmetric:
                 kinds[pair.kind].append(pair)
     return frozenset(
@@ -49,20 +49,20 @@ def _odd(views: Sequence[PathView]) -> frozenset[Pair]:
     )
 
 
-def disabled(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Pairs that could do P2P and may not: switched off in the driver, or unlike the others."""
     odd = odd_pairs(seen)
-    pairs = [pair for pair in view.pairs if not pair.is_asymmetric and (pair in odd or _is_switched_off(pair))]
+    pairs = [pair for pair in paths.pairs if not pair.is_asymmetric and (pair in odd or _is_switched_off(pair))]
     if pairs:
-        yield _disabled(seen, view, pairs)
+        yield _disabled(seen, paths, pairs)
 
 
 def _is_switched_off(pair: Pair) -> bool:
     return P2P.DISABLED_BY_REGKEY in pair.statuses
 
 
-def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Finding:
-    gpu = _common(view, pairs)
+def _disabled(seen: Seen[Data], paths: HostPaths, pairs: Sequence[Pair]) -> Finding:
+    gpu = _common(paths, pairs)
     switched_off = any(map(_is_switched_off, pairs))
     whose = f"; all of them are pairs of {label(gpu)}" if gpu is not None else ""
     expected = (
@@ -73,16 +73,16 @@ def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Findin
     return seen.finding(
         "disabled",
         "P2P is not allowed between GPUs",
-        f"{view.host.name}: {len(pairs)} of {len(view.pairs)} pairs of GPUs may not reach each other's memory "
+        f"{paths.host.name}: {len(pairs)} of {len(paths.pairs)} pairs of GPUs may not reach each other's memory "
         f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL goes through shared memory there.",
-        nodes=(view.host.name,),
+        nodes=(paths.host.name,),
         gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
-        links=[_link(view, pair, "<->") for pair in pairs],
+        links=[_link(paths, pair, "<->") for pair in pairs],
         evidence={
             "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs[:_LISTED]],
             "gpus": [label(member) for member in gpus_of(pairs)],
         },
-        fix=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {view.host.name}; "
+        fix=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {paths.host.name}; "
         + (
             "remove the key from NVreg_RegistryDwords (/proc/driver/nvidia/params shows it) and load the driver anew."
             if switched_off
@@ -91,36 +91,36 @@ def _disabled(seen: Seen[Data], view: PathView, pairs: Sequence[Pair]) -> Findin
     )
 
 
-def _common(view: PathView, pairs: Sequence[Pair]) -> PathGpu | None:
+def _common(paths: HostPaths, pairs: Sequence[Pair]) -> PathGpu | None:
     """The one GPU that is in each of several pairs, and in no pair that is allowed."""
     if len(pairs) < 2:
         return None
     for gpu in (pairs[0].one, pairs[0].other):
-        own = [pair for pair in view.pairs if gpu in (pair.one, pair.other)]
+        own = [pair for pair in paths.pairs if gpu in (pair.one, pair.other)]
         if all(gpu in (pair.one, pair.other) for pair in pairs) and not any(pair.works for pair in own):
             return gpu
     return None
 
 
-def asymmetric(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Pairs of which one direction is allowed and the other is not."""
-    pairs = [pair for pair in view.pairs if pair.is_asymmetric]
+    pairs = [pair for pair in paths.pairs if pair.is_asymmetric]
     if pairs:
         closed = [(pair, *_closed(pair)) for pair in pairs]
         yield seen.finding(
             "asymmetric",
             "P2P is allowed in one direction only",
-            f"{view.host.name}: "
+            f"{paths.host.name}: "
             + "; ".join(
                 f"{label(source)} may not reach {label(target)} ({_reasons([pair])}), but the other way round it may"
                 for pair, source, target in closed[:4]
             )
             + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
             + "; both directions expected.",
-            nodes=(view.host.name,),
-            links=[f"{view.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
+            nodes=(paths.host.name,),
+            links=[f"{paths.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
             evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix=f"Look at `nvidia-smi topo -p2p r` and `topo -p2p w` on {view.host.name}, and reset these GPUs; "
+            fix=f"Look at `nvidia-smi topo -p2p r` and `topo -p2p w` on {paths.host.name}, and reset these GPUs; "
             "set NCCL_P2P_DISABLE=1 if copies fail.",
         )
 
@@ -131,22 +131,22 @@ def _closed(pair: Pair) -> tuple[PathGpu, PathGpu]:
     return (pair.one, pair.other) if there is not P2P.OK else (pair.other, pair.one)
 
 
-def refused(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Pairs without NVLinks that are not made for P2P."""
     odd = odd_pairs(seen)
     pairs = [
         pair
-        for pair in view.unlinked
+        for pair in paths.unlinked
         if pair.statuses and all(status in UNSUPPORTED for status in pair.statuses) and pair not in odd
     ]
     if pairs:
         yield seen.finding(
             "no-p2p",
             "GPUs without P2P",
-            f"{view.host.name}: NVML says that {len(pairs)} of {len(view.unlinked)} pairs of GPUs without NVLinks "
+            f"{paths.host.name}: NVML says that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
             f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL goes through shared memory of the host "
             "there: expect its bandwidth.",
-            nodes=(view.host.name,),
+            nodes=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
             fix="Nothing, if these cards are not made for it (most consumer cards are not).",
         )
@@ -158,17 +158,17 @@ def _reasons(pairs: Sequence[Pair]) -> str:
     return ", ".join(map(words, found))
 
 
-def _link(view: PathView, pair: Pair, mark: str) -> str:
-    return f"{view.host.name}: GPU {pair.one.index} {mark} GPU {pair.other.index}"
+def _link(paths: HostPaths, pair: Pair, mark: str) -> str:
+    return f"{paths.host.name}: GPU {pair.one.index} {mark} GPU {pair.other.index}"
 
 
-def said_of_pairs(seen: Seen[Data], view: PathView) -> Iterator[str]:
+def said_of_pairs(seen: Seen[Data], paths: HostPaths) -> Iterator[str]:
     """What of this speaks for P2P to fail on that host, as sentences."""
     odd = odd_pairs(seen)
     for pairs, why in (
-        ([pair for pair in view.pairs if _is_switched_off(pair)], "is switched off in the driver (registry key)"),
-        ([pair for pair in view.pairs if pair.is_asymmetric], "is allowed by NVML in one direction only"),
-        ([pair for pair in view.pairs if pair in odd and not _is_switched_off(pair)], "is not allowed by NVML"),
+        ([pair for pair in paths.pairs if _is_switched_off(pair)], "is switched off in the driver (registry key)"),
+        ([pair for pair in paths.pairs if pair.is_asymmetric], "is allowed by NVML in one direction only"),
+        ([pair for pair in paths.pairs if pair in odd and not _is_switched_off(pair)], "is not allowed by NVML"),
     ):
         if pairs:
             yield f"P2P {why} for {pairs_text(pairs)}"
@@ -178,24 +178,24 @@ _BRIDGES_SHOWN = 4
 _LISTED = 64
 
 
-def redirecting(view: PathView, pairs: Iterable[Pair]) -> dict[Bridge, list[Pair]]:
+def redirecting(paths: HostPaths, pairs: Iterable[Pair]) -> dict[Bridge, list[Pair]]:
     """Bridges between these GPUs on which ACS redirects, with the pairs that each concerns."""
     found: dict[Bridge, list[Pair]] = {}
     for pair in pairs:
-        for bridge in view.around.between(pair.one.pci, pair.other.pci):
+        for bridge in paths.around.between(pair.one.pci, pair.other.pci):
             if bridge.redirects:
                 found.setdefault(bridge, []).append(pair)
     return found
 
 
-def hides_acs(view: PathView, pairs: Iterable[Pair]) -> bool:
+def hides_acs(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
     """Is there a bridge between these GPUs whose ACS could not be read?"""
-    return any(bridge.acs is None for pair in pairs for bridge in view.around.between(pair.one.pci, pair.other.pci))
+    return any(bridge.acs is None for pair in pairs for bridge in paths.around.between(pair.one.pci, pair.other.pci))
 
 
-def translated(view: PathView, pairs: Iterable[Pair]) -> bool:
+def translated(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
     """Does the IOMMU translate for any of these GPUs?"""
-    return any(view.around.translates(gpu.pci) for gpu in gpus_of(pairs))
+    return any(paths.around.translates(gpu.pci) for gpu in gpus_of(pairs))
 
 
 def addresses(bridges: Iterable[Bridge]) -> str:
@@ -203,13 +203,13 @@ def addresses(bridges: Iterable[Bridge]) -> str:
     return names_text([bridge.address for bridge in bridges], _BRIDGES_SHOWN)
 
 
-def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Bridges that redirect, where nothing needs them to: a virtual machine does."""
-    found = redirecting(view, view.unlinked)
-    if not found or view.around.virtual:
+    found = redirecting(paths, paths.unlinked)
+    if not found or paths.around.virtual:
         return
-    pairs = [pair for pair in view.unlinked if any(pair in own for own in found.values())]
-    detours = [pair for pair in pairs if view.around.share_a_bridge(pair.one.pci, pair.other.pci)]
+    pairs = [pair for pair in paths.unlinked if any(pair in own for own in found.values())]
+    detours = [pair for pair in pairs if paths.around.share_a_bridge(pair.one.pci, pair.other.pci)]
     # Between root ports traffic goes by the processor anyway, and with an IOMMU the kernel sets ACS on all of them:
     # most such hosts copy well.
     harm = (
@@ -222,11 +222,11 @@ def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     yield seen.finding(
         "acs",
         "ACS redirects traffic between GPUs",
-        f"{view.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks: {harm}, and on "
+        f"{paths.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks: {harm}, and on "
         "some boards NCCL hangs or sums wrong values; off is expected on a host that is no virtual machine (NCCL's "
         "troubleshooting guide).",
         severity=Severity.WARNING if detours else Severity.NOTE,
-        nodes=(view.host.name,),
+        nodes=(paths.host.name,),
         evidence={
             "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in list(found)[:_LISTED]],
             "gpus": [label(gpu) for gpu in gpus_of(pairs)],
@@ -239,24 +239,24 @@ def acs(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
     )
 
 
-def iommu(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
+def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Good to know: the IOMMU translates for GPUs without NVLinks."""
-    pairs = view.unlinked
-    own = [gpu for gpu in gpus_of(pairs) if view.around.translates(gpu.pci)]
+    pairs = paths.unlinked
+    own = [gpu for gpu in gpus_of(pairs) if paths.around.translates(gpu.pci)]
     if own:
-        domains = dict.fromkeys(view.around.slot(gpu.pci).domain or "?" for gpu in own)
+        domains = dict.fromkeys(paths.around.slot(gpu.pci).domain or "?" for gpu in own)
         hidden = " Whether ACS redirects is known to root only (`lspci -vvv | grep ACSCtl`)."
         yield seen.finding(
             "iommu",
             "the IOMMU translates what GPUs send",
-            f"{view.host.name}: the IOMMU translates for {len(own)} GPUs without NVLinks between them (domain "
+            f"{paths.host.name}: the IOMMU translates for {len(own)} GPUs without NVLinks between them (domain "
             f"{', '.join(domains)}); identity is the safe choice for P2P over PCIe."
-            + (hidden if hides_acs(view, pairs) else ""),
-            nodes=(view.host.name,),
+            + (hidden if hides_acs(paths, pairs) else ""),
+            nodes=(paths.host.name,),
             evidence={
                 "gpus": [label(gpu) for gpu in own],
-                "kernel_parameters": list(view.around.parameters),
-                "iommu_groups": view.around.iommu_groups,
+                "kernel_parameters": list(paths.around.parameters),
+                "iommu_groups": paths.around.iommu_groups,
             },
             fix="Boot with iommu=pt, or switch the IOMMU off in the BIOS, if copies between GPUs are slow or fail.",
         )

@@ -28,7 +28,7 @@ from ddpdiag.checks.collective.all_reduce.check import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport import judge as findings
-from ddpdiag.checks.p2p.transport.judge import Data, view_of
+from ddpdiag.checks.p2p.transport.judge import Data, transport_log
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
@@ -133,22 +133,22 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    view = view_of(seen)
-    yield from findings.unreadable(view)
-    yield from findings.versions(view)
-    # With variables that get around what does not work, NCCL goes the ways that are left.
+    nccl = transport_log(seen)
+    yield from findings.unreadable(nccl)
+    yield from findings.versions(nccl)
+    # With variables that get around what does not work, NCCL takes the paths that are left.
     if not fallback.works_with_workarounds(seen.of(fallback.CHECK)):
-        yield from findings.sockets(view)
-        yield from findings.gpudirect(view)
-        yield from findings.inside(view)
-    yield from findings.nvls(view)
-    yield from findings.warned(view)
+        yield from findings.sockets(nccl)
+        yield from findings.gpudirect(nccl)
+        yield from findings.inside(nccl)
+    yield from findings.nvls(nccl)
+    yield from findings.warned(nccl)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The ways that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
-    view = view_of(seen)
-    return {rank: {"transport": _words(view.by_rank.get(rank, ()), log)} for rank, log in view.logs.items()}
+    """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
+    nccl = transport_log(seen)
+    return {rank: {"transport": _words(nccl.by_rank.get(rank, ()), log)} for rank, log in nccl.logs.items()}
 
 
 def _words(hops: Sequence[Hop], log: Log) -> str:
@@ -158,7 +158,7 @@ def _words(hops: Sequence[Hop], log: Log) -> str:
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """NCCL's version and network, and the algorithm for each size, as the first rank that tells them has it."""
-    logs = view_of(seen).logs.values()
+    logs = transport_log(seen).logs.values()
     out: dict[str, Scalar] = {}
     for name, value in (
         ("version", next((log.version for log in logs if log.version), None)),
@@ -172,13 +172,13 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """From rank to rank, where NCCL opened a way; others go through peers, or through NVLS."""
-    view = view_of(seen)
-    ranks = tuple(view.rows)
-    if not view.hops or len(ranks) > MOST_RANKS:
+    """From rank to rank, where NCCL opened a path; others go through peers, or through NVLS."""
+    nccl = transport_log(seen)
+    ranks = tuple(nccl.rows)
+    if not nccl.hops or len(ranks) > MOST_RANKS:
         return ()
     texts: dict[tuple[int, int], list[str]] = {}
-    for hop in view.hops:
+    for hop in nccl.hops:
         texts.setdefault((hop.source, hop.target), []).append(hop.text)
     names = tuple(f"rank {rank}" for rank in ranks)
     cells = tuple(tuple(", ".join(sorted(texts.get((a, b), []))) or None for b in ranks) for a in ranks)

@@ -1,4 +1,4 @@
-"""What P2P004 measured, and what its findings are made of: the ways that NCCL took, within hosts and between them."""
+"""What P2P004 measured, and what its findings are made of: the paths that NCCL took, within hosts and between them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class View:
+class TransportLog:
     """All ranks' logs together."""
 
     seen: Seen[Data]
@@ -59,7 +59,7 @@ class View:
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
-        """Every way once, whoever told it."""
+        """Every path once, whoever told it."""
         told = (hop for log in self.logs.values() for hop in log.hops)
         return tuple({(hop.source, hop.target, hop.text): hop for hop in told}.values())
 
@@ -77,17 +77,17 @@ class View:
 
     @cached_property
     def inside(self) -> tuple[Hop, ...]:
-        """Ways within a host."""
+        """Paths within a host."""
         return tuple(filter(self.is_inside, self.hops))
 
     @cached_property
     def outside(self) -> tuple[Hop, ...]:
-        """Ways over the network from host to host; with MNNVL there are others."""
+        """Paths over the network from host to host; with MNNVL there are others."""
         return tuple(hop for hop in self.hops if hop.kind == "NET" and not self.is_inside(hop))
 
     @cached_property
     def by_rank(self) -> Mapping[int, Sequence[Hop]]:
-        """The ways that begin or end at each rank."""
+        """The paths that begin or end at each rank."""
         own: dict[int, list[Hop]] = defaultdict(list)
         for hop in self.hops:
             own[hop.source].append(hop)
@@ -146,26 +146,26 @@ class View:
 
 
 @lru_cache(maxsize=1)
-def view_of(seen: Seen[Data]) -> View:
-    """The view, made once."""
-    return View(seen)
+def transport_log(seen: Seen[Data]) -> TransportLog:
+    """All ranks' logs, put together once."""
+    return TransportLog(seen)
 
 
 _LOG_LINES = 4
 
 
-def unreadable(view: View) -> Iterator[Finding]:
-    """Ranks whose log says nothing of a way."""
+def unreadable(nccl: TransportLog) -> Iterator[Finding]:
+    """Ranks whose log says nothing of a path."""
     silent = tuple(
-        rank for rank, data in view.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
+        rank for rank, data in nccl.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
     )
     if silent:
-        versions = sorted({log.version for rank in silent if (log := view.logs.get(rank)) and log.version})
+        versions = sorted({log.version for rank in silent if (log := nccl.logs.get(rank)) and log.version})
         which = f" (version {', '.join(versions)})" if versions else ""
-        yield view.seen.finding(
+        yield nccl.seen.finding(
             "unreadable",
             "NCCL's log does not say how ranks talk",
-            f"The log of NCCL{which} on {ranks_text(silent)} of {len(view.rows)} tells no way to any peer: UNKNOWN "
+            f"The log of NCCL{which} on {ranks_text(silent)} of {len(nccl.rows)} tells no way to any peer: UNKNOWN "
             "which transport it uses.",
             ranks=silent,
             fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
@@ -173,13 +173,13 @@ def unreadable(view: View) -> Iterator[Finding]:
         )
 
 
-def versions(view: View) -> Iterator[Finding]:
+def versions(nccl: TransportLog) -> Iterator[Finding]:
     """Different NCCLs, unless LCH003 says so already."""
-    odd = odd_ones_out({rank: log.version for rank, log in view.logs.items() if log.version})
-    told = {own.nccl for own in view.seen.of(lch003.CHECK).by_rank.values()}
+    odd = odd_ones_out({rank: log.version for rank, log in nccl.logs.items() if log.version})
+    told = {own.nccl for own in nccl.seen.of(lch003.CHECK).by_rank.values()}
     if odd is None or len(told) > 1:
         return
-    yield view.seen.finding(
+    yield nccl.seen.finding(
         "mixed-versions",
         "ranks load different versions of NCCL",
         f"NCCL: {odd_text(odd, missing='none')}; one version on every rank is expected"
@@ -190,22 +190,22 @@ def versions(view: View) -> Iterator[Finding]:
     )
 
 
-def sockets(view: View) -> Iterator[Finding]:
+def sockets(nccl: TransportLog) -> Iterator[Finding]:
     """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends."""
-    crossing = [hop for hop in view.outside if hop.name == SOCKET]
-    taken = [hop for hop in crossing if all(view.ports(view.host(rank)) for rank in (hop.source, hop.target))]
+    crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
+    taken = [hop for hop in crossing if all(nccl.ports(nccl.host(rank)) for rank in (hop.source, hop.target))]
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
         return
-    hosts = view.seen.world.nodes_of(ranks)
-    ports = {host: view.ports(host) for host in hosts}
+    hosts = nccl.seen.world.nodes_of(ranks)
+    ports = {host: nccl.ports(host) for host in hosts}
     kind = "InfiniBand" if all(port.infiniband for own in ports.values() for port in own) else "RoCE"
     first = hosts[0]
     names = names_text([port.name for port in ports[first]], 4)
-    wires = sorted({name for rank in ranks if rank in view.logs for name in view.logs[rank].sockets})
-    cost, evidence = _cost(view, ranks)
-    why = view.reasons(ranks)
-    yield view.seen.finding(
+    wires = sorted({name for rank in ranks if rank in nccl.logs for name in nccl.logs[rank].sockets})
+    cost, evidence = _cost(nccl, ranks)
+    why = nccl.reasons(ranks)
+    yield nccl.seen.finding(
         "sockets",
         f"NCCL uses sockets, not {kind}",
         f"NCCL sends over sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
@@ -219,14 +219,14 @@ def sockets(view: View) -> Iterator[Finding]:
     )
 
 
-def _cost(view: View, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
+def _cost(nccl: TransportLog, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
     """What the slowest host loses, as far as the rates are known."""
-    hosts = view.seen.world.nodes_of(ranks)
-    rates = [[port.bytes_per_s for port in view.ports(host)] for host in hosts]
+    hosts = nccl.seen.world.nodes_of(ranks)
+    rates = [[port.bytes_per_s for port in nccl.ports(host)] for host in hosts]
     if any(rate is None for own in rates for rate in own):
         return "", {}
     rdma = min(sum(rate or 0.0 for rate in own) for own in rates)
-    nominal = [view.rows[rank].socket_bytes_per_s for rank in ranks if rank in view.rows]
+    nominal = [nccl.rows[rank].socket_bytes_per_s for rank in ranks if rank in nccl.rows]
     known = [rate for rate in nominal if rate]
     if not known or len(known) < len(nominal):
         return f": {rate_text(rdma)} per host are left unused", {"rdma_bytes_per_s": rdma}
@@ -239,29 +239,29 @@ def _why(reasons: Sequence[str]) -> str:
     return f"Found there: {', '.join(reasons)}." if reasons else "NCCL does not say why."
 
 
-def gpudirect(view: View) -> Iterator[Finding]:
+def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     """GPUDirect RDMA on some hosts and not on others; or on none, although they have InfiniBand."""
-    ends = {rank for hop in view.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & view.logs.keys()
+    ends = {rank for hop in nccl.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & nccl.logs.keys()
     # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
-    direct = {rank for rank in ends if any(hop.gdr for hop in view.logs[rank].hops)}
-    having = {view.host(rank): True for rank in sorted(ends)} | {view.host(rank): False for rank in ends - direct}
+    direct = {rank for rank in ends if any(hop.gdr for hop in nccl.logs[rank].hops)}
+    having = {nccl.host(rank): True for rank in sorted(ends)} | {nccl.host(rank): False for rank in ends - direct}
     if len(set(having.values())) > 1:
-        yield _uneven(view, having, sorted(ends - direct))
-    elif ends and not direct and any(hop.name.startswith("IB") for hop in view.outside):
-        yield _none_direct(view, sorted(ends))
+        yield _uneven(nccl, having, sorted(ends - direct))
+    elif ends and not direct and any(hop.name.startswith("IB") for hop in nccl.outside):
+        yield _none_direct(nccl, sorted(ends))
 
 
-def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
+def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
     without = [host for host, has in having.items() if not has]
     odd = without if 2 * len(without) < len(having) else []
     ranks = without_ranks if odd else ()
     blame = "" if odd else " (no majority, so nobody is blamed)"
-    return view.seen.finding(
+    return nccl.seen.finding(
         "no-gdr",
         "some hosts go without GPUDirect RDMA",
         f"{names_text(without)}: data goes through the host's memory on its way to the network; "
         f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
-        f"{_gdr_reason(view, without_ranks)}",
+        f"{_gdr_reason(nccl, without_ranks)}",
         severity=Severity.WARNING,
         ranks=ranks,
         nodes=odd,
@@ -271,59 +271,59 @@ def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]
     )
 
 
-def _none_direct(view: View, ranks: Sequence[int]) -> Finding:
-    return view.seen.finding(
+def _none_direct(nccl: TransportLog, ranks: Sequence[int]) -> Finding:
+    return nccl.seen.finding(
         "no-gdr",
         "InfiniBand is used without GPUDirect RDMA",
         f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
-        f"{_gdr_reason(view, ranks)}",
+        f"{_gdr_reason(nccl, ranks)}",
         severity=Severity.NOTE,
-        evidence={"reasons": list(view.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
+        evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
         fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
         "kernel with DMA-BUF.",
     )
 
 
-def _gdr_reason(view: View, ranks: Sequence[int]) -> str:
-    able = [name for rank in ranks for name, has in view.logs[rank].gdr.items() if has]
+def _gdr_reason(nccl: TransportLog, ranks: Sequence[int]) -> str:
+    able = [name for rank in ranks for name, has in nccl.logs[rank].gdr.items() if has]
     level = next(
-        (own["NCCL_NET_GDR_LEVEL"] for rank in ranks if "NCCL_NET_GDR_LEVEL" in (own := view.settings(rank))), None
+        (own["NCCL_NET_GDR_LEVEL"] for rank in ranks if "NCCL_NET_GDR_LEVEL" in (own := nccl.settings(rank))), None
     )
     if able and level is not None:
         return f"{able[0]} could do it; NCCL_NET_GDR_LEVEL={level} is set."
     if able:
         # NCCL says no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
         return f"{able[0]} could do it: the GPUs cannot, or the way between them and the adapter crosses the CPU."
-    loaded = any(view.rows[rank].peer_memory for rank in ranks)
+    loaded = any(nccl.rows[rank].peer_memory for rank in ranks)
     if loaded:
         return "nvidia-peermem is loaded, but NCCL finds no adapter that can use it."
     return "Neither nvidia-peermem nor DMA-BUF is there."
 
 
-def inside(view: View) -> Iterator[Finding]:
-    """Ways within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
+def inside(nccl: TransportLog) -> Iterator[Finding]:
+    """Paths within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
     by_host: dict[str, list[Hop]] = defaultdict(list)
-    for hop in view.inside:
-        linked = view.are_linked(hop.source, hop.target)
-        # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be the faster way.
+    for hop in nccl.inside:
+        linked = nccl.are_linked(hop.source, hop.target)
+        # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
         if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
-            by_host[view.host(hop.source)].append(hop)
+            by_host[nccl.host(hop.source)].append(hop)
     for host, hops in by_host.items():
-        yield _inside(view, host, hops)
+        yield _inside(nccl, host, hops)
 
 
-def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
+def _inside(nccl: TransportLog, host: str, hops: Sequence[Hop]) -> Finding:
     ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
-    linked = any(view.are_linked(hop.source, hop.target) for hop in hops)
+    linked = any(nccl.are_linked(hop.source, hop.target) for hop in hops)
     over = ", ".join(sorted({hop.text for hop in hops}))
-    why = view.reasons(ranks)
-    nodes = next((log.nodes for rank in ranks if (log := view.logs.get(rank)) and log.nodes), None)
-    known = len(view.seen.world.hosts)
+    why = nccl.reasons(ranks)
+    nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
+    known = len(nccl.seen.world.hosts)
     apart = f" NCCL takes the ranks to be on {nodes} hosts; they are on {known}." if nodes and nodes > known else ""
-    see = " See LCH002.host-id." if view.told_of_host_ids else ""
-    gpus = [uuid for rank in ranks if rank in view.rows and (uuid := view.rows[rank].gpu_uuid)]
+    see = " See LCH002.host-id." if nccl.told_of_host_ids else ""
+    gpus = [uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)]
     example = hops[0]
-    return view.seen.finding(
+    return nccl.seen.finding(
         "inside",
         "ranks of one host do not use NVLink" if linked else "ranks of one host talk over sockets",
         f"{host}: {ranks_text(ranks)} talk over {over} (rank {example.source} to rank {example.target}), although "
@@ -337,19 +337,19 @@ def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
     )
 
 
-def nvls(view: View) -> Iterator[Finding]:
+def nvls(nccl: TransportLog) -> Iterator[Finding]:
     """NVLink SHARP on some GPUs only: the number of NVLS channels is the least of all ranks (init.cc)."""
-    offered = {rank: log.nvls for rank, log in view.logs.items() if log.nvls is not None}
+    offered = {rank: log.nvls for rank, log in nccl.logs.items() if log.nvls is not None}
     odd = odd_ones_out(offered)
     if odd is None:
         return
     without = tuple(rank for rank, has in offered.items() if not has)
     blamed = without if odd.ranks and odd.usual is True else ()
-    gpus = [uuid for rank in blamed if (uuid := view.rows[rank].gpu_uuid)]
-    yield view.seen.finding(
+    gpus = [uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)]
+    yield nccl.seen.finding(
         "nvls",
         "not all GPUs offer NVLS (NVLink SHARP)",
-        f"NVLS is not available on {ranks_text(without)} ({names_text(view.seen.world.nodes_of(without))}), but on "
+        f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but on "
         f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only where all ranks can"
         + ("." if blamed else " (no majority, so nobody is blamed)."),
         severity=Severity.WARNING if blamed else Severity.NOTE,
@@ -361,21 +361,21 @@ def nvls(view: View) -> Iterator[Finding]:
     )
 
 
-def warned(view: View) -> Iterator[Finding]:
+def warned(nccl: TransportLog) -> Iterator[Finding]:
     """NCCL's own warnings, by text."""
     tellers: dict[str, list[int]] = defaultdict(list)
-    for rank, log in view.logs.items():
+    for rank, log in nccl.logs.items():
         for text in log.warnings:
             tellers[text].append(rank)
     if tellers:
         lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in tellers.items()]
         more = f" (and {len(lines) - _LOG_LINES} more)" if len(lines) > _LOG_LINES else ""
         ranks = sorted({rank for own in tellers.values() for rank in own})
-        yield view.seen.finding(
+        yield nccl.seen.finding(
             "warned",
             "NCCL warns",
             f"NCCL warned although the all-reduces went well. {'; '.join(lines[:_LOG_LINES])}{more}.",
-            nodes=view.seen.world.nodes_of(ranks),
+            nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
             fix="Read them; an asynchronous event of an adapter is a link that goes up and down.",
         )
