@@ -174,7 +174,7 @@ def domains(topology: dict[str, str], leaves: tuple[str, ...], names: tuple[str,
         for (rank, own), name in zip(run.arrivals.items(), names or [f"n{rank}" for rank in run.arrivals], strict=True)
     }
     run = structs.replace(run, arrivals=arrivals)
-    fabric = FabricState(Seen(world_of_run(run), fab001.CHECK, run), Rules(), Rules())
+    fabric = FabricState(Seen(world_of_run(run), fab001.CHECK, run), Rules())
     return dict(fabric.ground.domains)
 
 

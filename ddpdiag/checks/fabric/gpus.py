@@ -21,6 +21,7 @@ Sources: as FAB001.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
@@ -57,31 +58,27 @@ FINDINGS = {
 _SHOWN = 8
 
 
+@dataclass(frozen=True, eq=False)
 class GpuFabricState:
     """Each host has a search of its own, and all go on at the same time. `wanted` are the hosts to begin with."""
 
-    def __init__(self, seen: Seen[Data], rules: Rules, wanted: Sequence[tuple[int, ...]]) -> None:
-        self._seen = seen
-        self._rules = rules
-        self._wanted = wanted
+    _seen: Seen[Data]
+    _rules: Rules
+    _wanted: Sequence[tuple[int, ...]]
 
     @cached_property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host that is looked at: the first trial has pairs of all of them."""
-        hosts = tuple(self._seen.world.hosts.values())
         if not self._seen.trials:
             return tuple(self._wanted)
-        tried = {rank for group in self._seen.trials[0].groups for rank in group}
-        return tuple(ranks for ranks in hosts if not tried.isdisjoint(ranks))
+        tried = set(self._seen.trials[0].ranks)
+        return tuple(ranks for ranks in self._seen.world.hosts.values() if not tried.isdisjoint(ranks))
 
     @cached_property
     def states(self) -> tuple[Round | Diagnosis, ...]:
         """The next round of each host, or what came of it."""
-        return tuple(self._state(ranks) for ranks in self.hosts)
-
-    def _state(self, ranks: tuple[int, ...]) -> Round | Diagnosis:
-        search = localise(ranks, rules=self._rules, seed=ranks[0])
-        return follow(search, self._answers[ranks[0]], self.possible)
+        searches = ((ranks[0], localise(ranks, rules=self._rules, seed=ranks[0])) for ranks in self.hosts)
+        return tuple(follow(search, self._answers[host], self.possible) for host, search in searches)
 
     @cached_property
     def _answers(self) -> Mapping[int, Sequence[Results]]:
@@ -134,9 +131,9 @@ def _mixed(seen: Seen[Data]) -> Iterator[str]:
     Where some pairs are joined by NVLinks or a switch and others are not, a slower pair is no fault.
     """
     known = seen.of(paths.CHECK)
-    for fabric in host_paths(known) if known.trials else ():
-        if len({_joined(pair) for pair in fabric.pairs}) > 1:
-            yield fabric.host.name
+    for own in host_paths(known) if known.trials else ():
+        if len({_joined(pair) for pair in own.pairs}) > 1:
+            yield own.host.name
 
 
 def _joined(pair: Pair) -> tuple[object, ...]:
@@ -151,7 +148,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if not groups:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
-    env = fallback.job_workarounds(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen)
     return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_after=fab001.LATE_AFTER),)
 
 
@@ -173,13 +170,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if not seen.trials:
         return
     fabric = _fabric(seen)
-    ended = [(ranks, state) for ranks, state in zip(fabric.hosts, fabric.states, strict=True)]
+    ended = zip(fabric.hosts, fabric.states, strict=True)
     found = [(ranks, state) for ranks, state in ended if isinstance(state, Diagnosis)]
-    if len(found) < len(ended):
-        yield _unfinished(seen, len(ended) - len(found))
+    if left := len(fabric.hosts) - len(found):
+        yield _unfinished(seen, left)
     for ranks, state in found:
         yield from _of_host(seen, ranks, state)
-    good = [(ranks, state) for ranks, state in found if not (state.systemic or state.bad or state.paths or state.open)]
+    good = {ranks: own for ranks, own in found if not (own.systemic or own.bad or own.paths or own.open)}
     if good:
         yield _clear(seen, good)
 
@@ -220,7 +217,7 @@ def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
         f"{who} is {how(bad.tests, found.bar.usual)} with each of {len(bad.partners)} partners there "
         f"({ranks_text(bad.partners)}), {tests_text(bad.tests)}; pairs of that host usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
-        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
+        severity=severity(seen, bad.tests, found.bar.usual),
         ranks=(bad.unit,),
         gpus=gpus,
         evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},
@@ -245,10 +242,10 @@ def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
     )
 
 
-def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) -> Finding:
-    nodes = [seen.world.node_of(ranks[0]) for ranks, _ in good]
-    from_share = max(state.found_from for _, state in good)
-    least = min(state.bar.usual for _, state in good)
+def _clear(seen: Seen[Data], good: Mapping[tuple[int, ...], Diagnosis]) -> Finding:
+    nodes = [seen.world.node_of(ranks[0]) for ranks in good]
+    from_share = max(own.found_from for own in good.values())
+    least = min(own.bar.usual for own in good.values())
     return seen.finding(
         "clear",
         "no rank holds the others of its host back",
@@ -260,14 +257,14 @@ def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) 
 
 
 def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
-    cut = truncation_of(seen)
+    when, fix = truncation_of(seen)
     begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
     return seen.finding(
         "unmeasured",
         "the search among the ranks of a host was cut short",
-        f"{begun} begun, and then it ended {cut.when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
+        f"{begun} begun, and then it ended {when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
         "which rank holds the others back.",
-        fix=cut.fix,
+        fix=fix,
         of_the_run=True,
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.hosts.data import FabricState
@@ -16,6 +16,15 @@ from ddpdiag.text import rate_text, share_text
 D = TypeVar("D")
 
 _SHOWN = 8
+WHYS = {
+    "hung": "did not end in time",
+    "died": "crashed",
+    "raised": "failed",
+    "wrong": "gave wrong values",
+    "unheard": "was not heard of again",
+    "lost": "was lost",
+    "skipped": "was ended",
+}
 _SLOW_TOGETHER = (
     " What all reach together is one test: by chance it met others' traffic, or the network between many hosts "
     "carries less than that between two."
@@ -23,8 +32,10 @@ _SLOW_TOGETHER = (
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
-def findings(seen: Seen[D], fabric: FabricState, *, error_share: float) -> Iterator[Finding]:
+def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     """Each thing to blame, or why nobody is; then what this run could see."""
+    if not seen.trials:
+        return
     state = fabric.state
     if not isinstance(state, Located):
         yield _unfinished(seen, fabric)
@@ -34,21 +45,21 @@ def findings(seen: Seen[D], fabric: FabricState, *, error_share: float) -> Itera
     for domain, units in state.diagnosis.domains:
         yield _domain(seen, fabric, str(domain), units)
     for alone in state.alone:
-        yield _alone(seen, fabric, alone, error_share)
+        yield _alone(seen, fabric, alone)
     if state.diagnosis.systemic:
         yield _systemic(seen, state.diagnosis, pairs=len(fabric.units) > 2)
         return
-    yield from _blamed(seen, fabric, state.diagnosis, error_share)
-    yield from _proof(seen, fabric, state)
+    yield from _blamed(seen, fabric, state.diagnosis)
+    yield from _proof(seen, state)
     if not state.diagnosis.open:
         yield _clear(seen, fabric, state)
 
 
-def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis, error_share: float) -> Iterator[Finding]:
+def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Iterator[Finding]:
     in_domains = {unit for _, units in found.domains for unit in units}
     for bad in found.bad:
         if bad.unit not in in_domains:
-            yield _node(seen, fabric, bad, found, error_share)
+            yield _node(seen, fabric, bad, found)
     for path in found.paths:
         yield _path(seen, fabric, path, found)
     if found.transients or found.unrepeated:
@@ -57,7 +68,7 @@ def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis, error_share: f
         yield _undecided(seen, fabric, found)
 
 
-def _alone(seen: Seen[D], fabric: FabricState, alone: Alone, error_share: float) -> Finding:
+def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
     name, ranks = fabric.fleet.names[alone.unit], fabric.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
@@ -65,7 +76,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone, error_share: float)
         f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
         + ". No other host took part in that.",
-        severity=severity(alone.tests, alone.usual, error_share),
+        severity=severity(seen, alone.tests, alone.usual),
         nodes=(name,),
         evidence={
             "rates_bytes_per_s": rates(alone.tests),
@@ -76,26 +87,25 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone, error_share: float)
     )
 
 
-def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis, error_share: float) -> Finding:
-    names = fabric.fleet.names
-    name = names[bad.unit]
-    partners = [names[unit] for unit in bad.partners]
+def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
+    name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
+    by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
         f"{name} holds the others back",
         f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
         f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
-        severity=severity(bad.tests, found.bar.usual, error_share),
+        severity=severity(seen, bad.tests, found.bar.usual),
         nodes=(name,),
         evidence={
-            "partners": list(partners[:_SHOWN]),
+            "partners": [*partners[:_SHOWN]],
             "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
             **_slower(bad.tests, found.bar.usual),
         },
-        fix=f"Leave {name} out of the job{_by_srun(seen, name)}; look at its network links and its health.",
+        fix=f"Leave {name} out of the job{by_srun}; look at its network links and its health.",
     )
 
 
@@ -103,11 +113,6 @@ def _slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
     """For the evidence, where it is slow and no more."""
     share = slower_share(tests, usual)
     return {} if share is None else {"slower_share": share}
-
-
-def _by_srun(seen: Seen[D], name: str) -> str:
-    """How Slurm leaves a host out, for who has Slurm."""
-    return f" (srun --exclude={name})" if seen.world.in_slurm else ""
 
 
 def _path(seen: Seen[D], fabric: FabricState, path: Path, found: Diagnosis) -> Finding:
@@ -126,7 +131,7 @@ def _path(seen: Seen[D], fabric: FabricState, path: Path, found: Diagnosis) -> F
 
 
 def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int]) -> Finding:
-    names = tuple(fabric.fleet.names[unit] for unit in units)
+    names = [fabric.fleet.names[unit] for unit in units]
     return seen.finding(
         "domain",
         f"{domain} holds the others back: {len(names)} of its hosts are bad",
@@ -161,14 +166,14 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
 def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     names = fabric.fleet.names
     told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
-    again = f"{len(found.transients)} passed when tried again" if found.transients else ""
     few = len(found.unrepeated)
-    once = f"{few} {'was' if few == 1 else 'were'} not tried often enough" if few else ""
+    again = [f"{len(found.transients)} passed when tried again"] if found.transients else []
+    once = [f"{few} {'was' if few == 1 else 'were'} not tried often enough"] if few else []
     return seen.finding(
         "transient",
         "some pairs of hosts failed now and then",
         f"{'1 pair was' if len(told) == 1 else f'{len(told)} pairs were'} bad while both ends are good: "
-        f"{', '.join(filter(None, (again, once)))}.",
+        f"{', '.join(again + once)}.",
         evidence={"pairs": [*told]},
     )
 
@@ -185,7 +190,7 @@ def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     )
 
 
-def _proof(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
+def _proof(seen: Seen[D], state: Located) -> Iterator[Finding]:
     proof = state.proof
     if proof is None or proof.rate is not None or proof.why == "lost":
         return  # RUN002 names the lost
@@ -238,33 +243,21 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
 
 
 def _unfinished(seen: Seen[D], fabric: FabricState) -> Finding:
-    cut = truncation_of(seen)
+    when, fix = truncation_of(seen)
     done = "1 round was" if len(fabric.answers) == 1 else f"{len(fabric.answers)} rounds were"
     return seen.finding(
         "unmeasured",
         "the search among hosts was cut short",
-        f"{done} done, and then it ended {cut.when}; who holds the others back is not known.",
-        fix=cut.fix,
+        f"{done} done, and then it ended {when}; who holds the others back is not known.",
+        fix=fix,
         of_the_run=True,
     )
 
 
-WHYS = {
-    "hung": "did not end in time",
-    "died": "crashed",
-    "raised": "failed",
-    "wrong": "gave wrong values",
-    "unheard": "was not heard of again",
-    "lost": "was lost",
-    "skipped": "was ended",
-}
-_SHOWN = 8
-
-
-def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
+def severity(seen: Seen[D], tests: Sequence[Reached], usual: float) -> Severity:
     """An error where it does not end, or is far below at its best; else it slows the job down."""
     known = [tested.rate for tested in tests if tested.rate is not None]
-    bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
+    bad = len(known) < len(tests) or max(known, default=0.0) < seen.number("error_share") * usual
     return Severity.ERROR if bad else Severity.WARNING
 
 
@@ -295,27 +288,21 @@ def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
     return [tested.rate for tested in tests[:_SHOWN]]
 
 
-class Truncation(NamedTuple):
-    """Why it was cut short, as "before ..." or "when ...", and the remedy."""
+def truncation_of(seen: Seen[D]) -> tuple[str, str]:
+    """Why it was cut short ("when the run ended"), and the fix.
 
-    when: str
-    fix: str
-
-
-def truncation_of(seen: Seen[D]) -> Truncation:
-    """By a signal, for want of time, or because ranks left; in this order, since the first explains the others."""
+    By a signal, for want of time, or because ranks left; in this order, since the first explains the others.
+    """
     kinds = {event.kind for event in seen.recording.events}
     if kinds.intersection(TOLD_TO_LEAVE):
-        return Truncation("when the run was told to end (RUN004)", "Run it again, and let it end.")
+        return "when the run was told to end (RUN004)", "Run it again, and let it end."
     if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
         budget = seen.options.budget_seconds
-        return Truncation(f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g}).")
+        return f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g})."
     skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
     if skip is not None:
-        return Truncation(f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks.")
+        return f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks."
     lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
     if lost:
-        return Truncation(
-            f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them."
-        )
-    return Truncation("when the run ended", "Run it again, and let it end.")
+        return f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them."
+    return "when the run ended", "Run it again, and let it end."

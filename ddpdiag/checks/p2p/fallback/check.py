@@ -280,8 +280,9 @@ def workarounds(seen: Seen[Data]) -> dict[str, str | None]:
     return Step(Part.WHOLE, end.members).env
 
 
-def job_workarounds(seen: Seen[Data]) -> dict[str, str | None]:
+def job_workarounds(any_check: Seen[D]) -> dict[str, str | None]:
     """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
+    seen = any_check.of(CHECK)
     return workarounds(seen) if seen.options.uses_workarounds or works_with_workarounds(seen) else {}
 
 

@@ -119,7 +119,7 @@ def _nominal(sys: Path, names: Sequence[str]) -> float | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
-    env = fallback.job_workarounds(seen.of(fallback.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    env = fallback.job_workarounds(seen) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
     return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
 
 
