@@ -1,6 +1,7 @@
 """Between which ranks a backend fails, and the probable cause, by the override that avoids it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
@@ -10,14 +11,17 @@ from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, gpus_of, host_paths, pairs_text
+from ddpdiag.checks.p2p.paths.data import Data, HostPaths, gpus_of, host_paths, pairs_text
 from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs, translated
-from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.paths import Level, PathGpu
+from ddpdiag.model import Severity
+from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.stats import quantile
 
 D = TypeVar("D")
+Ranks = tuple[int, ...]
 
+# A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
+_SLOW_SHARE = 0.5
 # What other checks may have seen of the same cause, and what it mostly is.
 _CHECKS_THAT_SEE_IT = {
     "SHM": ("HST003",),
@@ -39,42 +43,27 @@ _USUAL = {
 }
 
 
-def kind_of(member: Member) -> str:
-    """The override that a member belongs to: "IFNAME" for each interface, "no" for what the user has set."""
-    return member.name.partition(" ")[0]
-
-
 def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str:
     """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
 
     What was set by the user and is taken away is its own cause. `nodes` are the hosts on which it fails, if that is
     known: what was seen on others explains nothing.
     """
-    kind = next((kind for member in members if (kind := kind_of(member)) in _USUAL), None)
+    # "IFNAME eth0" is one of several interfaces, "no NCCL_ALGO" what the user has set.
+    kinds = [member.name.partition(" ")[0] for member in members]
+    kind = next((kind for kind in kinds if kind in _USUAL), None)
     if kind is None:
         return ""
-    if kind == "P2P" and (said := _suspected(seen, nodes)):
-        return f"Probable cause: {said}."
-    seen_too = _seen_too(seen, _CHECKS_THAT_SEE_IT.get(kind, ()), nodes)
-    if seen_too is not None:
-        return f"Probable cause: {seen_too.title} ({seen_too.code}): {seen_too.message}"
+    if kind == "P2P":
+        hosts = [ranks for (name, _), ranks in seen.world.hosts.items() if not nodes or name in nodes]
+        found = (suspicions(seen.of(paths.CHECK), ranks) for ranks in hosts)
+        if said := next(filter(None, found), ()):
+            return f"Probable cause: {said[0]}."
+    for finding in chain.from_iterable(map(seen.findings_of, _CHECKS_THAT_SEE_IT.get(kind, ()))):
+        elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
+        if finding.severity is not Severity.NOTE and not elsewhere:
+            return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
     return f"Mostly, {_USUAL[kind]}."
-
-
-def _suspected(seen: Seen[D], nodes: Sequence[str]) -> str:
-    """What speaks for P2P to fail on the first of these hosts where something does."""
-    hosts = [ranks for (name, _), ranks in seen.world.hosts.items() if not nodes or name in nodes]
-    found = (suspicions(seen.of(paths.CHECK), ranks) for ranks in hosts)
-    return next((said[0] for said in found if said), "")
-
-
-def _seen_too(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Finding | None:
-    for code in codes:
-        for finding in seen.findings_of(code):
-            elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
-            if finding.severity is not Severity.NOTE and not elsewhere:
-                return finding
-    return None
 
 
 def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
@@ -83,16 +72,17 @@ def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
     Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`).
     """
     ranks = frozenset(host_ranks)
-    paths_here = next((paths_here for paths_here in host_paths(seen) if ranks & {*paths_here.host.ranks}), None)
     said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
-    if paths_here is not None:
+    if paths_here := next((own for own in host_paths(seen) if ranks & {*own.host.ranks}), None):
         said += [*said_of_pairs(seen, paths_here), *_pcie(paths_here)]
-    return tuple(said + list(_shared_memory(seen, ranks)))
+    # What NCCL takes instead of P2P, and for setting it up.
+    shm = (own for own in seen.findings_of("HST003") if own.severity is not Severity.NOTE and ranks & {*own.ranks})
+    return (*said, *(finding.message.removesuffix(".") for finding in shm))
 
 
 def _fabric(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
     """GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing."""
-    cards = [card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks}]
+    cards = (card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks})
     faults = [(card, fault) for card in cards for fault in nvswitch.joined(card)]
     if faults:
         card, fault = faults[0]
@@ -115,51 +105,25 @@ def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
 
 def _pcie(paths_here: HostPaths) -> Iterator[str]:
     """What lies on the PCIe paths; it does not concern NVLinks."""
+    around, host = paths_here.around, paths_here.host.name
     pairs = [pair for pair in paths_here.pairs if not pair.is_linked]
     if not pairs:
         return
     # A virtual machine needs ACS.
-    found = {} if paths_here.around.virtual else redirecting(paths_here, pairs)
+    found = {} if around.virtual else redirecting(paths_here, pairs)
     if found:
         first = next(iter(found.values()))
-        yield f"ACS redirects traffic on PCI {_bridges(len(found))} {addresses(found)} (between {pairs_text(first)})"
-    if paths_here.around.virtual:
-        yield (
-            f"{paths_here.host.name} is a virtual machine, in which P2P needs ACS with address translation (ATS) set "
-            "up by the host"
-        )
+        noun = "bridge" if len(found) == 1 else "bridges"
+        yield f"ACS redirects traffic on PCI {noun} {addresses(found)} (between {pairs_text(first)})"
+    if around.virtual:
+        yield f"{host} is a virtual machine, in which P2P needs ACS with address translation (ATS) set up by the host"
     if translated(paths_here, pairs):
         hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(paths_here, pairs) else ""
-        yield f"the IOMMU translates what the GPUs of {paths_here.host.name} send (boot with iommu=pt){hidden}"
-    elif any(_may_translate(paths_here, gpu) for gpu in gpus_of(pairs)):
-        yield f"an IOMMU is on at {paths_here.host.name}, and the kernel does not say whether it translates"
-    yield from _sockets(pairs)
-
-
-def _may_translate(paths_here: HostPaths, gpu: PathGpu) -> bool:
-    return bool(paths_here.around.slot(gpu.pci).grouped) and paths_here.around.translates(gpu.pci) is None
-
-
-def _sockets(pairs: Sequence[Pair]) -> Iterator[str]:
-    distant_pairs = [pair for pair in pairs if pair.level is Level.SYS]
-    if distant_pairs:
+        yield f"the IOMMU translates what the GPUs of {host} send (boot with iommu=pt){hidden}"
+    elif any(around.slot(gpu.pci).grouped and around.translates(gpu.pci) is None for gpu in gpus_of(pairs)):
+        yield f"an IOMMU is on at {host}, and the kernel does not say whether it translates"
+    if distant_pairs := [pair for pair in pairs if pair.level is Level.SYS]:
         yield f"{pairs_text(distant_pairs)} are on different sockets (SYS), and not every board passes P2P between them"
-
-
-def _shared_memory(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
-    """What NCCL takes instead of P2P, and for setting it up."""
-    for finding in seen.findings_of("HST003"):
-        if finding.severity is not Severity.NOTE and ranks & {*finding.ranks}:
-            yield finding.message.removesuffix(".")
-
-
-def _bridges(count: int) -> str:
-    return "bridge" if count == 1 else "bridges"
-
-
-# A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
-_SLOW_SHARE = 0.5
-Ranks = tuple[int, ...]
 
 
 class Places(NamedTuple):
@@ -189,15 +153,10 @@ def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, grou
         return Places(" between hosts, and works inside each")
     if max(map(len, ground.hosts)) == 1:
         return Places(" between hosts")
-    return _inside_some(seen, tried)
-
-
-def _inside_some(seen: Seen[D], tried: Sequence[Tried]) -> Places:
-    """Hosts that fail by themselves as it is, where others do not."""
-    alone = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
-    if alone is None or not alone.failed or not alone.busbws:
+    inside = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
+    if inside is None or not inside.failed or not inside.busbws:
         return Places()
-    ranks = tuple(sorted(rank for group in alone.failed for rank in group))
+    ranks = tuple(sorted(rank for group in inside.failed for rank in group))
     nodes = seen.world.nodes_of(ranks)
     return Places(f" inside {names_text(nodes)}, and works inside the other hosts", (), nodes, concerned=ranks)
 
@@ -218,12 +177,12 @@ def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whol
     Where not the `whole` of the pairs was tried, more of them may fail.
     """
     cleared = {rank for pair in good for rank in pair}
-    alone = tuple(sorted({rank for pair in bad for rank in pair} - cleared))
+    concerned = tuple(sorted({rank for pair in bad for rank in pair}))
+    alone = tuple(rank for rank in concerned if rank not in cleared)
     nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
     if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
         text = f" between {ranks_text(alone)} on {nodes[0]} and all others there, and works between these"
         return Places(text, alone, nodes, concerned=alone)
-    concerned = tuple(sorted({rank for pair in bad for rank in pair}))
     said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
     links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)
     only = "only" if whole else f"({len(bad)} of {len(bad) + len(good)} pairs that were tried)"

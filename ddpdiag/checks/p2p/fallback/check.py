@@ -43,7 +43,7 @@ from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, overrides_here, why_not
+from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
@@ -118,7 +118,7 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next step; none without a rank that was lost meanwhile, since fewer ranks are another question."""
-    if len(seen.world.living) < seen.world.size or why_not(seen, _limits(seen)) is not None:
+    if len(seen.world.living) < seen.world.size or moot(seen) is not None:
         return ()
     step, _ = _replayed(seen)
     if isinstance(step, Ended):
@@ -138,10 +138,6 @@ def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
         return usual
     slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
     return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
-
-
-def _limits(seen: Seen[Data]) -> Thresholds:
-    return Thresholds(seen.number("gain"), seen.number("rescue"), seen.number("slower_than_gloo"))
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
@@ -166,22 +162,21 @@ def _first_use_seconds(seen: Seen[Data]) -> float:
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     """How far the search came: the end, or the next step where nothing can be said without it; and what was tried."""
     step, tried = _replayed(seen)
-    return (step.stands or step if isinstance(step, Step) else step), tried
+    return step.stands or step if isinstance(step, Step) else step, tried
 
 
 def _replayed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     answers: dict[tuple[str, str, int], list[Tried]] = {}
     for trial in seen.trials:
-        if _is_truncated(seen, trial):
-            continue
-        key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
-        answers.setdefault(key, []).append(_tried(seen, trial))
-    return replay(ground_of(seen, _limits(seen)), answers)
+        outcomes = {outcome.rank: outcome for outcome in seen.outcomes if outcome.trial == trial.number}
+        if not _is_truncated(seen, trial, outcomes):
+            key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
+            answers.setdefault(key, []).append(_tried(seen, trial, outcomes))
+    return replay(ground_of(seen), answers)
 
 
-def _is_truncated(seen: Seen[Data], trial: Trial) -> bool:
+def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
     """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
-    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
     if not outcomes.keys() >= set(trial.ranks):
         return True
     return any(
@@ -192,17 +187,18 @@ def _is_truncated(seen: Seen[Data], trial: Trial) -> bool:
     )
 
 
-def _tried(seen: Seen[Data], trial: Trial) -> Tried:
-    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
+def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Tried:
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
-    failed = tuple(group for group in trial.groups if _fails(group, rows))
+    failed = tuple(group for group in trial.groups if any(rank not in rows or rows[rank].wrong for rank in group))
     rates = {group: _rate(group, rows) for group in trial.groups if group not in failed}
-    worst = _worst([outcomes[rank] for group in failed for rank in group if rank in outcomes])
-    step = Step(Part(trial.params["part"]), (), int(trial.params["round"]))
+    # Of those that were not told to stop, the one whose end says most.
+    ended = [outcomes[rank] for group in failed for rank in group if rank in outcomes]
+    own = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
+    worst = min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     return Tried(
-        step=step,
+        step=Step(Part(trial.params["part"]), (), int(trial.params["round"])),
         works=not failed,
-        how=_how(worst) if failed else "",
+        how="" if not failed else worst.status.value if worst else "wrong",
         busbw=min(rates.values()) if rates and not failed else None,
         failed=failed,
         error=worst.error.partition("\n")[0] if worst else "",
@@ -210,28 +206,9 @@ def _tried(seen: Seen[Data], trial: Trial) -> Tried:
     )
 
 
-def _fails(group: Sequence[int], rows: Mapping[int, Data]) -> bool:
-    return any(rank not in rows or rows[rank].wrong for rank in group)
-
-
 def _rate(group: Sequence[int], rows: Mapping[int, Data]) -> float:
     slowest = max((rows[rank] for rank in group), key=lambda data: data.seconds.median)
     return busbw("all_reduce", slowest.bytes, slowest.seconds.median, slowest.ranks)
-
-
-def _worst(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Of those that were not told to stop, the one whose end says most."""
-    own = [o for o in outcomes if not o.told and o.status in _WORST_FIRST]
-    return min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
-
-
-def _how(worst: Outcome | None) -> str:
-    return worst.status.value if worst is not None else "wrong"
-
-
-def moot(seen: Seen[Data]) -> str | None:
-    """Nothing to search for."""
-    return why_not(seen, _limits(seen))
 
 
 def ground(world: World) -> str | None:
@@ -256,7 +233,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             SearchResult(
                 end=end,
                 tried=tried,
-                ground=ground_of(seen, _limits(seen)),
+                ground=ground_of(seen),
                 skipped=overrides_here(seen)[1],
                 gloo=gloo.busbw if gloo is not None else None,
                 expected=expected.busbw_bytes_per_s if expected else None,
@@ -311,16 +288,12 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
     code, _, _ = finding.code.partition(".")
     if code == all_reduce.CHECK.code:
         own = finding.evidence.get("backend") == seen.world.backend
-    else:
-        own = code == "RUN003" and finding.evidence.get("trial") in _own_trials(seen)
+    else:  # of COL001 over the job's backend
+        trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
+        known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
+        own = code == "RUN003" and finding.evidence.get("trial") in known
     works = own and seen.options.uses_workarounds and workarounds(seen) and works_with_workarounds(seen)
     return f"With the exports of {CHECK.code} it works." if works else None
-
-
-def _own_trials(seen: Seen[Data]) -> set[int]:
-    """COL001 over the job's backend."""
-    own = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
-    return {trial.number for trial in own if trial.code == all_reduce.CHECK.code}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

@@ -59,14 +59,6 @@ _CLOSING = {
 }  # fmt: skip
 
 
-class Thresholds(NamedTuple):
-    """Ratios of rates: what a gain is, what a rescue from slowness, and how far below gloo is slow."""
-
-    gain: float
-    rescue: float
-    slower_than_gloo: float
-
-
 class Before(NamedTuple):
     """What the all-reduce of COL001 gave over one backend: None if it was not tried."""
 
@@ -88,7 +80,7 @@ def before(seen: Seen[D], backend: str) -> Before | None:
     return None
 
 
-def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
+def moot(seen: Seen[D]) -> str | None:
     """Why there is nothing to search for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if said := without_backend(
@@ -101,7 +93,7 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
         return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
-    known = ground_of(seen, limits)
+    known = ground_of(seen)
     if known.broken or known.slow_below is not None or known.holding:
         return None
     if not seen.of(lch002.CHECK).by_rank:
@@ -117,31 +109,31 @@ def _other_reason(seen: Seen[D], own: Before) -> str:
     return errors[0] if other else ""
 
 
-def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
+def ground_of(seen: Seen[D]) -> Ground:
     """Where the search begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     settings, files = _settings(seen)
     mine = own_overrides(settings, files)
-    overrides, _ = overrides_here(seen)
+    known, _ = overrides_here(seen)
     return Ground(
         broken=own is not None and not own.works,
-        slow_below=_slow_below(own, gloo, limits),
+        slow_below=_slow_below(seen, own, gloo),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
         holding=holding_back(settings, files, mine),
-        inside=tuple(override for override in INSIDE if override in overrides),
-        across=tuple(override for override in ACROSS if override in overrides),
-        alternatives=tuple(override for override in overrides if override not in INSIDE and override not in ACROSS),
-        gain=limits.gain,
-        rescue=limits.rescue,
+        inside=tuple(override for override in known if override in INSIDE),
+        across=tuple(override for override in known if override in ACROSS),
+        alternatives=tuple(override for override in known if override not in (*INSIDE, *ACROSS)),
+        gain=seen.number("gain"),
+        rescue=seen.number("rescue"),
     )
 
 
-def _slow_below(own: Before | None, gloo: Before | None, limits: Thresholds) -> float | None:
+def _slow_below(seen: Seen[D], own: Before | None, gloo: Before | None) -> float | None:
     """gloo goes through every host's processors: what is far slower than that is not as it should be."""
     if own is None or gloo is None or own.busbw is None or gloo.busbw is None:
         return None
-    least = gloo.busbw / limits.slower_than_gloo
+    least = gloo.busbw / seen.number("slower_than_gloo")
     return least if own.busbw < least else None
 
 
@@ -206,20 +198,14 @@ def _no_rdma(seen: Seen[D]) -> str:
 
 def _candidates(seen: Seen[D]) -> tuple[str, ...]:
     """Interfaces that are up on every host with an address that others may reach, by name."""
-    common: list[set[str]] = []
-    order: dict[str, None] = {}
-    for _, rows in answers_by_host(seen.of(interfaces.CHECK)):
-        data = next(iter(rows.values()))
-        usable = [
-            interface.name
-            for interface in data.interfaces or ()
-            if interface.running and any(not is_loopback(address) for address in interface.addresses)
-        ]
-        common.append(set(usable))
-        order |= dict.fromkeys(usable)
-    if len(common) < len(seen.world.hosts):
+    answers = [next(iter(rows.values())) for _, rows in answers_by_host(seen.of(interfaces.CHECK))]
+    usable = [
+        [own.name for own in data.interfaces or () if own.running and not all(map(is_loopback, own.addresses))]
+        for data in answers
+    ]
+    if len(usable) < len(seen.world.hosts):
         return ()
-    return tuple(name for name in order if all(name in own for own in common))
+    return tuple(name for name in usable[0] if all(name in own for own in usable))
 
 
 def own_overrides(settings: Mapping[str, str], files: Files) -> Members:
@@ -254,9 +240,7 @@ def holding_back(settings: Mapping[str, str], files: Files, own: Members) -> Mem
 
 def holds_back(name: str, value: str | None) -> bool:
     """Does a variable with this value cost speed where nothing needs it?"""
-    if value is None:
-        return False
-    return name in _NARROWING or _CLOSING.get(name) == value.strip().lower()
+    return value is not None and (name in _NARROWING or _CLOSING.get(name) == value.strip().lower())
 
 
 def interface_overrides(names: Sequence[str]) -> Members:

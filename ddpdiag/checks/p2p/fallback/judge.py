@@ -97,6 +97,8 @@ def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     does = verb(result.first)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+    unknown = " Between which ranks it fails was not looked at for lack of time"
+    more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
     return seen.finding(
         "fallback",
         f"{own} {does}; {workarounds_text(env)} it works",
@@ -110,7 +112,7 @@ def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
         links=where.links,
         evidence=tried_lines(result),
         fix=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
-        f"with less than this it failed, and this was tried {len(end.runs)} times.{_untold(seen, end)}",
+        f"with less than this it failed, and this was tried {len(end.runs)} times.{more}",
         env=env,
     )
 
@@ -120,10 +122,11 @@ def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     where = places(seen, result.tried, result.first, end, result.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     times = times_text(gain_of(result, end.runs))
+    gloo = f", and gloo {rate_text(result.gloo)}" if result.gloo else ""
     return seen.finding(
         "slow",
         f"{own} is slow; {workarounds_text(env)} it is {times} faster",
-        f"{own} reaches {rate(result.first)} busbw{against_gloo(result)}{where.text}. The way around leaves "
+        f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. The way around leaves "
         f"out {taken}: "
         f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(result, end)}. "
         f"{cause(seen, end.members, where.nodes)}".strip(),
@@ -167,8 +170,7 @@ def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
 
 
 def _transient(seen: Seen[D], result: SearchResult) -> Finding:
-    own = seen.world.backend
-    runs = len(result.tried)
+    own, runs = seen.world.backend, len(result.tried)
     return seen.finding(
         "transient",
         f"{own} failed once, and then worked {runs} times",
@@ -183,7 +185,9 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     where = places(seen, result.tried, result.first, end, result.ground)
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
-    works = f"gloo works{gloo_text(result)}, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+    gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
+    works = f"gloo works{gloo}, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+    not_tried = f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
@@ -193,7 +197,7 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     return seen.finding(
         word,
         f"{own} {does}, and no variable gets around it",
-        f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried(result)}",
+        f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried}",
         severity=Severity.WARNING if result.first.works else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
@@ -221,13 +225,6 @@ def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
         evidence=tried_lines(result),
         fix=fix,
     )
-
-
-def _untold(seen: Seen[D], end: Ended) -> str:
-    """That nobody knows between which ranks, where there was no time for it."""
-    if not end.pairs_left or end.rounds:
-        return ""
-    return f" Between which ranks it fails was not looked at for lack of time (--budget {_more_seconds(seen)})."
 
 
 def _more_seconds(seen: Seen[D]) -> int:
@@ -266,8 +263,7 @@ def error_text(tried: Tried) -> str:
 
 def runs_text(end: Ended) -> str:
     """Such as "3 of 3 runs"."""
-    good = sum(run.works for run in end.runs)
-    return f"{good} of {len(end.runs)} runs"
+    return f"{sum(run.works for run in end.runs)} of {len(end.runs)} runs"
 
 
 def rate(tried: Tried) -> str:
@@ -296,21 +292,6 @@ def price(result: SearchResult, end: Ended) -> str:
     return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 
-def gloo_text(result: SearchResult) -> str:
-    """gloo's bus bandwidth in brackets, where it is known."""
-    return f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
-
-
-def against_gloo(result: SearchResult) -> str:
-    """The same, as a part of a sentence."""
-    return f", and gloo {rate_text(result.gloo)}" if result.gloo else ""
-
-
-def not_tried(result: SearchResult) -> str:
-    """A sentence on the overrides that cannot matter here."""
-    return f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
-
-
 def _skips(result: SearchResult) -> list[str]:
     """Each reason once, with the overrides that it concerns."""
     reasons: dict[str, list[str]] = {}
@@ -324,9 +305,7 @@ def _skips(result: SearchResult) -> list[str]:
 
 def tried_lines(result: SearchResult) -> dict[str, Scalar | list[Scalar]]:
     """What was tried, in order, and what was not, as evidence."""
-    lines: list[Scalar] = [_line(tried) for tried in result.tried]
-    skipped: list[Scalar] = list(_skips(result))
-    return {"tried": lines, "not_tried": skipped}
+    return {"tried": [_line(tried) for tried in result.tried], "not_tried": [*_skips(result)]}
 
 
 def _line(tried: Tried) -> str:
