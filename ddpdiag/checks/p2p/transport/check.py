@@ -35,7 +35,7 @@ from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.links import Connections, connections
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import interfaces
-from ddpdiag.probes.net.nccl_log import Hop, Log, read_log
+from ddpdiag.probes.net.nccl_log import Log, read_log
 from ddpdiag.probes.net.rdma import has_peer_memory, rdma_ports
 
 FINDINGS = {
@@ -148,27 +148,26 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
     nccl = transport_log(seen)
-    return {rank: {"transport": _words(nccl.by_rank.get(rank, ()), log)} for rank, log in nccl.logs.items()}
-
-
-def _words(hops: Sequence[Hop], log: Log) -> str:
-    texts = sorted({hop.text for hop in hops}, key=lambda text: (text.startswith("NET"), text))
-    return ", ".join([*texts, *(["NVLS"] if log.nvls_channels else [])])
+    texts: dict[int, set[str]] = {rank: set() for rank in nccl.logs}
+    for hop in nccl.hops:
+        for rank in nccl.logs.keys() & {hop.source, hop.target}:
+            texts[rank].add(hop.text)
+    nvls = {rank: ["NVLS"] if log.nvls_channels else [] for rank, log in nccl.logs.items()}
+    words = {rank: sorted(own, key=lambda text: (text.startswith("NET"), text)) for rank, own in texts.items()}
+    return {rank: {"transport": ", ".join(own + nvls[rank])} for rank, own in words.items()}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """NCCL's version and network, and the algorithm for each size, as the first rank that tells them has it."""
     logs = transport_log(seen).logs.values()
-    out: dict[str, Scalar] = {}
-    for name, value in (
-        ("version", next((log.version for log in logs if log.version), None)),
-        ("network", next((log.network for log in logs if log.network), None)),
-    ):
-        if value is not None:
-            out[f"nccl.{name}"] = value
-    for choice in next((log.choices for log in logs if log.choices), ()):
-        out[f"nccl.algorithm.{choice.bytes}"] = f"{choice.algorithm}/{choice.protocol}"
-    return out
+    version = next((log.version for log in logs if log.version), None)
+    network = next((log.network for log in logs if log.network), None)
+    choices = next((log.choices for log in logs if log.choices), ())
+    return {
+        **({"nccl.version": version} if version is not None else {}),
+        **({"nccl.network": network} if network is not None else {}),
+        **{f"nccl.algorithm.{own.bytes}": f"{own.algorithm}/{own.protocol}" for own in choices},
+    }
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:

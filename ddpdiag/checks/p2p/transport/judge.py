@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 
 from msgspec import Struct
 
@@ -47,7 +48,7 @@ class TransportLog:
 
     seen: Seen[Data]
 
-    @cached_property
+    @property
     def rows(self) -> Mapping[int, Data]:
         """Each rank's answer."""
         return self.seen.by_rank
@@ -76,23 +77,9 @@ class TransportLog:
         return hop.source in self._hosts and self._hosts[hop.source] == self._hosts.get(hop.target)
 
     @cached_property
-    def inside(self) -> tuple[Hop, ...]:
-        """Paths within a host."""
-        return tuple(filter(self.is_inside, self.hops))
-
-    @cached_property
     def outside(self) -> tuple[Hop, ...]:
         """Paths over the network from host to host; with MNNVL there are others."""
         return tuple(hop for hop in self.hops if hop.kind == "NET" and not self.is_inside(hop))
-
-    @cached_property
-    def by_rank(self) -> Mapping[int, Sequence[Hop]]:
-        """The paths that begin or end at each rank."""
-        own: dict[int, list[Hop]] = defaultdict(list)
-        for hop in self.hops:
-            own[hop.source].append(hop)
-            own[hop.target].append(hop)
-        return own
 
     def are_linked(self, one: int, other: int) -> bool:
         """Do NVLinks lead from the GPU of one rank to that of the other? By NCCL's map of the host, or by NVML's.
@@ -116,33 +103,22 @@ class TransportLog:
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
         """Why NCCL chose so on these ranks: variables that it was given, and what it says itself."""
-        return tuple(dict.fromkeys((*self._variables(ranks, names), *self._notes(ranks))))[:4]
+        settings = map(self.settings, ranks)
+        variables = (f"{name}={found[name]}" for found in settings for name in names if name in found)
+        notes = (f"'{note}'" for rank in ranks if rank in self.logs for note in self.logs[rank].notes)
+        return tuple(dict.fromkeys((*variables, *notes)))[:4]
 
     def settings(self, rank: int) -> Mapping[str, str]:
         """The variables of a rank that decide on transports: as LCH002 saw them, and as NCCL did."""
-        own = self._environments.get(rank)
-        files = own.files.values() if own is not None else ()
-        known = {name: value for row in files for name, value in row.items()}
-        known |= dict(own.variables) if own is not None else {}
+        known: dict[str, str] = {}
+        if own := self._environments.get(rank):
+            known = dict(chain.from_iterable(row.items() for row in own.files.values())) | dict(own.variables)
         known |= self.logs[rank].settings if rank in self.logs else {}
         return {name: value for name, value in known.items() if name in _CHOOSING}
 
     @cached_property
     def _environments(self) -> Mapping[int, variables.Data]:
         return self.seen.of(variables.CHECK).by_rank
-
-    @cached_property
-    def told_of_host_ids(self) -> bool:
-        """Does LCH002 speak of NCCL_HOSTID?"""
-        return any(finding.code == "LCH002.host-id" for finding in self.seen.findings_of("LCH002"))
-
-    def _variables(self, ranks: Sequence[int], names: Sequence[str]) -> Iterator[str]:
-        for rank in ranks:
-            found = self.settings(rank)
-            yield from (f"{name}={found[name]}" for name in names if name in found)
-
-    def _notes(self, ranks: Sequence[int]) -> Iterator[str]:
-        return (f"'{note}'" for rank in ranks if rank in self.logs for note in self.logs[rank].notes)
 
 
 @lru_cache(maxsize=1)
@@ -197,11 +173,9 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
         return
-    hosts = nccl.seen.world.nodes_of(ranks)
-    ports = {host: nccl.ports(host) for host in hosts}
-    kind = "InfiniBand" if all(port.infiniband for own in ports.values() for port in own) else "RoCE"
-    first = hosts[0]
-    names = names_text([port.name for port in ports[first]], 4)
+    first, *_ = hosts = nccl.seen.world.nodes_of(ranks)
+    kind = "InfiniBand" if all(port.infiniband for host in hosts for port in nccl.ports(host)) else "RoCE"
+    names = names_text([port.name for port in nccl.ports(first)], 4)
     wires = sorted({name for rank in ranks if rank in nccl.logs for name in nccl.logs[rank].sockets})
     cost, evidence = _cost(nccl, ranks)
     why = nccl.reasons(ranks)
@@ -221,16 +195,14 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
 
 def _cost(nccl: TransportLog, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
     """What the slowest host loses, as far as the rates are known."""
-    hosts = nccl.seen.world.nodes_of(ranks)
-    rates = [[port.bytes_per_s for port in nccl.ports(host)] for host in hosts]
-    if any(rate is None for own in rates for rate in own):
+    rates = [[port.bytes_per_s for port in nccl.ports(host)] for host in nccl.seen.world.nodes_of(ranks)]
+    if any(None in own for own in rates):
         return "", {}
     rdma = min(sum(rate or 0.0 for rate in own) for own in rates)
     nominal = [nccl.rows[rank].socket_bytes_per_s for rank in ranks if rank in nccl.rows]
-    known = [rate for rate in nominal if rate]
-    if not known or len(known) < len(nominal):
+    slow = min((rate or 0.0 for rate in nominal), default=0.0)
+    if not slow:
         return f": {rate_text(rdma)} per host are left unused", {"rdma_bytes_per_s": rdma}
-    slow = min(known)
     evidence: dict[str, Scalar | list[Scalar]] = {"rdma_bytes_per_s": rdma, "socket_bytes_per_s": slow}
     return f": {rate_text(slow)} instead of {rate_text(rdma)} per host, {times_text(rdma / slow)} less", evidence
 
@@ -248,13 +220,22 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     if len(set(having.values())) > 1:
         yield _uneven(nccl, having, sorted(ends - direct))
     elif ends and not direct and any(hop.name.startswith("IB") for hop in nccl.outside):
-        yield _none_direct(nccl, sorted(ends))
+        ranks = sorted(ends)
+        yield nccl.seen.finding(
+            "no-gdr",
+            "InfiniBand is used without GPUDirect RDMA",
+            f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
+            f"{_gdr_reason(nccl, ranks)}",
+            severity=Severity.NOTE,
+            evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
+            fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
+            "kernel with DMA-BUF.",
+        )
 
 
 def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
     without = [host for host, has in having.items() if not has]
     odd = without if 2 * len(without) < len(having) else []
-    ranks = without_ranks if odd else ()
     blame = "" if odd else " (no majority, so nobody is blamed)"
     return nccl.seen.finding(
         "no-gdr",
@@ -263,7 +244,7 @@ def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Seque
         f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
         f"{_gdr_reason(nccl, without_ranks)}",
         severity=Severity.WARNING,
-        ranks=ranks,
+        ranks=without_ranks if odd else (),
         nodes=odd,
         evidence={"without": [*without]},
         fix="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
@@ -271,31 +252,16 @@ def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Seque
     )
 
 
-def _none_direct(nccl: TransportLog, ranks: Sequence[int]) -> Finding:
-    return nccl.seen.finding(
-        "no-gdr",
-        "InfiniBand is used without GPUDirect RDMA",
-        f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
-        f"{_gdr_reason(nccl, ranks)}",
-        severity=Severity.NOTE,
-        evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
-        fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
-        "kernel with DMA-BUF.",
-    )
-
-
 def _gdr_reason(nccl: TransportLog, ranks: Sequence[int]) -> str:
     able = [name for rank in ranks for name, has in nccl.logs[rank].gdr.items() if has]
-    level = next(
-        (own["NCCL_NET_GDR_LEVEL"] for rank in ranks if "NCCL_NET_GDR_LEVEL" in (own := nccl.settings(rank))), None
-    )
+    levels = (nccl.settings(rank).get("NCCL_NET_GDR_LEVEL") for rank in ranks)
+    level = next((level for level in levels if level is not None), None)
     if able and level is not None:
         return f"{able[0]} could do it; NCCL_NET_GDR_LEVEL={level} is set."
     if able:
         # NCCL says no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
         return f"{able[0]} could do it: the GPUs cannot, or the way between them and the adapter crosses the CPU."
-    loaded = any(nccl.rows[rank].peer_memory for rank in ranks)
-    if loaded:
+    if any(nccl.rows[rank].peer_memory for rank in ranks):
         return "nvidia-peermem is loaded, but NCCL finds no adapter that can use it."
     return "Neither nvidia-peermem nor DMA-BUF is there."
 
@@ -303,7 +269,7 @@ def _gdr_reason(nccl: TransportLog, ranks: Sequence[int]) -> str:
 def inside(nccl: TransportLog) -> Iterator[Finding]:
     """Paths within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
     by_host: dict[str, list[Hop]] = defaultdict(list)
-    for hop in nccl.inside:
+    for hop in filter(nccl.is_inside, nccl.hops):
         linked = nccl.are_linked(hop.source, hop.target)
         # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
         if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
@@ -320,17 +286,16 @@ def _inside(nccl: TransportLog, host: str, hops: Sequence[Hop]) -> Finding:
     nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
     known = len(nccl.seen.world.hosts)
     apart = f" NCCL takes the ranks to be on {nodes} hosts; they are on {known}." if nodes and nodes > known else ""
-    see = " See LCH002.host-id." if nccl.told_of_host_ids else ""
-    gpus = [uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)]
-    example = hops[0]
+    host_ids = any(finding.code == "LCH002.host-id" for finding in nccl.seen.findings_of("LCH002"))
+    see = " See LCH002.host-id." if host_ids else ""
     return nccl.seen.finding(
         "inside",
         "ranks of one host do not use NVLink" if linked else "ranks of one host talk over sockets",
-        f"{host}: {ranks_text(ranks)} talk over {over} (rank {example.source} to rank {example.target}), although "
+        f"{host}: {ranks_text(ranks)} talk over {over} (rank {hops[0].source} to rank {hops[0].target}), although "
         f"{'NVLinks connect their GPUs' if linked else 'P2P or shared memory is there'}; P2P expected.{apart} "
         f"{_why(why)}{see}",
         ranks=ranks,
-        gpus=gpus,
+        gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
         fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
         "let all containers of a host share its GPUs, its IPC namespace and its host name.",
@@ -345,7 +310,6 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
         return
     without = tuple(rank for rank, has in offered.items() if not has)
     blamed = without if odd.ranks and odd.usual is True else ()
-    gpus = [uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)]
     yield nccl.seen.finding(
         "nvls",
         "not all GPUs offer NVLS (NVLink SHARP)",
@@ -354,7 +318,7 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
         + ("." if blamed else " (no majority, so nobody is blamed)."),
         severity=Severity.WARNING if blamed else Severity.NOTE,
         ranks=blamed,
-        gpus=gpus,
+        gpus=[uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"without": [*without]},
         fix="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
         "Fabric`), at the driver's version and at NCCL_NVLS_ENABLE.",
