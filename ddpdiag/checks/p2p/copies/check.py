@@ -31,10 +31,9 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import RankCopies, copies_by_rank, host_memory_links
-from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
+from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.copies import Copies, PairCopies
@@ -103,33 +102,26 @@ def _begin(rank: int) -> str:
     return f"begin.{rank}"
 
 
-def ground(world: World) -> str | None:
-    """As for torch's view."""
-    return gpu002.ground(world)
-
-
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
     """One rank of each host, then the next one that sees other GPUs; then what lies behind a copy that failed."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
-    fresh = [_first(set(_lookers(seen, host)) - tried) for host in hosts_of(seen) if host.gpus]
-    if any(fresh):
-        return (new_trial(seen, groups=tuple(own for own in fresh if own), may_fail=True),)
-    again = _again(seen)
-    if not again:
-        return ()
+    lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
+    fresh = [min(ranks) for ranks in lookers if ranks]
+    again = {} if fresh else _again(seen)
     params = {_begin(rank): begin for rank, begin in again.items()}
-    return (new_trial(seen, groups=tuple((rank,) for rank in again), params=params, may_fail=True),)
-
-
-def _first(ranks: set[int]) -> tuple[int, ...]:
-    return (min(ranks),) if ranks else ()
+    groups = tuple((rank,) for rank in fresh or again)
+    return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
 
 
 def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
     """Ranks that see all GPUs of the host together, by what torch shows to them (GPU002)."""
     met = seen.of(gpu002.CHECK)
     living = [rank for rank in host.ranks if rank in seen.world.living]
-    shown = {rank: _shown(rank, met.by_rank[rank]) for rank in living if rank in met.by_rank}
+    shown = {
+        rank: {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(met.by_rank[rank].gpus)}
+        for rank in living
+        if rank in met.by_rank
+    }
     if not met.trials:
         # Not asked: a rank with several GPUs is taken to see all of them, and one with a single GPU to have its own.
         gpus = {rank: seen.world.arrivals[rank].gpus for rank in living}
@@ -142,51 +134,30 @@ def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
         known |= shown[rank]
 
 
-def _shown(rank: int, row: gpu002.Data) -> set[str]:
-    return {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(row.gpus)}
-
-
 def _again(seen: Seen[Copies]) -> dict[int, int]:
     """For ranks whose last trial failed at a copy: from which step on to go on."""
     last = {outcome.rank: outcome for outcome in seen.outcomes}
-    limits = _limits(seen)
     again = {}
     for rank, known in {row.place.rank: row.data for row in seen.rows_so_far}.items():
         retries = sum(_begin(rank) in trial.params for trial in seen.trials)
-        stuck = last[rank] in failed(seen) and not was_going_on(last[rank], limits) and "copy" in last[rank].at
+        stuck = last[rank] in failed(seen) and not was_going_on(seen, last[rank]) and "copy" in last[rank].at
         if stuck and retries < MOST_RETRIES and rank in seen.world.living and known.done + 1 < known.jobs:
             again[rank] = known.done + 1
     return again
 
 
-def moot(seen: Seen[Copies]) -> str | None:
-    """torch shows no GPU to any rank; GPU002 says why."""
-    return "torch shows no GPU to any rank that is there (GPU002)"
-
-
-def _limits(seen: Seen[Copies]) -> Limits:
-    return Limits(
-        asymmetric_ratio=seen.number("asymmetric_ratio"),
-        slow_ratio=seen.number("slow_ratio"),
-        indirect_ratio=seen.number("indirect_ratio"),
-        host_slow_ratio=seen.number("host_slow_ratio"),
-        expected_ratio=seen.number("expected_ratio"),
-        hung_seconds=seen.number("hung_seconds"),
-    )
-
-
 def judge(seen: Seen[Copies]) -> Iterator[Finding]:
-    all_copies, limits = copies_by_rank(seen), _limits(seen)
-    yield from ends(seen, all_copies, limits)
+    all_copies = copies_by_rank(seen)
+    yield from ends(seen, all_copies)
     for copies in all_copies:
         yield from wrong(seen, copies)
         yield from host_wrong(seen, copies)
-        found = tuple(short(copies, limits))
+        found = tuple(short(seen, copies))
         told = {link for own in found for link in own.subject.links}
-        yield from (slow(seen, copies, limits, own) for own in found)
-        yield from asymmetric(seen, copies, limits, told)
-        yield from indirect(seen, copies, limits, told)
-    yield from host_slow(seen, all_copies, limits)
+        yield from (slow(seen, copies, own) for own in found)
+        yield from asymmetric(seen, copies, told)
+        yield from indirect(seen, copies, told)
+    yield from host_slow(seen, all_copies)
     yield from untried(seen, all_copies)
     yield from nothing(seen, all_copies)
     yield from apart(seen, all_copies)
@@ -197,15 +168,14 @@ def figures(seen: Seen[Copies]) -> Mapping[str, Scalar]:
     all_copies = copies_by_rank(seen)
     rates = {
         "p2p.copy": [pair.bytes_per_s for copies in all_copies for pair in copies.pairs.values() if pair.bytes_per_s],
-        "p2p.host": [own.bytes_per_s for _, _, links in host_memory_links(all_copies) for own in links],
+        "p2p.host": [own.bytes_per_s for _, links in host_memory_links(all_copies) for own in links],
         "p2p.copy_both_ways": [own.bytes_per_s for copies in all_copies for own in copies.both],
         "p2p.copy_ring": [copies.ring_bytes_per_s for copies in all_copies if copies.ring_bytes_per_s],
     }
     found: dict[str, Scalar] = {}
     for name, values in rates.items():
         if values:
-            found[f"{name}.min_bytes_per_s"] = min(values)
-            found[f"{name}.median_bytes_per_s"] = median(values)
+            found |= {f"{name}.min_bytes_per_s": min(values), f"{name}.median_bytes_per_s": median(values)}
     return found
 
 
@@ -285,8 +255,8 @@ CHECK = Check(
     judge=judge,
     data=Copies,
     plan=plan,
-    ground=ground,
-    moot=moot,
+    ground=gpu002.ground,
+    moot=lambda _: "torch shows no GPU to any rank that is there (GPU002)",
     excuse=excuse,
     figures=figures,
     matrices=matrices,

@@ -1,9 +1,10 @@
 """The GPUs of one host and the copies between them, put together from all that P2P002 tried there."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
@@ -11,8 +12,6 @@ from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Way
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
-
-D = TypeVar("D")
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
@@ -31,7 +30,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     done: int
     jobs: int
     cards: Mapping[int, Card]
-    takers: Mapping[int, tuple[int, ...]]
+    takers: Mapping[int, Sequence[int]]
 
     def label(self, gpu: int) -> str:
         """Such as "GPU 2"; where ranks see GPUs of their own, "GPU 0 of rank 2"."""
@@ -59,11 +58,14 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """One for each rank that tried something, in the order of hosts."""
-    tried: dict[int, list[Copies]] = {}
+    tried = defaultdict(list)
     for row in seen.rows_so_far:
-        tried.setdefault(row.place.rank, []).append(row.data)
+        tried[row.place.rank].append(row.data)
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
-    takers = _takers(seen)
+    takers = defaultdict(list)
+    for rank, answer in seen.of(devices.CHECK).by_rank.items():
+        if answer.gpu is not None and answer.gpu.uuid:
+            takers[answer.gpu.uuid].append(rank)
     all_copies = []
     for host in hosts_of(seen):
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
@@ -75,51 +77,29 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
 def _rank_copies(
     host: Host,
     rank: int,
-    rows: Iterable[Copies],
+    rows: Sequence[Copies],
     alone: bool,
     cards: Mapping[str, Card],
-    takers: Mapping[str, tuple[int, ...]],
+    takers: Mapping[str, Sequence[int]],
 ) -> RankCopies:
     """One after the other, since a trial goes on behind what the one before did not survive."""
     gpus: dict[int, GpuCopies] = {}
-    whole = Copies()
-    for row in rows:
-        for own in row.gpus:
-            gpus[own.index] = _more(gpus.get(own.index, own), own)
-        whole = structs.replace(
-            whole,
-            pairs=(*whole.pairs, *row.pairs),
-            both=(*whole.both, *row.both),
-            ring_bytes_per_s=row.ring_bytes_per_s or whole.ring_bytes_per_s,
-            done=max(whole.done, row.done),
-            jobs=max(whole.jobs, row.jobs),
-        )
+    for own in (own for row in rows for own in row.gpus):
+        if own.index not in gpus or own.to_bytes_per_s is not None:
+            gpus[own.index] = own
     return RankCopies(
         host=host,
         rank=rank,
         alone=alone,
         gpus=gpus,
-        pairs={(pair.source, pair.target): pair for pair in whole.pairs},
-        both=whole.both,
-        ring_bytes_per_s=whole.ring_bytes_per_s,
-        done=whole.done,
-        jobs=whole.jobs,
+        pairs={(pair.source, pair.target): pair for row in rows for pair in row.pairs},
+        both=tuple(both for row in rows for both in row.both),
+        ring_bytes_per_s=next((rate for row in reversed(rows) if (rate := row.ring_bytes_per_s)), None),
+        done=max(row.done for row in rows),
+        jobs=max(row.jobs for row in rows),
         cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
         takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
     )
-
-
-def _more(known: GpuCopies, new: GpuCopies) -> GpuCopies:
-    """The one that was measured."""
-    return new if new.to_bytes_per_s is not None else known
-
-
-def _takers(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
-    takers: dict[str, tuple[int, ...]] = {}
-    for rank, row in seen.of(devices.CHECK).by_rank.items():
-        if row.gpu is not None and row.gpu.uuid:
-            takers[row.gpu.uuid] = (*takers.get(row.gpu.uuid, ()), rank)
-    return takers
 
 
 class Measured(NamedTuple):
@@ -127,20 +107,21 @@ class Measured(NamedTuple):
 
     copies: RankCopies
     gpu: int
+    model: str | None
     bytes_per_s: float
 
 
-def host_memory_links(all_copies: Iterable[RankCopies]) -> Iterator[tuple[Host, bool, list[Measured]]]:
+def host_memory_links(all_copies: Iterable[RankCopies]) -> Iterator[tuple[bool, list[Measured]]]:
     """For each host and direction (True: to the GPU) what its GPUs reach, each once."""
-    hosts: dict[tuple[int, ...], tuple[Host, list[RankCopies]]] = {}
+    hosts = defaultdict(list)
     for copies in all_copies:
-        hosts.setdefault(copies.host.ranks, (copies.host, []))[1].append(copies)
-    for host, own in hosts.values():
+        hosts[copies.host].append(copies)
+    for own in hosts.values():
         for there in (True, False):
             links: dict[object, Measured] = {}
             for copies in own:
                 for index, gpu in copies.gpus.items():
                     rate = gpu.to_bytes_per_s if there else gpu.from_bytes_per_s
                     if rate is not None and rate > 0:
-                        links.setdefault(gpu.uuid or (copies.rank, index), Measured(copies, index, rate))
-            yield host, there, list(links.values())
+                        links.setdefault(gpu.uuid or (copies.rank, index), Measured(copies, index, gpu.name, rate))
+            yield there, list(links.values())

@@ -3,11 +3,9 @@
 A GPU whose links are bad is named, and else the pairs; links that are bad between all GPUs blame the host.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from statistics import median, median_low
 from typing import NamedTuple, TypeVar
-
-from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
@@ -22,18 +20,12 @@ from ddpdiag.text import rate_text, share_text
 D = TypeVar("D")
 
 _SHOWN_LINKS = 4
+# GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
+# what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
+# 76 % and 87 % of this.
+_LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
+_FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
 _ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lspci -vvv | grep ACSCtl`)"
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """Thresholds, under the names of the check's settings."""
-
-    asymmetric_ratio: float
-    slow_ratio: float
-    indirect_ratio: float
-    host_slow_ratio: float
-    expected_ratio: float
-    hung_seconds: float
 
 
 class Subject(NamedTuple):
@@ -64,8 +56,7 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Wa
         case "receiver":
             return f"from the other GPUs of {name} to {copies.full_label(gpus[0])}"
         case "links":
-            shown = [" -> ".join(map(copies.full_label, link)) for link in links]
-            return f"on {name}, {names_text(shown, _SHOWN_LINKS)}"
+            return f"on {name}, {_links(copies, links)}"
         case "islands":
             return (
                 f"between groups of GPUs on {name} ({names_text([copies.link_label(w) for w in links], _SHOWN_LINKS)})"
@@ -105,6 +96,12 @@ def wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
         pairs = [copies.pairs[link] for link in subject.links]
         most = max(pairs, key=lambda pair: pair.wrong)
         also = sum(pair.wrong_through_host > 0 for pair in pairs)
+        whose = "they" if also == len(pairs) else f"those of {also} pairs"
+        through_host = (
+            f"{whose} arrive wrong as well, so it is not peer-to-peer access alone"
+            if also
+            else "they arrive right, so peer-to-peer access is to blame"
+        )
         yield _finding(
             seen,
             copies,
@@ -112,7 +109,7 @@ def wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
             "wrong",
             f"copies between GPUs of {copies.host.name} arrive wrong",
             f"Copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
-            f"{_through_host(also, len(pairs))}.",
+            f"through the host's memory {through_host}.",
             {"wrong_words": most.wrong, "words": most.words, "wrong_pairs_through_host": also},
             f"Do not train on {copies.host.name} as it is. "
             + (
@@ -123,13 +120,6 @@ def wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
         )
 
 
-def _through_host(also: int, count: int) -> str:
-    if not also:
-        return "through the host's memory they arrive right, so peer-to-peer access is to blame"
-    whose = "they" if also == count else f"those of {also} pairs"
-    return f"through the host's memory {whose} arrive wrong as well, so it is not peer-to-peer access alone"
-
-
 class Short(NamedTuple):
     """Links that have less than what is usual on the host."""
 
@@ -137,18 +127,19 @@ class Short(NamedTuple):
     usual_bytes_per_s: float
 
 
-def short(copies: RankCopies, limits: Limits) -> Iterator[Short]:
+def short(seen: Seen[D], copies: RankCopies) -> Iterator[Short]:
     """Pairs far below what most GPUs reach on links of the same kind."""
     for access in (True, False):
         rates = _rates(copies, access)
         usual = _usual(rates)
         if usual is None:
             continue
-        bad = {link for link, rate in rates.items() if rate < limits.slow_ratio * usual}
+        least = seen.number("slow_ratio") * usual
+        bad = {link for link, rate in rates.items() if rate < least}
         yield from (Short(own, usual) for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
 
 
-def slow(seen: Seen[D], copies: RankCopies, limits: Limits, found: Short) -> Finding:
+def slow(seen: Seen[D], copies: RankCopies, found: Short) -> Finding:
     """What is said of them."""
     subject, usual = found
     rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in subject.links)
@@ -166,7 +157,7 @@ def slow(seen: Seen[D], copies: RankCopies, limits: Limits, found: Short) -> Fin
         f"{rate_text(usual)} that most of its GPUs reach on most of their ways.{why}",
         {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
         "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket."
-        f"{advice if around and median(around) < limits.indirect_ratio else ''}",
+        f"{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
         # Which GPUs stand next to each other is how the host is built.
         Severity.NOTE if groups else Severity.WARNING,
     )
@@ -189,11 +180,12 @@ def _usual(rates: Mapping[Way, float]) -> float | None:
     return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
 
 
-def asymmetric(seen: Seen[D], copies: RankCopies, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
+def asymmetric(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
     """Links that are slower than the same link back; those in `told` are known to be slow already."""
     rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s is not None}
     back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
-    bad = {link for link, other in back.items() if rates[link] < limits.asymmetric_ratio * other} - told
+    least = seen.number("asymmetric_ratio")
+    bad = {link for link, other in back.items() if rates[link] < least * other} - told
     for subject in subjects(copies, bad, rates.keys()):
         rate, other = (median(of[link] for link in subject.links) for of in (rates, back))
         yield _finding(
@@ -203,23 +195,25 @@ def asymmetric(seen: Seen[D], copies: RankCopies, limits: Limits, told: Set[Way]
             "asymmetric",
             f"copies between GPUs of {copies.host.name} are slower one way",
             f"{rate_text(rate)} {subject.where}, and {rate_text(other)} the other way (medians of "
-            f"{len(subject.links)}); at least {share_text(limits.asymmetric_ratio)} of it expected.",
+            f"{len(subject.links)}); at least {share_text(least)} of it expected.",
             {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair the other way"},
             "Compare `nvidia-smi topo -m` and `nvidia-smi -q -d PCIE` (replays); look at risers, switches and ACS.",
         )
 
 
-def indirect(seen: Seen[D], copies: RankCopies, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
+def indirect(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
     """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
     spared = _through_memory(seen, copies)
     reachable = {link: pair for link, pair in copies.pairs.items() if pair.access and link not in spared}
     known = {link: ratio for link, pair in reachable.items() if (ratio := _gain(pair)) is not None}
-    bad = {link for link, ratio in known.items() if ratio < limits.indirect_ratio} - told
+    least = seen.number("indirect_ratio")
+    bad = {link for link, ratio in known.items() if ratio < least} - told
     if not bad:
         return
-    where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_links(copies, bad)}"
+    where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_links(copies, sorted(bad))}"
     gpus = tuple(sorted({end for link in bad for end in link}))
-    direct, around = (median(_both_rates(reachable[link])[at] for link in bad) for at in (0, 1))
+    direct = median(reachable[link].bytes_per_s or 0.0 for link in bad)
+    around = median(reachable[link].through_host_bytes_per_s or 0.0 for link in bad)
     yield _finding(
         seen,
         copies,
@@ -247,19 +241,8 @@ def _gain(pair: PairCopies) -> float | None:
     return pair.bytes_per_s / pair.through_host_bytes_per_s
 
 
-def _both_rates(pair: PairCopies) -> tuple[float, float]:
-    return pair.bytes_per_s or 0.0, pair.through_host_bytes_per_s or 0.0
-
-
-def _links(copies: RankCopies, links: Set[Way]) -> str:
-    return names_text([" -> ".join(map(copies.full_label, link)) for link in sorted(links)], _SHOWN_LINKS)
-
-
-# GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
-# what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
-# 76 % and 87 % of this.
-_LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
-_FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
+def _links(copies: RankCopies, links: Iterable[Way]) -> str:
+    return names_text([" -> ".join(map(copies.full_label, link)) for link in links], _SHOWN_LINKS)
 
 
 class Slot(NamedTuple):
@@ -287,20 +270,17 @@ def host_wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
                 )
 
 
-def host_slow(seen: Seen[D], all_copies: Sequence[RankCopies], limits: Limits) -> Iterator[Finding]:
+def host_slow(seen: Seen[D], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """GPUs below their siblings on the host, or far below their slot; each GPU and direction once."""
-    for _, there, links in host_memory_links(all_copies):
+    least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
+    for there, links in host_memory_links(all_copies):
         for own in links:
-            usual = _siblings_median([other for other in links if _alike(own, other)])
+            usual = _siblings_median([other for other in links if other.model == own.model])
             slot = _slot(own)
-            if usual is not None and own.bytes_per_s < limits.host_slow_ratio * usual:
+            if usual is not None and own.bytes_per_s < least_of_usual * usual:
                 yield _slow(seen, own, there, Slot(usual, "its siblings reach in the median"))
-            elif slot is not None and own.bytes_per_s < limits.expected_ratio * slot.bytes_per_s:
+            elif slot is not None and own.bytes_per_s < least_of_slot * slot.bytes_per_s:
                 yield _slow(seen, own, there, slot)
-
-
-def _alike(one: Measured, other: Measured) -> bool:
-    return one.copies.gpus[one.gpu].name == other.copies.gpus[other.gpu].name
 
 
 def _siblings_median(siblings: Sequence[Measured]) -> float | None:

@@ -12,7 +12,6 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.copies.data import RankCopies
-from ddpdiag.checks.p2p.copies.judge import Limits
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.copies import Copies
 
@@ -34,7 +33,7 @@ def failed(seen: Seen[Copies]) -> tuple[Outcome, ...]:
     return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
 
 
-def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies], limits: Limits) -> Iterator[Finding]:
+def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """One finding for each step at which a rank stopped."""
     by_rank = {copies.rank: copies for copies in all_copies}
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
@@ -42,26 +41,25 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies], limits: Limits) -
         if outcome.rank in lost:
             continue
         copies = by_rank.get(outcome.rank)
-        if was_going_on(outcome, limits):
+        if was_going_on(seen, outcome):
             yield _unfinished(seen, outcome)
-        elif copies is not None and _is_taken(outcome, copies):
+        elif copies is not None and "busy or unavailable" in outcome.error and _is_exclusive(copies):
             yield _taken(seen, outcome, copies)
         else:
             yield _end(seen, outcome, copies)
 
 
-def was_going_on(outcome: Outcome, limits: Limits) -> bool:
+def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
     """Was it still taking its steps, none of which takes that long? Then its time was too short."""
     process = outcome.process
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
-    return process.step_seconds is not None and process.step_seconds < limits.hung_seconds
+    return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
 
 
-def _is_taken(outcome: Outcome, copies: RankCopies) -> bool:
-    """Did CUDA refuse a second process on a GPU that is set to allow one?"""
-    modes = {card.health.compute_mode for card in copies.cards.values()}
-    return "busy or unavailable" in outcome.error and not modes.isdisjoint(_EXCLUSIVE)
+def _is_exclusive(copies: RankCopies) -> bool:
+    """Is a GPU set to allow one process? CUDA then refuses a second one."""
+    return any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
 
 
 def _taken(seen: Seen[Copies], outcome: Outcome, copies: RankCopies) -> Finding:
