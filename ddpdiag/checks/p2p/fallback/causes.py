@@ -12,7 +12,7 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Data, HostPaths, gpus_of, host_paths, pairs_text
-from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs, translated
+from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.stats import quantile
@@ -117,7 +117,7 @@ def _pcie(paths_here: HostPaths) -> Iterator[str]:
         yield f"ACS redirects traffic on PCI {noun} {addresses(found)} (between {pairs_text(first)})"
     if around.virtual:
         yield f"{host} is a virtual machine, in which P2P needs ACS with address translation (ATS) set up by the host"
-    if translated(paths_here, pairs):
+    if any(around.translates(gpu.pci) for gpu in gpus_of(pairs)):
         hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(paths_here, pairs) else ""
         yield f"the IOMMU translates what the GPUs of {host} send (boot with iommu=pt){hidden}"
     elif any(around.slot(gpu.pci).grouped and around.translates(gpu.pci) is None for gpu in gpus_of(pairs)):

@@ -110,7 +110,7 @@ def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 
 def _isolated(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    if paths.is_split:
+    if len(paths.shown) > 1 and not all(pair.known for pair in paths.pairs):
         most = max(paths.shown)
         yield seen.finding(
             "isolated",
@@ -128,47 +128,30 @@ def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
     """How the GPUs of each host are connected; and what NVML says of P2P, where that is not OK everywhere."""
     for paths in host_paths(seen):
         if any(pair.known for pair in paths.pairs):
-            yield _matrix(paths, "topology", "ways between GPUs", _path_cells(paths))
+            yield _matrix(paths, "topology", "ways between GPUs", _connection)
             if any(pair.works is False for pair in paths.pairs):
-                yield _matrix(paths, "status", f"P2P allowed by NVML ({_legend(paths)})", _status_cells(paths))
+                found = {status for pair in paths.pairs for status in pair.statuses} - {P2P.OK}
+                legend = ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
+                yield _matrix(paths, "status", f"P2P allowed by NVML ({legend})", _allowed)
 
 
-Cells = tuple[tuple[str | None, ...], ...]
+def _connection(path: Way, pair: Pair) -> str | None:
+    return f"NV{path.nvlinks}" if path.nvlinks else None if pair.level is None else pair.level.name
 
 
-def _matrix(paths: HostPaths, what: str, title: str, cells: Cells) -> Matrix:
-    names = tuple(f"GPU {gpu.index}" for gpu in paths.gpus)
-    return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells)
+def _allowed(path: Way, _: Pair) -> str | None:
+    return None if (status := status_of(path)) is None else _CELLS[status]
 
 
-def _path_cells(paths: HostPaths) -> Cells:
-    def word(path: Way, pair: Pair) -> str | None:
-        return f"NV{path.nvlinks}" if path.nvlinks else None if pair.level is None else pair.level.name
-
-    return _cells(paths, word)
-
-
-def _status_cells(paths: HostPaths) -> Cells:
-    def word(path: Way, pair: Pair) -> str | None:
-        status = status_of(path)
-        return None if status is None else _CELLS[status]
-
-    return _cells(paths, word)
-
-
-def _legend(paths: HostPaths) -> str:
-    """The letters that occur, in words: "DR: disabled by regkey"."""
-    found = {status for pair in paths.pairs for status in pair.statuses} - {P2P.OK}
-    return ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
-
-
-def _cells(paths: HostPaths, word: Callable[[Way, Pair], str | None]) -> Cells:
+def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[Way, Pair], str | None]) -> Matrix:
     known: dict[tuple[int, int], str | None] = {}
     for pair in paths.pairs:
         for source, target, path in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
             known[source.index, target.index] = None if path is None else word(path, pair)
     order = [gpu.index for gpu in paths.gpus]
-    return tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
+    cells = tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
+    names = tuple(f"GPU {index}" for index in order)
+    return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells)
 
 
 CHECK = Check(

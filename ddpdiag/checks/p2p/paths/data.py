@@ -27,22 +27,28 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two GPUs of a host, and the paths between them (None: not asked, since no rank is shown both).
-
-    `level` is where their PCIe paths meet; `statuses` is what NVML says of the two directions, as far as it does.
-    """
+    """Two GPUs of a host, and the paths between them (None: not asked, since no rank is shown both)."""
 
     one: PathGpu
     other: PathGpu
     there: Way | None
     back: Way | None
-    level: Level | None
-    statuses: tuple[P2P, ...]
 
     @property
     def known(self) -> tuple[Way, ...]:
         """The paths that were asked."""
         return tuple(path for path in (self.there, self.back) if path is not None)
+
+    @property
+    def level(self) -> Level | None:
+        """Where their PCIe paths meet."""
+        levels = {path.level for path in self.known}
+        return next((level for level in Level if level in levels), None)
+
+    @property
+    def statuses(self) -> tuple[P2P, ...]:
+        """What NVML says of the two directions, as far as it does."""
+        return tuple(status for path in self.known if (status := status_of(path)) is not None)
 
     @property
     def is_linked(self) -> bool:
@@ -103,26 +109,6 @@ class HostPaths(Struct, frozen=True, kw_only=True):
             return ()
         return tuple(pair for pair in self.unlinked if pair.level is not None and pair.level > Level.PXB)
 
-    @property
-    def is_split(self) -> bool:
-        """Are ranks shown different GPUs, so that nothing is known of some pairs?"""
-        return len(self.shown) > 1 and any(not pair.known for pair in self.pairs)
-
-
-def pair_of(one: PathGpu, other: PathGpu, there: Way | None, back: Way | None) -> Pair:
-    """A pair, with what its paths say."""
-    known = [path for path in (there, back) if path is not None]
-    levels = {path.level for path in known}
-    told = [status_of(path) for path in known]
-    return Pair(
-        one,
-        other,
-        there,
-        back,
-        level=next((level for level in Level if level in levels), None),
-        statuses=tuple(status for status in told if status is not None),
-    )
-
 
 def status_of(path: Way) -> P2P | None:
     """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
@@ -156,14 +142,14 @@ def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:
 
 def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None) -> HostPaths:
     asked = [row.paths for row in answers]
-    gpus = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
-    gpus = tuple(gpu for gpu in gpus if ours is None or gpu.uuid is None or gpu.uuid in ours)
+    every = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
+    gpus = tuple(gpu for gpu in every if ours is None or gpu.uuid is None or gpu.uuid in ours)
     known = {key: path for paths in asked for key, path in _paths(paths)}
     return HostPaths(
         host=host,
         gpus=gpus,
         pairs=tuple(
-            pair_of(one, other, known.get((_key(one), _key(other))), known.get((_key(other), _key(one))))
+            Pair(one, other, known.get((_key(one), _key(other))), known.get((_key(other), _key(one))))
             for one, other in combinations(gpus, 2)
         ),
         around=answers[0].around,

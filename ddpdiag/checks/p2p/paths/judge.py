@@ -31,15 +31,10 @@ def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
     differ is no vote.
     """
-    return _odd(host_paths(seen))
-
-
-def _odd(all_paths: Sequence[HostPaths]) -> frozenset[Pair]:
-    kinds: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
-    for paths in all_paths:
-        for pair in paths.pairs:
-            if pair.works is not None and not pair.is_asymmetric:
-                kinds[pair.kind].append(pair)
+    kinds = defaultdict(list)
+    for pair in (pair for paths in host_paths(seen) for pair in paths.pairs):
+        if pair.works is not None and not pair.is_asymmetric:
+            kinds[pair.kind].append(pair)
     return frozenset(
         pair
         for pairs in kinds.values()
@@ -53,15 +48,8 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Pairs that could do P2P and may not: switched off in the driver, or unlike the others."""
     odd = odd_pairs(seen)
     pairs = [pair for pair in paths.pairs if not pair.is_asymmetric and (pair in odd or _is_switched_off(pair))]
-    if pairs:
-        yield _disabled(seen, paths, pairs)
-
-
-def _is_switched_off(pair: Pair) -> bool:
-    return P2P.DISABLED_BY_REGKEY in pair.statuses
-
-
-def _disabled(seen: Seen[Data], paths: HostPaths, pairs: Sequence[Pair]) -> Finding:
+    if not pairs:
+        return
     gpu = _common(paths, pairs)
     switched_off = any(map(_is_switched_off, pairs))
     whose = f"; all of them are pairs of {label(gpu)}" if gpu is not None else ""
@@ -70,14 +58,14 @@ def _disabled(seen: Seen[Data], paths: HostPaths, pairs: Sequence[Pair]) -> Find
         if switched_off
         else "more than half of the pairs of these models that are connected in this way may"
     )
-    return seen.finding(
+    yield seen.finding(
         "disabled",
         "P2P is not allowed between GPUs",
         f"{paths.host.name}: {len(pairs)} of {len(paths.pairs)} pairs of GPUs may not reach each other's memory "
         f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL goes through shared memory there.",
         nodes=(paths.host.name,),
         gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
-        links=[_link(paths, pair, "<->") for pair in pairs],
+        links=[f"{paths.host.name}: GPU {pair.one.index} <-> GPU {pair.other.index}" for pair in pairs],
         evidence={
             "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs[:_LISTED]],
             "gpus": [label(member) for member in gpus_of(pairs)],
@@ -89,6 +77,10 @@ def _disabled(seen: Seen[Data], paths: HostPaths, pairs: Sequence[Pair]) -> Find
             else "compare slots, bridges and BIOS settings with those of the other pairs."
         ),
     )
+
+
+def _is_switched_off(pair: Pair) -> bool:
+    return P2P.DISABLED_BY_REGKEY in pair.statuses
 
 
 def _common(paths: HostPaths, pairs: Sequence[Pair]) -> PathGpu | None:
@@ -158,10 +150,6 @@ def _reasons(pairs: Sequence[Pair]) -> str:
     return ", ".join(map(words, found))
 
 
-def _link(paths: HostPaths, pair: Pair, mark: str) -> str:
-    return f"{paths.host.name}: GPU {pair.one.index} {mark} GPU {pair.other.index}"
-
-
 def said_of_pairs(seen: Seen[Data], paths: HostPaths) -> Iterator[str]:
     """What of this speaks for P2P to fail on that host, as sentences."""
     odd = odd_pairs(seen)
@@ -191,11 +179,6 @@ def redirecting(paths: HostPaths, pairs: Iterable[Pair]) -> dict[Bridge, list[Pa
 def hides_acs(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
     """Is there a bridge between these GPUs whose ACS could not be read?"""
     return any(bridge.acs is None for pair in pairs for bridge in paths.around.between(pair.one.pci, pair.other.pci))
-
-
-def translated(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
-    """Does the IOMMU translate for any of these GPUs?"""
-    return any(paths.around.translates(gpu.pci) for gpu in gpus_of(pairs))
 
 
 def addresses(bridges: Iterable[Bridge]) -> str:
@@ -242,8 +225,7 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Good to know: the IOMMU translates for GPUs without NVLinks."""
     pairs = paths.unlinked
-    own = [gpu for gpu in gpus_of(pairs) if paths.around.translates(gpu.pci)]
-    if own:
+    if own := [gpu for gpu in gpus_of(pairs) if paths.around.translates(gpu.pci)]:
         domains = dict.fromkeys(paths.around.slot(gpu.pci).domain or "?" for gpu in own)
         hidden = " Whether ACS redirects is known to root only (`lspci -vvv | grep ACSCtl`)."
         yield seen.finding(
