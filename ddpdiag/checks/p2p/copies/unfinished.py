@@ -84,7 +84,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
-        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(copies, outcome)}",
+        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(copies)}",
         ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
         nodes=(node,),
         gpus=copies.uuids(gpus) if copies is not None else (),
@@ -105,7 +105,7 @@ def _story(outcome: Outcome) -> str:
     return f" {words}." if words else ""
 
 
-def _others(copies: RankCopies | None, outcome: Outcome) -> str:
+def _others(copies: RankCopies | None) -> str:
     """What is known of the other pairs."""
     if copies is None or not copies.jobs:
         return ""

@@ -33,8 +33,7 @@ class SearchResult(NamedTuple):
     @property
     def as_it_is(self) -> tuple[Tried, ...]:
         """The runs of all ranks in the environment as it is."""
-        whole = [tried for tried in self.tried if tried.step.part is Part.WHOLE]
-        return tuple(tried for tried in whole if not tried.step.members)
+        return tuple(own for own in self.tried if own.step.part is Part.WHOLE and not own.step.members)
 
     @property
     def first(self) -> Tried:
@@ -62,21 +61,20 @@ def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
     if isinstance(result.end, Step):
         yield _unfinished(seen, result)
         return
-    match result.end.kind:
-        case Kind.FOUND if result.first.works and all(member in result.ground.own for member in result.end.members):
-            yield _held_back(seen, result, result.end)
-        case Kind.FOUND if result.first.works:
-            yield _slow(seen, result, result.end)
-        case Kind.FOUND:
-            yield _fallback(seen, result, result.end)
-        case Kind.HELD_BACK:
-            yield _held_back(seen, result, result.end)
+    end = result.end
+    match end.kind:
+        case Kind.FOUND if not result.first.works:
+            yield _fallback(seen, result, end)
+        case Kind.FOUND if not all(member in result.ground.own for member in end.members):
+            yield _slow(seen, result, end)
+        case Kind.FOUND | Kind.HELD_BACK:
+            yield _held_back(seen, result, end)
         case Kind.NEEDED:
-            yield _needed(seen, result, result.end)
+            yield _needed(seen, result, end)
         case Kind.TRANSIENT:
             yield _transient(seen, result)
         case Kind.UNRELIABLE | Kind.NOTHING:
-            yield _nothing(seen, result, result.end)
+            yield _nothing(seen, result, end)
 
 
 def both_fail(seen: Seen[D]) -> Finding:

@@ -8,7 +8,7 @@ works. Each member of that set is left out once, and what works without it goes.
 CONFIRMED times. At last pairs of ranks run as it is, to show between whom it fails.
 """
 
-from collections import Counter
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -138,21 +138,17 @@ Search = Generator[Step, Tried, Ended]
 
 def replay(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, ...]]:
     """The next step, or the end; and the answers in the order in which they were asked for."""
-    used: Counter[tuple[str, str, int]] = Counter()
+    left = {key: deque(tried) for key, tried in answers.items()}
     played: list[Tried] = []
     script = _search(ground)
     step = next(script)
-    while True:
-        known = answers.get(step.key, ())
-        if used[step.key] >= len(known):
-            return step, tuple(played)
-        answer = known[used[step.key]]._replace(step=step)
-        used[step.key] += 1
-        played.append(answer)
+    while known := left.get(step.key):
+        played.append(known.popleft()._replace(step=step))
         try:
-            step = script.send(answer)
+            step = script.send(played[-1])
         except StopIteration as end:
             return end.value, tuple(played)
+    return step, tuple(played)
 
 
 def _search(ground: Ground) -> Search:
@@ -208,18 +204,20 @@ def _accumulate(ground: Ground, least: float) -> Generator[Step, Tried, tuple[tu
         if _is_fast_enough(tried, least):
             return (members, tried), inside_works
     if not inside_works:
-        members, last = yield from _pile_up(ground, members, least)
+        members, last = yield from _accumulate_inside(ground, members, least)
         if last is not None and _is_fast_enough(last, least):
             return (members, last), inside_works
-    piles = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
-    for candidate in (*piles, *((*members, *ground.across, other) for other in ground.alternatives)):
+    across = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
+    for candidate in (*across, *((*members, *ground.across, other) for other in ground.alternatives)):
         tried = yield Step(Part.WHOLE, candidate)
         if _is_fast_enough(tried, least):
             return (candidate, tried), inside_works
     return None, inside_works
 
 
-def _pile_up(ground: Ground, members: Members, least: float) -> Generator[Step, Tried, tuple[Members, Tried | None]]:
+def _accumulate_inside(
+    ground: Ground, members: Members, least: float
+) -> Generator[Step, Tried, tuple[Members, Tried | None]]:
     """The overrides inside a host, one on top of the other, and the run of all ranks with the last of them.
 
     Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
