@@ -153,8 +153,8 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
         yield from wrong(seen, copies)
         yield from host_wrong(seen, copies)
         found = tuple(short(seen, copies))
-        told = {link for own in found for link in own.subject.links}
-        yield from (slow(seen, copies, own) for own in found)
+        told = {link for own in found for link in own.links}
+        yield from (slow(seen, own) for own in found)
         yield from asymmetric(seen, copies, told)
         yield from indirect(seen, copies, told)
     yield from host_slow(seen, all_copies)

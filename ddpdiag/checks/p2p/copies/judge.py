@@ -5,7 +5,7 @@ A GPU whose links are bad is named, and else the pairs; links that are bad betwe
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from statistics import median, median_low
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
@@ -14,10 +14,8 @@ from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_lin
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.copies import PairCopies
+from ddpdiag.model.copies import Copies, PairCopies
 from ddpdiag.text import rate_text, share_text
-
-D = TypeVar("D")
 
 _SHOWN_LINKS = 4
 # GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
@@ -29,12 +27,40 @@ _ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lsp
 
 
 class Subject(NamedTuple):
-    """Links that are bad together: the GPUs to blame (of single pairs both ends; of all, none), and in words."""
+    """Links that are bad together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
 
+    `usual_bytes_per_s` is what others reach, where that is the question.
+    """
+
+    copies: RankCopies
     kind: str
     gpus: tuple[int, ...]
     links: tuple[Way, ...]
     where: str
+    usual_bytes_per_s: float = 0.0
+
+    def finding(
+        self,
+        seen: Seen[Copies],
+        word: str,
+        title: str,
+        said: str,
+        evidence: Mapping[str, float | int | str],
+        fix: str,
+        severity: Severity | None = None,
+    ) -> Finding:
+        """A finding about these links."""
+        return seen.finding(
+            word,
+            title,
+            said,
+            severity=severity,
+            ranks=self.copies.ranks_of(self.gpus),
+            nodes=(self.copies.host.name,),
+            gpus=self.copies.uuids(self.gpus),
+            evidence={"pairs": [self.copies.link_label(link) for link in self.links], **evidence},
+            fix=fix,
+        )
 
 
 def subjects(copies: RankCopies, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
@@ -43,7 +69,7 @@ def subjects(copies: RankCopies, bad: Set[Way], good: Set[Way]) -> Iterator[Subj
     for kind, gpus, links in ways_of(pattern, bad) if pattern is not None else ():
         ordered = tuple(sorted(links))
         ends = tuple(dict.fromkeys(end for link in ordered for end in link)) if kind == "links" else gpus
-        yield Subject(kind, ends, ordered, _where(copies, kind, gpus, ordered))
+        yield Subject(copies, kind, ends, ordered, _where(copies, kind, gpus, ordered))
 
 
 def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Way, ...]) -> str:
@@ -65,31 +91,7 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Wa
             return f"between all GPUs of {name}"
 
 
-def _finding(
-    seen: Seen[D],
-    copies: RankCopies,
-    subject: Subject,
-    word: str,
-    title: str,
-    said: str,
-    evidence: Mapping[str, float | int | str],
-    fix: str,
-    severity: Severity | None = None,
-) -> Finding:
-    return seen.finding(
-        word,
-        title,
-        said,
-        severity=severity,
-        ranks=copies.ranks_of(subject.gpus),
-        nodes=(copies.host.name,),
-        gpus=copies.uuids(subject.gpus),
-        evidence={"pairs": [copies.link_label(link) for link in subject.links], **evidence},
-        fix=fix,
-    )
-
-
-def wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
+def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
     """Copies that arrive with other contents, however fast they are."""
     bad = {link for link, pair in copies.pairs.items() if pair.wrong}
     for subject in subjects(copies, bad, copies.pairs.keys()):
@@ -102,10 +104,8 @@ def wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
             if also
             else "they arrive right, so peer-to-peer access is to blame"
         )
-        yield _finding(
+        yield subject.finding(
             seen,
-            copies,
-            subject,
             "wrong",
             f"copies between GPUs of {copies.host.name} arrive wrong",
             f"Copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
@@ -120,37 +120,31 @@ def wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
         )
 
 
-class Short(NamedTuple):
-    """Links that have less than what is usual on the host."""
-
-    subject: Subject
-    usual_bytes_per_s: float
-
-
-def short(seen: Seen[D], copies: RankCopies) -> Iterator[Short]:
+def short(seen: Seen[Copies], copies: RankCopies) -> Iterator[Subject]:
     """Pairs far below what most GPUs reach on links of the same kind."""
     for access in (True, False):
-        rates = _rates(copies, access)
+        rates = {
+            link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s
+        }
         usual = _usual(rates)
         if usual is None:
             continue
         least = seen.number("slow_ratio") * usual
         bad = {link for link, rate in rates.items() if rate < least}
-        yield from (Short(own, usual) for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
+        found = (own for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
+        yield from (own._replace(usual_bytes_per_s=usual) for own in found)
 
 
-def slow(seen: Seen[D], copies: RankCopies, found: Short) -> Finding:
+def slow(seen: Seen[Copies], subject: Subject) -> Finding:
     """What is said of them."""
-    subject, usual = found
+    copies, usual = subject.copies, subject.usual_bytes_per_s
     rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in subject.links)
     around = [gain for link in subject.links if (gain := _gain(copies.pairs[link])) is not None]
     groups = subject.kind == "islands"
     advice = " Try NCCL_P2P_DISABLE=1: through the host's memory they are faster."
     why = " Sockets and NVLink bridges make such groups, and that may be meant." if groups else ""
-    return _finding(
+    return subject.finding(
         seen,
-        copies,
-        subject,
         "slow",
         f"slow copies between GPUs of {copies.host.name}: {rate_text(rate)}",
         f"{rate_text(rate)} {subject.where} (median of {len(subject.links)}), {share_text(rate / usual)} of the "
@@ -161,11 +155,6 @@ def slow(seen: Seen[D], copies: RankCopies, found: Short) -> Finding:
         # Which GPUs stand next to each other is how the host is built.
         Severity.NOTE if groups else Severity.WARNING,
     )
-
-
-def _rates(copies: RankCopies, access: bool) -> dict[Way, float]:
-    rates = {link: pair.bytes_per_s or 0.0 for link, pair in copies.pairs.items() if pair.access is access}
-    return {link: rate for link, rate in rates.items() if rate > 0}
 
 
 def _usual(rates: Mapping[Way, float]) -> float | None:
@@ -180,7 +169,7 @@ def _usual(rates: Mapping[Way, float]) -> float | None:
     return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
 
 
-def asymmetric(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
+def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
     """Links that are slower than the same link back; those in `told` are known to be slow already."""
     rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s is not None}
     back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
@@ -188,10 +177,8 @@ def asymmetric(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Fi
     bad = {link for link, other in back.items() if rates[link] < least * other} - told
     for subject in subjects(copies, bad, rates.keys()):
         rate, other = (median(of[link] for link in subject.links) for of in (rates, back))
-        yield _finding(
+        yield subject.finding(
             seen,
-            copies,
-            subject,
             "asymmetric",
             f"copies between GPUs of {copies.host.name} are slower one way",
             f"{rate_text(rate)} {subject.where}, and {rate_text(other)} the other way (medians of "
@@ -201,10 +188,13 @@ def asymmetric(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Fi
         )
 
 
-def indirect(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
+def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
     """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
-    spared = _through_memory(seen, copies)
-    reachable = {link: pair for link, pair in copies.pairs.items() if pair.access and link not in spared}
+    hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
+    # NCCL goes through memory there by itself.
+    spared = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
+    direct_pairs = {link: pair for link, pair in copies.pairs.items() if pair.access}
+    reachable = {link: pair for link, pair in direct_pairs.items() if frozenset(copies.uuids(link)) not in spared}
     known = {link: ratio for link, pair in reachable.items() if (ratio := _gain(pair)) is not None}
     least = seen.number("indirect_ratio")
     bad = {link for link, ratio in known.items() if ratio < least} - told
@@ -214,10 +204,8 @@ def indirect(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Find
     gpus = tuple(sorted({end for link in bad for end in link}))
     direct = median(reachable[link].bytes_per_s or 0.0 for link in bad)
     around = median(reachable[link].through_host_bytes_per_s or 0.0 for link in bad)
-    yield _finding(
+    yield Subject(copies, "links", gpus, tuple(sorted(bad)), where).finding(
         seen,
-        copies,
-        Subject("links", gpus, tuple(sorted(bad)), where),
         "p2p-slower",
         f"peer-to-peer copies on {copies.host.name} are slower than through its memory",
         f"{copies.host.name}: {rate_text(direct)} directly {where}, {rate_text(around)} through the host's memory "
@@ -225,13 +213,6 @@ def indirect(seen: Seen[D], copies: RankCopies, told: Set[Way]) -> Iterator[Find
         {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
         f"Try the job with NCCL_P2P_DISABLE=1; {_ACS}.",
     )
-
-
-def _through_memory(seen: Seen[D], copies: RankCopies) -> frozenset[Way]:
-    """Links that NCCL does not use directly."""
-    hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
-    uuids = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
-    return frozenset(link for link in copies.pairs if frozenset(copies.uuids(link)) in uuids)
 
 
 def _gain(pair: PairCopies) -> float | None:
@@ -245,14 +226,7 @@ def _links(copies: RankCopies, links: Iterable[Way]) -> str:
     return names_text([" -> ".join(map(copies.full_label, link)) for link in links], _SHOWN_LINKS)
 
 
-class Slot(NamedTuple):
-    """What a GPU's PCIe link should carry: bytes per second of copies, and in words."""
-
-    bytes_per_s: float
-    source: str
-
-
-def host_wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
+def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
     """What comes from the host's memory, or gets there, with other contents."""
     for index, gpu in copies.gpus.items():
         for count, link in ((gpu.wrong_to, "to"), (gpu.wrong_from, "from")):
@@ -270,60 +244,56 @@ def host_wrong(seen: Seen[D], copies: RankCopies) -> Iterator[Finding]:
                 )
 
 
-def host_slow(seen: Seen[D], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """GPUs below their siblings on the host, or far below their slot; each GPU and direction once."""
     least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
     for there, links in host_memory_links(all_copies):
         for own in links:
-            usual = _siblings_median([other for other in links if other.model == own.model])
-            slot = _slot(own)
-            if usual is not None and own.bytes_per_s < least_of_usual * usual:
-                yield _slow(seen, own, there, Slot(usual, "its siblings reach in the median"))
-            elif slot is not None and own.bytes_per_s < least_of_slot * slot.bytes_per_s:
-                yield _slow(seen, own, there, slot)
+            siblings = [other.bytes_per_s for other in links if other.model == own.model]
+            # Of an even split the lower half: behind another socket than the memory all are slower.
+            usual = median_low(siblings) if len(siblings) > 2 else 0.0
+            slot, source = _slot(own)
+            if own.bytes_per_s < least_of_usual * usual:
+                yield _slow(seen, own, there, usual, "its siblings reach in the median")
+            elif own.bytes_per_s < least_of_slot * slot:
+                yield _slow(seen, own, there, slot, source)
 
 
-def _siblings_median(siblings: Sequence[Measured]) -> float | None:
-    """The median, and of an even split the lower half: behind another socket than the memory all are slower."""
-    return median_low(own.bytes_per_s for own in siblings) if len(siblings) > 2 else None
+def _slot(own: Measured) -> tuple[float, str]:
+    """What its PCIe link should carry (0: not known), and in words.
 
-
-def _slot(own: Measured) -> Slot | None:
-    """By the width as it is and the generation that is possible, which a card that is idle lets fall (GPU003)."""
+    By the width as it is and the generation that is possible, which a card that is idle lets fall (GPU003).
+    """
     card = own.copies.cards.get(own.gpu)
     link = card.health.pcie if card else None
     lane = _LANE_BYTES_PER_S.get(link.generation_max or 0) if link else None
     if link is None or lane is None or not link.width:
-        return None
+        return 0.0, ""
     shown = f"PCIe {link.generation_max} x{link.width}"
-    return Slot(link.width * lane, f"copies over {shown} reach (from nvbandwidth's 55 GB/s over PCIe 5 x16)")
+    return link.width * lane, f"copies over {shown} reach (from nvbandwidth's 55 GB/s over PCIe 5 x16)"
 
 
-def _slow(seen: Seen[D], own: Measured, there: bool, expected: Slot) -> Finding:
+def _slow(seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str) -> Finding:
     copies, name = own.copies, own.copies.host.name
+    card = copies.cards.get(own.gpu)
+    link = card.health.pcie if card else None
+    causes = "Causes: fewer lanes or a lower generation under load, memory of another socket, an IOMMU, a busy host."
+    if link is not None and link.width and link.width_max and link.width < link.width_max:
+        causes = f"Its link has {link.width} of {link.width_max} lanes (GPU004)."
     return seen.finding(
         "host-slow",
         f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
         f"{rate_text(own.bytes_per_s)} from {'the host' if there else copies.full_label(own.gpu)} to "
         f"{copies.full_label(own.gpu) if there else 'the host'} on {name}, "
-        f"{share_text(own.bytes_per_s / expected.bytes_per_s)} of the {rate_text(expected.bytes_per_s)} that "
-        f"{expected.source}. {_causes(own)}",
+        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}. {causes}",
         ranks=copies.ranks_of((own.gpu,)),
         nodes=(name,),
         gpus=copies.uuids((own.gpu,)),
         evidence={
             "bytes_per_s": own.bytes_per_s,
-            "expected_bytes_per_s": expected.bytes_per_s,
-            "source": expected.source,
+            "expected_bytes_per_s": expected,
+            "source": source,
             "to_device": there,
         },
         fix=_FIX,
     )
-
-
-def _causes(own: Measured) -> str:
-    card = own.copies.cards.get(own.gpu)
-    link = card.health.pcie if card else None
-    if link is not None and link.width and link.width_max and link.width < link.width_max:
-        return f"Its link has {link.width} of {link.width_max} lanes (GPU004)."
-    return "Causes: fewer lanes or a lower generation under load, memory of another socket, an IOMMU, a busy host."
