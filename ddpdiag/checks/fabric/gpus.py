@@ -217,7 +217,7 @@ def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
         f"{who} is {how(bad.tests, found.bar.usual)} with each of {len(bad.partners)} partners there "
         f"({ranks_text(bad.partners)}), {tests_text(bad.tests)}; pairs of that host usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
-        severity=severity(seen, bad.tests, found.bar.usual),
+        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         ranks=(bad.unit,),
         gpus=gpus,
         evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},

@@ -76,7 +76,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
         + ". No other host took part in that.",
-        severity=severity(seen, alone.tests, alone.usual),
+        severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
             "rates_bytes_per_s": rates(alone.tests),
@@ -96,7 +96,7 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Fin
         f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
         f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
-        severity=severity(seen, bad.tests, found.bar.usual),
+        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
             "partners": [*partners[:_SHOWN]],
@@ -254,10 +254,10 @@ def _unfinished(seen: Seen[D], fabric: FabricState) -> Finding:
     )
 
 
-def severity(seen: Seen[D], tests: Sequence[Reached], usual: float) -> Severity:
+def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
     """An error where it does not end, or is far below at its best; else it slows the job down."""
     known = [tested.rate for tested in tests if tested.rate is not None]
-    bad = len(known) < len(tests) or max(known, default=0.0) < seen.number("error_share") * usual
+    bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
     return Severity.ERROR if bad else Severity.WARNING
 
 
