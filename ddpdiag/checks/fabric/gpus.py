@@ -21,8 +21,7 @@ Sources: as FAB001.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.hosts import check as fab001
@@ -58,55 +57,34 @@ FINDINGS = {
 _SHOWN = 8
 
 
-@dataclass(frozen=True, eq=False)
-class GpuFabricState:
-    """Each host has a search of its own, and all go on at the same time. `wanted` are the hosts to begin with."""
-
-    _seen: Seen[Data]
-    _rules: Rules
-    _wanted: Sequence[tuple[int, ...]]
-
-    @cached_property
-    def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host that is looked at: the first trial has pairs of all of them."""
-        if not self._seen.trials:
-            return tuple(self._wanted)
-        tried = set(self._seen.trials[0].ranks)
-        return tuple(ranks for ranks in self._seen.world.hosts.values() if not tried.isdisjoint(ranks))
-
-    @cached_property
-    def states(self) -> tuple[Round | Diagnosis, ...]:
-        """The next round of each host, or what came of it."""
-        searches = ((ranks[0], localise(ranks, rules=self._rules, seed=ranks[0])) for ranks in self.hosts)
-        return tuple(follow(search, self._answers[host], self.possible) for host, search in searches)
-
-    @cached_property
-    def _answers(self) -> Mapping[int, Sequence[Results]]:
-        """What the pairs of each host (its first rank) reached, in those trials in which any of it took part."""
-        host_of = {rank: ranks[0] for ranks in self.hosts for rank in ranks}
-        answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in self.hosts}
-        for results in answers_of(self._seen):
-            own: dict[int, dict[tuple[int, ...], Reached]] = {}
-            for group, reached in results.items():
-                own.setdefault(host_of[group[0]], {})[group] = reached
-            for host, told in own.items():
-                answers[host].append(told)
-        return answers
-
-    def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
-        """Those pairs of a round of which nobody is lost."""
-        return tuple(group for group in step.groups if self._living.issuperset(group))
-
-    @cached_property
-    def _living(self) -> frozenset[int]:
-        return frozenset(self._seen.world.living)
-
-
 @lru_cache(maxsize=1)
-def _fabric(seen: Seen[Data]) -> GpuFabricState:
-    """The hosts' insides, worked out once for the check's parts."""
+def _states(seen: Seen[Data]) -> Mapping[tuple[int, ...], Round | Diagnosis]:
+    """The next round of each host (its ranks), or what came of it: each has a search of its own, all at once."""
     floor = seen.number("floor_share", fab001.floor_of(seen.world))
-    return GpuFabricState(seen, Rules(floor=floor, transients=seen.number("transient_share")), _wanted(seen))
+    rules = Rules(floor=floor, transients=seen.number("transient_share"))
+    # The first trial has pairs of all hosts that are looked at.
+    tried = set(seen.trials[0].ranks) if seen.trials else set()
+    hosts = [own for own in seen.world.hosts.values() if not tried.isdisjoint(own)] if tried else _wanted(seen)
+    answers, possible = _answers(seen, hosts), partial(_possible, frozenset(seen.world.living))
+    return {own: follow(localise(own, rules=rules, seed=own[0]), answers[own[0]], possible) for own in hosts}
+
+
+def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int, Sequence[Results]]:
+    """What the pairs of each host (its first rank) reached, in those trials in which any of it took part."""
+    host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
+    answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
+    for results in answers_of(seen):
+        own: dict[int, dict[tuple[int, ...], Reached]] = {}
+        for group, reached in results.items():
+            own.setdefault(host_of[group[0]], {})[group] = reached
+        for host, told in own.items():
+            answers[host].append(told)
+    return answers
+
+
+def _possible(living: frozenset[int], step: Round) -> tuple[tuple[int, ...], ...]:
+    """Those pairs of a round of which nobody is lost."""
+    return tuple(filter(living.issuperset, step.groups))
 
 
 def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
@@ -143,8 +121,8 @@ def _joined(pair: Pair) -> tuple[object, ...]:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next round of every host that has one."""
-    fabric = _fabric(seen)
-    groups = tuple(group for state in fabric.states if isinstance(state, Round) for group in fabric.possible(state))
+    living, steps = frozenset(seen.world.living), _states(seen).values()
+    groups = tuple(group for step in steps if isinstance(step, Round) for group in _possible(living, step))
     if not groups:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
@@ -169,14 +147,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Who is bad, host by host; then what all of them came to."""
     if not seen.trials:
         return
-    fabric = _fabric(seen)
-    ended = zip(fabric.hosts, fabric.states, strict=True)
-    found = [(ranks, state) for ranks, state in ended if isinstance(state, Diagnosis)]
-    if left := len(fabric.hosts) - len(found):
+    states = _states(seen)
+    found = {ranks: state for ranks, state in states.items() if isinstance(state, Diagnosis)}
+    if left := len(states) - len(found):
         yield _unfinished(seen, left)
-    for ranks, state in found:
+    for ranks, state in found.items():
         yield from _of_host(seen, ranks, state)
-    good = {ranks: own for ranks, own in found if not (own.systemic or own.bad or own.paths or own.open)}
+    good = {ranks: own for ranks, own in found.items() if not (own.systemic or own.bad or own.paths or own.open)}
     if good:
         yield _clear(seen, good)
 
@@ -271,7 +248,7 @@ def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What most pairs of ranks reach, on the slowest of the hosts that were looked at."""
-    found = [state for state in _fabric(seen).states if isinstance(state, Diagnosis)] if seen.trials else []
+    found = [state for state in _states(seen).values() if isinstance(state, Diagnosis)] if seen.trials else []
     return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
 
 

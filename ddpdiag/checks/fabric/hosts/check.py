@@ -173,9 +173,9 @@ def ground(world: World) -> str | None:
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
     """The ranks of each host that is bad by itself."""
-    state = _fabric(seen).state if seen.trials else None
-    alone = state.alone if isinstance(state, Located) else ()
-    return frozenset(_fabric(seen).fleet.ranks[own.unit] for own in alone)
+    fabric = _fabric(seen)
+    alone = fabric.state.alone if seen.trials and isinstance(fabric.state, Located) else ()
+    return frozenset(fabric.fleet.ranks[own.unit] for own in alone)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

@@ -60,8 +60,7 @@ def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Iterator[Fi
     for bad in found.bad:
         if bad.unit not in in_domains:
             yield _node(seen, fabric, bad, found)
-    for path in found.paths:
-        yield _path(seen, fabric, path, found)
+    yield from (_path(seen, fabric, path, found) for path in found.paths)
     if found.transients or found.unrepeated:
         yield _transient(seen, fabric, found)
     if found.open:
