@@ -1,4 +1,4 @@
-"""Findings about copies between the GPUs of a host: wrong, slow, slower one way, slower than through the host.
+"""Findings about copies between the GPUs of a host, and to its memory: wrong, slow, slower in one direction.
 
 A GPU whose links are bad is named, and else the pairs; links that are bad between all GPUs blame the host.
 """

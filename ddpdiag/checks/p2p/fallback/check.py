@@ -161,7 +161,7 @@ def _first_use_seconds(seen: Seen[Data]) -> float:
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     """How far the search came: the end, or the next step where nothing can be said without it; and what was tried."""
-    step, tried = _replayed(seen)
+    step, tried = _replayed(seen) if seen.trials else (Step(Part.WHOLE), ())
     return step.stands or step if isinstance(step, Step) else step, tried
 
 
@@ -251,7 +251,7 @@ def _expected(seen: Seen[Data]) -> Expectation | None:
 
 def workarounds(seen: Seen[Data]) -> dict[str, str | None]:
     """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
-    end = progress_of(seen)[0] if seen.trials else None
+    end, _ = progress_of(seen)
     if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
         return {}
     return Step(Part.WHOLE, end.members).env
@@ -265,12 +265,9 @@ def job_workarounds(any_check: Seen[D]) -> dict[str, str | None]:
 
 def works_with_workarounds(seen: Seen[Data]) -> bool:
     """Did the backend fail as it is, and was a set found with which it works?"""
-    end, tried = progress_of(seen) if seen.trials else (None, ())
-    return (
-        isinstance(end, Ended)
-        and end.kind is Outcomes.FOUND
-        and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
-    )
+    end, tried = progress_of(seen)
+    found = isinstance(end, Ended) and end.kind is Outcomes.FOUND
+    return found and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
 
 
 def blocks(seen: Seen[D]) -> str | None:
@@ -298,7 +295,7 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What the backend reaches with the workarounds: the slowest of the runs that confirmed them."""
-    end = progress_of(seen)[0] if seen.trials else None
+    end, _ = progress_of(seen)
     rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
     return {"fallback.busbw_bytes_per_s": min(rates)} if rates and workarounds(seen) else {}
 

@@ -14,8 +14,6 @@ from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.probes.gpu.iommu import Surroundings
 from ddpdiag.probes.gpu.paths import P2P, Level, PathGpu, Paths, Way
 
-# What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
-UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
 _PAIRS_SHOWN = 4
 
 

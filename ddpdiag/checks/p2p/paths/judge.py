@@ -1,4 +1,4 @@
-"""P2P001's first half: what NVML says of pairs of GPUs, and which of them differ from their likes."""
+"""Findings of P2P001: pairs of GPUs that NVML does not allow P2P, or that differ from others; ACS and the IOMMU."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,22 +6,15 @@ from functools import lru_cache
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.p2p.paths.data import (
-    UNSUPPORTED,
-    Data,
-    HostPaths,
-    Pair,
-    gpus_of,
-    host_paths,
-    label,
-    pairs_text,
-    words,
-)
+from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, gpus_of, host_paths, label, pairs_text, words
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.iommu import Bridge
 from ddpdiag.probes.gpu.paths import P2P, PathGpu
 
+# What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
+_UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
 _LISTED = 64
+_BRIDGES_SHOWN = 4
 
 
 @lru_cache(maxsize=1)
@@ -129,7 +122,7 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     pairs = [
         pair
         for pair in paths.unlinked
-        if pair.statuses and all(status in UNSUPPORTED for status in pair.statuses) and pair not in odd
+        if pair.statuses and all(status in _UNSUPPORTED for status in pair.statuses) and pair not in odd
     ]
     if pairs:
         yield seen.finding(
@@ -160,10 +153,6 @@ def said_of_pairs(seen: Seen[Data], paths: HostPaths) -> Iterator[str]:
     ):
         if pairs:
             yield f"P2P {why} for {pairs_text(pairs)}"
-
-
-_BRIDGES_SHOWN = 4
-_LISTED = 64
 
 
 def redirecting(paths: HostPaths, pairs: Iterable[Pair]) -> dict[Bridge, list[Pair]]:

@@ -1,4 +1,4 @@
-"""What P2P004 measured, and what its findings are made of: the paths that NCCL took, within hosts and between them."""
+"""What P2P004 measured, and its findings: the paths that NCCL took, within hosts and between them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import rate_text, times_text
 
 SOCKET = "Socket"
+_LOG_LINES = 4
 # Variables by which users choose a transport, and those that follow from it.
 _CHOOSING = (
     "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IBVERBS_LIB", "NCCL_NET_GDR_LEVEL",
@@ -125,9 +126,6 @@ class TransportLog:
 def transport_log(seen: Seen[Data]) -> TransportLog:
     """All ranks' logs, put together once."""
     return TransportLog(seen)
-
-
-_LOG_LINES = 4
 
 
 def unreadable(nccl: TransportLog) -> Iterator[Finding]:
