@@ -4,7 +4,7 @@ Rates and times step by 1000 (GB/s is 1e9 bytes per second), sizes by 1024, as i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 _RATES = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 _SIZES = ((1024.0**4, "TiB"), (1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"), (1.0, "B"))
@@ -34,14 +34,6 @@ def share_text(share: float) -> str:
 def times_text(ratio: float) -> str:
     """Such as "2.1x"."""
     return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
-
-
-def workarounds_text(env: Mapping[str, str | None]) -> str:
-    """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
-    settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
-    removed = ", ".join(name for name, value in env.items() if value is None)
-    words = ([f"with {settings}"] if settings else []) + ([f"without {removed}"] if removed else [])
-    return " and ".join(words)
 
 
 def _text(value: float, units: Sequence[tuple[float, str]]) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Container, Mapping, Sequence, Set
 from msgspec import structs
 
 from ddpdiag.checks.api import Stage
+from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.verdict import Conclusion, exit_code, tested
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Severity, Status, Verdict
-from ddpdiag.text import workarounds_text
 
 # Stages in which ranks exchange what a job does.
 _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)

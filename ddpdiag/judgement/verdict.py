@@ -7,7 +7,7 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.checks.api import Section, Stage
-from ddpdiag.checks.findings import Effect
+from ddpdiag.checks.findings import Effect, workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
@@ -18,7 +18,7 @@ from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import rate_text, share_text, workarounds_text
+from ddpdiag.text import rate_text, share_text
 
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
