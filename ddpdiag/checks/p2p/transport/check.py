@@ -19,6 +19,7 @@ src/transport and src/graph/paths.cc; NCCL issue 1537 (GPUDirect RDMA).
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -148,13 +149,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
     nccl = transport_log(seen)
-    texts: dict[int, set[str]] = {rank: set() for rank in nccl.logs}
+    texts = {rank: {"NVLS"} if log.nvls_channels else set() for rank, log in nccl.logs.items()}
     for hop in nccl.hops:
         for rank in nccl.logs.keys() & {hop.source, hop.target}:
             texts[rank].add(hop.text)
-    nvls = {rank: ["NVLS"] if log.nvls_channels else [] for rank, log in nccl.logs.items()}
-    words = {rank: sorted(own, key=lambda text: (text.startswith("NET"), text)) for rank, own in texts.items()}
-    return {rank: {"transport": ", ".join(own + nvls[rank])} for rank, own in words.items()}
+    ordered = partial(sorted, key=lambda text: (text == "NVLS", text.startswith("NET"), text))
+    return {rank: {"transport": ", ".join(ordered(own))} for rank, own in texts.items()}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
