@@ -1,5 +1,6 @@
 """What a check declares of its findings: the text of the manual page, the usual severity, the effect on the verdict."""
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -53,3 +54,11 @@ COMMON = {
         "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
     ),
 }
+
+
+def workarounds_text(env: Mapping[str, str | None]) -> str:
+    """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
+    settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
+    removed = ", ".join(name for name, value in env.items() if value is None)
+    words = ([f"with {settings}"] if settings else []) + ([f"without {removed}"] if removed else [])
+    return " and ".join(words)

@@ -49,7 +49,7 @@ MODULES = {
     "P2P002": "p2p.copies.check",
     "P2P004": "p2p.transport.check",
     "FAB001": "fabric.hosts.check",
-    "FAB002": "fabric.gpus.check",
+    "FAB002": "fabric.gpus",
     "TRN001": "training.mnist",
     "TRN002": "ddpdiag.strategies.check",
     "TRN003": "training.ddp_step.check",

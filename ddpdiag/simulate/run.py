@@ -10,7 +10,7 @@ from msgspec import Raw, structs
 from ddpdiag.bandwidth.expectations import NETWORK_SHARE
 from ddpdiag.bandwidth.formulas import factor
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.gpus import check as gpus
+from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data
 from ddpdiag.checks.world import World

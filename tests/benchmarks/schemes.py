@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 
-from ddpdiag.checks.fabric.search.matching import Domain, pair_up, partners
-from ddpdiag.checks.fabric.search.pair_confirm_cover import Diagnosis, Reached, localise
-from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.fabric.matching import Domain, pair_up, partners
+from ddpdiag.checks.fabric.pair_confirm_cover import Diagnosis, Reached, localise
+from ddpdiag.checks.fabric.rules import Rules
 
 # Ours takes rates, and less than a byte in a second is none.
 NOMINAL_BYTES_PER_S = 100e9

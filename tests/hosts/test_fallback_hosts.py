@@ -1,4 +1,4 @@
-"""The ladder between hosts: two namespaces, and a backend that stands in for NCCL (tests/inject/standin.py)."""
+"""The fallback search between hosts: two namespaces, a backend that stands in for NCCL (tests/inject/standin.py)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The ladder, climbed for real on CPUs, over a backend that stands in for NCCL (tests/inject/standin.py).
+"""The fallback search, run for real on CPUs, over a backend that stands in for NCCL (tests/inject/standin.py).
 
 All of P2P003 but NCCL itself: fresh workers, variables that take effect in them, hangs, crashes, wrong values, and the
 file of exports with which the same scenario passes.
@@ -150,7 +150,7 @@ def searches(
     """The scenarios' runs, and those with what they export; most of their time is waiting, so some run at once."""
     folder = tmp_path_factory.mktemp("exports")
 
-    def climb(name: str, scenario: Scenario) -> tuple[Job, str, Job | None]:
+    def search(name: str, scenario: Scenario) -> tuple[Job, str, Job | None]:
         path = str(folder / f"{name}.env")
         job = begin(start_shared, scenario, path)
         job.wait(240)
@@ -165,7 +165,7 @@ def searches(
         return job
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(climb, name, own) for name, own in SCENARIOS.items() if name in selected}
+        yield {name: pool.submit(search, name, own) for name, own in SCENARIOS.items() if name in selected}
 
 
 def own_findings(job: Job) -> list[dict]:

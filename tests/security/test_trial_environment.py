@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.checks.host.alone import LOOPBACK
-from ddpdiag.checks.p2p.fallback import overrides
+from ddpdiag.checks.p2p.fallback import conditions
 from ddpdiag.checks.p2p.transport.check import SUBSYSTEMS
 from ddpdiag.codec import read_recording
 from ddpdiag.runtime.launchers.environment import refused_override
@@ -21,10 +21,10 @@ def test_whatever_a_check_has_ever_set_is_allowed(path: Path) -> None:
 
 
 MEMBERS = [
-    *(value for value in vars(overrides).values() if isinstance(value, overrides.Member)),
-    *overrides.ACROSS,
-    *overrides.interface_rungs(["eth0", "ib0.8001", "enp1s0f0np0"]),
-    *overrides.own_overrides(
+    *(value for value in vars(conditions).values() if isinstance(value, conditions.Member)),
+    *conditions.ACROSS,
+    *conditions.interface_overrides(["eth0", "ib0.8001", "enp1s0f0np0"]),
+    *conditions.own_overrides(
         {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth9"},
         {"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}, "/home/me/.nccl.conf": {"NCCL_DEBUG": "INFO"}},
     ),

@@ -44,7 +44,7 @@ def hangs_unless(variables: Mapping[str, str | None], *, pair: Sequence[int] = (
 
 
 class Run:
-    """A run up to the ladder, which `climb` then climbs; a trial takes its seconds, and those that work 2 s."""
+    """A run up to the fallback search, which `search` then runs; a trial takes its seconds, and those that work 2 s."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Run:
     def seen(self) -> Seen[fallback.Data]:
         return Seen(self.world, fallback.CHECK, self.recording)
 
-    def climb(self, most: int = 80) -> "Run":
+    def search(self, most: int = 80) -> "Run":
         """Every trial that the plan asks for, within the budget, as the coordinator runs them."""
         for _ in range(most):
             left = self.world.options.budget_seconds - DEADLINES.reserve - spent_seconds(self.recording.outcomes)
@@ -105,7 +105,7 @@ class Run:
         return list(fallback.judge(self.seen))
 
     def tried(self) -> list[tuple[str, str]]:
-        """Part and set of every trial of the ladder, in order."""
+        """Part and set of every trial of the search, in order."""
         return [(str(trial.params["part"]), str(trial.params["set"])) for trial in self.seen.trials]
 
     def lose(self, rank: int) -> None:

@@ -51,6 +51,12 @@ def test_what_a_check_follows_runs_before_it(check: Check[object]) -> None:
     assert all(codes.index(other) < codes.index(check.code) for other in check.follows)
 
 
+def sources_of(check: Check[object]) -> list[str]:
+    """The text of a check's module, or of all modules of its package."""
+    file = Path(inspect.getfile(check.judge))
+    return [path.read_text() for path in (file.parent.glob("*.py") if file.name == "check.py" else [file])]
+
+
 def test_findings_that_a_check_reads_are_of_checks_before_it() -> None:
     room, codes = Path(ddpdiag.checks.__file__).parent, list(MODULES)
     for code, module in MODULES.items():
@@ -62,8 +68,8 @@ def test_findings_that_a_check_reads_are_of_checks_before_it() -> None:
 
 def test_settings_that_a_check_reads_are_declared() -> None:
     for check in CHECKS:
-        tree = ast.parse(inspect.getsource(inspect.getmodule(check.judge)))
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+        trees = map(ast.parse, sources_of(check))
+        calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
         read = {
             name.value
             for call in calls

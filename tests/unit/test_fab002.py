@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.fabric.gpus import check as gpus
+from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as hosts
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Options

@@ -1,4 +1,4 @@
-"""The climb, played against worlds in which certain things do not work."""
+"""The fallback search, played against worlds in which certain things do not work."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.p2p.fallback.overrides import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_rungs
+from ddpdiag.checks.p2p.fallback.conditions import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_overrides
 from ddpdiag.checks.p2p.fallback.search import (
     CONFIRMED,
     Ended,
@@ -16,8 +16,8 @@ from ddpdiag.checks.p2p.fallback.search import (
     Part,
     Step,
     Tried,
-    climb,
     pairs_of,
+    replay,
 )
 
 ONE_HOST = ((0, 1, 2, 3),)
@@ -48,7 +48,7 @@ def played(known: Ground, answer: Answer, most: int = 60) -> tuple[Ended, tuple[
     """Climb to the end; every plan is made from scratch, as the coordinator does."""
     answers: dict[tuple[str, str, int], list[Tried]] = {}
     for _ in range(most):
-        step, tried = climb(known, answers)
+        step, tried = replay(known, answers)
         if isinstance(step, Ended):
             return step, tried
         before = answers.setdefault(step.key, [])
@@ -74,11 +74,11 @@ def names(members: Sequence[Member]) -> list[str]:
     return [member.name for member in members]
 
 
-@pytest.mark.parametrize("rung", INSIDE, ids=lambda rung: rung.name)
-def test_the_one_that_is_needed_is_found_alone(rung: Member) -> None:
+@pytest.mark.parametrize("override", INSIDE, ids=lambda override: override.name)
+def test_the_one_that_is_needed_is_found_alone(override: Member) -> None:
     known = ground()
-    end, tried = played(known, broken_unless(known, frozenset({rung.name})))
-    assert (end.kind, names(end.members)) == (Kind.FOUND, [rung.name])
+    end, tried = played(known, broken_unless(known, frozenset({override.name})))
+    assert (end.kind, names(end.members)) == (Kind.FOUND, [override.name])
     assert len(end.runs) == CONFIRMED
     assert all(run.works and run.step.members == end.members for run in end.runs)
     assert tried[0].step == Step(Part.WHOLE)
@@ -124,7 +124,7 @@ def test_two_ranks_are_one_pair() -> None:
 
 
 def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
-    known = ground(hosts=TWO_HOSTS, across=ACROSS, alternatives=interface_rungs(("eth0", "eth1")))
+    known = ground(hosts=TWO_HOSTS, across=ACROSS, alternatives=interface_overrides(("eth0", "eth1")))
 
     def answer(step: Step, before: int) -> Tried:
         if step.part is Part.HOSTS:
@@ -149,7 +149,9 @@ def test_inside_and_between_hosts_at_once() -> None:
 
 
 def test_interfaces_are_tried_one_at_a_time() -> None:
-    known = ground(hosts=((0,), (1,)), inside=(), across=(GDR,), alternatives=interface_rungs(("eth0", "eth1", "ib0")))
+    known = ground(
+        hosts=((0,), (1,)), inside=(), across=(GDR,), alternatives=interface_overrides(("eth0", "eth1", "ib0"))
+    )
     end, tried = played(known, broken_unless(known, frozenset({"IFNAME eth1"})))
     assert names(end.members) == ["IFNAME eth1"]
     assert Step(Part.WHOLE, end.members).env == {"NCCL_SOCKET_IFNAME": "=eth1"}

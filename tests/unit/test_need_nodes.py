@@ -8,8 +8,8 @@ from test_judge import recording
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import FabricView
-from ddpdiag.checks.fabric.search.rules import Rules
+from ddpdiag.checks.fabric.hosts.data import FabricState
+from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.cli.judge import run as judge_files
@@ -174,8 +174,8 @@ def domains(topology: dict[str, str], leaves: tuple[str, ...], names: tuple[str,
         for (rank, own), name in zip(run.arrivals.items(), names or [f"n{rank}" for rank in run.arrivals], strict=True)
     }
     run = structs.replace(run, arrivals=arrivals)
-    view = FabricView(Seen(world_of_run(run), fab001.CHECK, run), Rules(), Rules())
-    return dict(view.ground.domains)
+    fabric = FabricState(Seen(world_of_run(run), fab001.CHECK, run), Rules())
+    return dict(fabric.ground.domains)
 
 
 def test_leaves_that_ranks_tell_count_where_the_file_names_none() -> None:

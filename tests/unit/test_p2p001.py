@@ -1,4 +1,4 @@
-"""P2P001: ways between GPUs, and what is found on them."""
+"""P2P001: paths between GPUs, and what is found on them."""
 
 import pytest
 from cards import healthy

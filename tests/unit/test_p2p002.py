@@ -35,9 +35,9 @@ def gpu(index, host=0, **changes):
 
 
 def host_of(count=4, *, host=0, gpus=None, rates=None, pairs=None, closed=(), **changes):
-    """One process with all GPUs of a host. `rates` of some ways; `gpus` and `pairs` say what differs there."""
+    """One process with all GPUs of a host. `rates` of some links; `gpus` and `pairs` say what differs there."""
     found = tuple(gpu(index, host, **(gpus or {}).get(index, {})) for index in range(count))
-    ways = tuple(
+    links = tuple(
         PairCopies(
             source=a,
             target=b,
@@ -50,8 +50,8 @@ def host_of(count=4, *, host=0, gpus=None, rates=None, pairs=None, closed=(), **
         )
         for a, b in permutations(range(count), 2)
     )
-    jobs = count + len(ways)
-    return Copies(**({"gpus": found, "pairs": ways, "done": jobs, "jobs": jobs} | changes))
+    jobs = count + len(links)
+    return Copies(**({"gpus": found, "pairs": links, "done": jobs, "jobs": jobs} | changes))
 
 
 def takers(count, *, size=None, apart=False):
@@ -82,8 +82,8 @@ def judged(*hosts, count=4, **options):
 
 
 def all_of(index, value, count=4):
-    """All ways to and from one GPU."""
-    return {way: value for way in permutations(range(count), 2) if index in way}
+    """All links to and from one GPU."""
+    return {link: value for link in permutations(range(count), 2) if index in link}
 
 
 # Contents -------------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_healthy_hosts_are_silent():
         ),
         pytest.param(host_of(pairs=all_of(2, {"wrong": 9})), (2,), id="all ways of a GPU"),
         pytest.param(
-            host_of(pairs={way: {"wrong": 9} for way in permutations(range(4), 2)}), (), id="all ways, as by an IOMMU"
+            host_of(pairs={link: {"wrong": 9} for link in permutations(range(4), 2)}), (), id="all ways, as by an IOMMU"
         ),
         pytest.param(
             host_of(pairs={(0, 1): {"wrong": 5, "wrong_through_host": 5}}), (0, 1),
@@ -152,8 +152,8 @@ def test_a_way_somewhat_slower_than_the_way_back_is_silent():
 
 
 def test_sockets_are_no_fault():
-    far = {(a, b): 15 * GB for a, b in permutations(range(8), 2) if (a < 4) is not (b < 4)}
-    assert judged(host_of(8, rates=far), count=8) == []
+    distant = {(a, b): 15 * GB for a, b in permutations(range(8), 2) if (a < 4) is not (b < 4)}
+    assert judged(host_of(8, rates=distant), count=8) == []
 
 
 def test_bridges_are_no_fault():
@@ -162,15 +162,15 @@ def test_bridges_are_no_fault():
 
 
 def test_groups_that_most_ways_are_inside_of_are_good_to_know():
-    far = {(a, b): 5 * GB for a, b in permutations(range(8), 2) if (a < 6) is not (b < 6)}
+    distant = {(a, b): 5 * GB for a, b in permutations(range(8), 2) if (a < 6) is not (b < 6)}
     (finding,) = judged(
-        host_of(8, rates=far, pairs={way: {"through_host_bytes_per_s": 4 * GB} for way in far}), count=8
+        host_of(8, rates=distant, pairs={link: {"through_host_bytes_per_s": 4 * GB} for link in distant}), count=8
     )
     assert (finding.code, finding.severity) == ("P2P002.slow", Severity.NOTE)
 
 
 def test_ways_without_peer_access_are_compared_with_their_like():
-    closed = {way for way in permutations(range(4), 2) if 3 in way}
+    closed = {link for link in permutations(range(4), 2) if 3 in link}
     assert judged(host_of(closed=closed, rates=dict.fromkeys(closed, 8 * GB))) == []
 
 
@@ -182,9 +182,9 @@ def test_of_two_gpus_neither_is_slow():
     ("processor", "named"), [("GenuineIntel", []), ("ARM", []), ("AuthenticAMD", [8]), (None, [8])]
 )
 def test_peer_access_that_nccl_does_not_use_may_be_slow(processor, named):
-    far = [(a, b) for a, b in permutations(range(4), 2) if a // 2 != b // 2]
+    distant = [(a, b) for a, b in permutations(range(4), 2) if a // 2 != b // 2]
     paths = paths_of(surroundings=around(processor=processor))
-    seen = together(world(4, {0: host_of(rates=dict.fromkeys(far, 13 * GB))}), seen_of(p2p001.CHECK, {0: paths}))
+    seen = together(world(4, {0: host_of(rates=dict.fromkeys(distant, 13 * GB))}), seen_of(p2p001.CHECK, {0: paths}))
     found = [own for own in CHECK.judge(seen) if own.code == "P2P002.p2p-slower"]
     assert [len(own.evidence["pairs"]) for own in found] == named
 
@@ -216,8 +216,8 @@ def test_a_gpu_slower_than_its_siblings_is_named(golden):
 
 
 def test_gpus_behind_the_other_socket_are_no_slow_siblings():
-    far = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
-    assert judged(host_of(gpus={2: far, 3: far})) == []
+    distant = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
+    assert judged(host_of(gpus={2: distant, 3: distant})) == []
 
 
 def test_of_two_gpus_neither_is_a_slow_sibling():
@@ -269,7 +269,7 @@ def test_a_slot_that_is_not_known_promises_nothing():
 
 # What did not end -----------------------------------------------------------------------------------------------------
 
-# The ways to and from the host are known when the first pair is tried.
+# The links to and from the host are known when the first pair is tried.
 KNOWN = structs.replace(host_of(2), pairs=(), done=2)
 
 

@@ -26,7 +26,7 @@ def only(run):
 
 
 def test_a_pair_that_fails_is_named_with_both_gpus(golden):
-    run = Run(8, hangs_unless(P2P, pair=(2, 5)), options=LONG).climb()
+    run = Run(8, hangs_unless(P2P, pair=(2, 5)), options=LONG).search()
     found = only(run)
     assert found.code == "P2P003.fallback"
     assert found.env == P2P
@@ -41,13 +41,13 @@ LIMITS = Limits(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=450e9, pcie
 
 @pytest.mark.parametrize("limits", [LIMITS, None], ids=["limits", "gloo"])
 def test_the_price_is_held_against_what_the_links_can_carry_or_else_against_gloo(golden, limits):
-    found = only(Run(8, hangs_unless(P2P), limits=limits, options=LONG).climb())
+    found = only(Run(8, hangs_unless(P2P), limits=limits, options=LONG).search())
     assert (found.code, found.env) == ("P2P003.fallback", P2P)
     golden(found)
 
 
 def test_a_found_set_stands_though_no_time_is_left_for_pairs():
-    run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).climb()
+    run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).search()
     found = only(run)
     assert (found.code, found.env) == ("P2P003.fallback", P2P)
     assert fallback.workarounds(run.seen) == P2P
@@ -56,23 +56,23 @@ def test_a_found_set_stands_though_no_time_is_left_for_pairs():
 
 def test_time_for_training_is_kept_where_the_job_will_have_the_exports():
     pairs = [
-        len([part for part, _ in Run(8, hangs_unless(P2P), options=options).climb().tried() if part == "pairs"])
+        len([part for part, _ in Run(8, hangs_unless(P2P), options=options).search().tried() if part == "pairs"])
         for options in (Options(budget_seconds=48.0), Options(budget_seconds=48.0, uses_workarounds=True))
     ]
     assert pairs[0] > pairs[1] == 0
 
 
 def test_pairs_get_less_time_once_it_is_known_how_long_it_takes():
-    run = Run(8, hangs_unless(P2P), options=LONG).climb()
+    run = Run(8, hangs_unless(P2P), options=LONG).search()
     deadlines = {trial.deadline_seconds for trial in run.seen.trials if trial.params["part"] == "pairs"}
     assert deadlines == {6.0}
     chosen = Options(budget_seconds=600.0, settings={"P2P003.deadline_seconds": "20"})
-    run = Run(8, hangs_unless(P2P), options=chosen).climb()
+    run = Run(8, hangs_unless(P2P), options=chosen).search()
     assert {trial.deadline_seconds for trial in run.seen.trials} == {20.0}
 
 
 def interrupted(run, status=Status.SKIPPED, **changes):
-    """The next trial of the ladder, which ends like that on all ranks."""
+    """The next trial of the search, which ends like that on all ranks."""
     (trial,) = fallback.plan(run.seen)
     trial = structs.replace(trial, number=len(run.recording.trials) + 1, **changes)
     outcomes = [Outcome(trial=trial.number, code="P2P003", rank=rank, status=status) for rank in trial.ranks]
@@ -100,7 +100,7 @@ def test_a_hang_in_less_time_than_usual_is_no_answer(golden):
     golden(only(run))
 
 
-def test_a_rank_that_is_lost_ends_the_climb(golden):
+def test_a_rank_that_is_lost_ends_the_search(golden):
     run = Run(4, hangs_unless(P2P))
     run.take(*fallback.plan(run.seen))
     run = interrupted(run, Status.UNHEARD)
@@ -121,7 +121,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
     }
     answer = answers[data.draw(st.sampled_from(sorted(answers)))]
     variables = {0: {"NCCL_P2P_DISABLE": "1"}} if data.draw(st.booleans()) else {}
-    run = Run(8, answer, per_host=data.draw(st.sampled_from([8, 4, 1])), variables=variables, options=LONG).climb()
+    run = Run(8, answer, per_host=data.draw(st.sampled_from([8, 4, 1])), variables=variables, options=LONG).search()
     seen = run.cut(data.draw(st.integers(0, len(run.recording.outcomes))))
     found = list(fallback.judge(seen))
     assert len(found) <= 1
@@ -135,7 +135,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
     assert Severity.ERROR not in [f.severity for f in found] or report.exit_code
 
 
-def test_a_recording_without_the_ladder_is_judged():
+def test_a_recording_without_the_fallback_search_is_judged():
     run = Run(4, hangs_unless(P2P))
     report = judge(run.recording, all_checks())
     assert report.workarounds == {}
@@ -165,14 +165,14 @@ def nvml_says(run, status, nvlinks):
 def test_p2p_is_tried_where_nvml_forbids_it_over_nvlinks():
     # NCCL then ends with "P2P is disabled between NVLINK connected GPUs", unless P2P is taken away.
     forbidden = 1
-    linked = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 4).climb()
+    linked = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 4).search()
     assert only(linked).env == P2P
-    bare = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 0).climb()
+    bare = nvml_says(Run(2, hangs_unless(P2P)), forbidden, 0).search()
     assert ("all ranks", "P2P") not in bare.tried()
 
 
 def test_a_plugin_breaks_on_one_host_too():
-    run = Run(4, hangs_unless({"NCCL_NET_PLUGIN": "none"}), options=LONG).climb()
+    run = Run(4, hangs_unless({"NCCL_NET_PLUGIN": "none"}), options=LONG).search()
     assert only(run).env == {"NCCL_NET_PLUGIN": "none"}
 
 
@@ -181,17 +181,17 @@ def test_training_does_not_take_what_only_makes_it_faster():
         return (Status.DONE, 0.01 if "NCCL_P2P_DISABLE" in env else 0.05)
 
     variables = dict.fromkeys(range(4), P2P)
-    run = Run(4, answer, variables=variables, options=LONG).climb()
+    run = Run(4, answer, variables=variables, options=LONG).search()
     assert only(run).code == "P2P003.held-back"
     assert fallback.workarounds(run.seen) == {"NCCL_P2P_DISABLE": None}
     assert fallback.job_workarounds(run.seen) == {}
-    asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, uses_workarounds=True)).climb()
+    asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, uses_workarounds=True)).search()
     assert fallback.job_workarounds(asked.seen) == {"NCCL_P2P_DISABLE": None}
 
 
 def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):
     # Two ranks a host: there are no pairs to tell them apart.
-    run = Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG).climb()
+    run = Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG).search()
     found = only(run)
     assert found.nodes == ("n1",)
     assert found.gpus == (uuid_of(2), uuid_of(3))
@@ -199,7 +199,7 @@ def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):
 
 
 def test_of_two_hosts_of_many_gpus_the_pair_is_named():
-    found = only(Run(8, hangs_unless(P2P, pair=(5, 6)), per_host=4, options=LONG).climb())
+    found = only(Run(8, hangs_unless(P2P, pair=(5, 6)), per_host=4, options=LONG).search())
     assert found.nodes == ("n1",)
     assert found.links == ("rank 5 -> rank 6",)
 
@@ -208,7 +208,7 @@ def test_what_fails_between_hosts_only_blames_no_host(golden):
     def answer(group, env):
         return HANGS if max(group) > 3 > min(group) and env.get("NCCL_IB_DISABLE") != "1" else WORKS
 
-    found = only(Run(8, answer, per_host=4, options=LONG).climb())
+    found = only(Run(8, answer, per_host=4, options=LONG).search())
     assert (found.env, found.nodes) == ({"NCCL_IB_DISABLE": "1"}, ())
     golden(found)
 
@@ -218,7 +218,7 @@ def test_a_forgotten_variable_of_one_rank_is_priced(golden):
         return (Status.DONE, 0.01 if "NCCL_P2P_DISABLE" in env else 0.05)
 
     variables = {rank: {"NCCL_P2P_DISABLE": "1" if rank == 1 else "0"} for rank in range(4)}
-    found = only(Run(4, answer, variables=variables, options=LONG).climb())
+    found = only(Run(4, answer, variables=variables, options=LONG).search())
     assert (found.code, found.env) == ("P2P003.held-back", {"NCCL_P2P_DISABLE": None})
     golden(found)
 
@@ -232,7 +232,7 @@ def test_a_forgotten_line_of_a_file_is_priced(golden, path, env):
     def answer(_group, now):
         return (Status.DONE, 0.01 if now == env else 0.05)
 
-    found = only(Run(4, answer, files={path: {"NCCL_P2P_DISABLE": "1"}}, options=LONG).climb())
+    found = only(Run(4, answer, files={path: {"NCCL_P2P_DISABLE": "1"}}, options=LONG).search())
     assert (found.code, found.env) == ("P2P003.held-back", env)
     golden(found)
 
@@ -242,7 +242,7 @@ def test_of_several_that_are_set_something_is_needed(golden):
         return HANGS if env else WORKS
 
     variables = {rank: {"NCCL_P2P_DISABLE": "1", "NCCL_ALGO": "Ring"} for rank in range(4)}
-    found = only(Run(4, answer, variables=variables, options=LONG).climb())
+    found = only(Run(4, answer, variables=variables, options=LONG).search())
     assert found.code == "P2P003.needed"
     golden(found)
 
@@ -251,7 +251,7 @@ def test_one_rank_is_not_blamed_before_all_pairs_were_tried(golden):
     def answer(group, env):
         return HANGS if 2 in group and env.get("NCCL_P2P_DISABLE") != "1" else WORKS
 
-    run = Run(4, answer, options=LONG).climb()
+    run = Run(4, answer, options=LONG).search()
     assert only(run).ranks == (2,)
     rounds = [trial for trial in run.seen.trials if trial.params["part"] == "pairs"]
     number = rounds[-1].number
@@ -296,7 +296,7 @@ def test_what_hung_before_a_rank_was_lost_is_told():
     ids=["found", "nothing-helps", "nothing-needed"],
 )
 def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
-    run = Run(4, answer, options=LONG).climb()
+    run = Run(4, answer, options=LONG).search()
     if reason := fallback.moot(run.seen):
         skip = Skip(code="P2P003", reason=reason, grounds=True)
         run.recording = structs.replace(run.recording, skips=(skip,))

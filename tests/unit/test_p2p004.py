@@ -9,7 +9,7 @@ from seen import seen_of, together, world_of
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.transport import check as transport
-from ddpdiag.checks.p2p.transport.data import Data
+from ddpdiag.checks.p2p.transport.judge import Data
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop, Log

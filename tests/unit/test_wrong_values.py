@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.checks.collective.all_reduce.wrong_values import guilt, suspects
-from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.fabric.matching import round_robin
 
 
 def heard(ranks, *wrong):

@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce.wrong_values import Guilt, guilt, suspects
-from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World, without_gpu

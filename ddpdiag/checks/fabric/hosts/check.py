@@ -31,22 +31,22 @@ Student's t and the normal quantile for the share of healthy hosts that may be b
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
-from ddpdiag.checks.fabric.hosts.data import Data, FabricView
+from ddpdiag.checks.fabric.hosts.data import Data, FabricState
 from ddpdiag.checks.fabric.hosts.judge import findings
-from ddpdiag.checks.fabric.search.pair_confirm_cover import Phase, Round
-from ddpdiag.checks.fabric.search.rules import Rules
-from ddpdiag.checks.fabric.search.whole import Located
+from ddpdiag.checks.fabric.pair_confirm_cover import Phase
+from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import Located
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.stats import samples
 
@@ -70,7 +70,7 @@ FINDINGS = {
 }
 
 _SMALL_BYTES = 64 << 10
-# A test should move enough to be bound by bandwidth, and be over soon on a slow way as well.
+# A test should move enough to be bound by bandwidth, and be over soon on a slow link as well.
 _LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _CALL_SECONDS = 0.1
 _CALLS = 6
@@ -110,23 +110,16 @@ def measure(ctx: Context) -> Data:
 
 
 @lru_cache(maxsize=1)
-def _view(seen: Seen[Data]) -> FabricView:
+def _fabric(seen: Seen[Data]) -> FabricState:
     """The fabric, worked out once for the check's parts."""
-    return FabricView(seen, *_rules(seen))
-
-
-def _rules(seen: Seen[Data]) -> tuple[Rules, Rules]:
-    """For pairs of hosts, and for the ranks of each host among themselves."""
-    deep = seen.options.depth is Depth.DEEP
-    floor = seen.number("floor_share", floor_of(seen.world))
     rules = Rules(
-        floor=floor,
+        floor=seen.number("floor_share", floor_of(seen.world)),
         transients=seen.number("transient_share"),
         rounds=int(seen.number("rounds")) or None,
         least=seen.number("least_bytes_per_s"),
-        cover=int(seen.number("cover")) if deep else 0,
+        cover=int(seen.number("cover")) if seen.options.depth is Depth.DEEP else 0,
     )
-    return rules, rules._replace(least=0.0, cover=0)
+    return FabricState(seen, rules)
 
 
 def floor_of(world: World) -> float:
@@ -138,22 +131,20 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next round."""
     if _why_not(seen) is not None:
         return ()
-    state = _view(seen).state
-    return () if isinstance(state, Located) else (_trial(seen, state),)
-
-
-def _trial(seen: Seen[Data], step: Round) -> Trial:
-    view = _view(seen)
+    fabric = _fabric(seen)
+    step = fabric.state
+    if isinstance(step, Located):
+        return ()
     params = {"backend": seen.world.backend, "phase": step.phase.value}
-    if view.absent:
-        params["absent"] = " ".join(map(str, sorted(view.absent)))
-    env = fallback.job_workarounds(seen.of(fallback.CHECK))
+    if fabric.absent:
+        params["absent"] = " ".join(map(str, sorted(fabric.absent)))
+    env = fallback.job_workarounds(seen)
     late = LATE_AFTER if step.phase is not Phase.VERIFY else None
-    return new_trial(seen, groups=view.possible(step), params=params, env=env, may_fail=True, late_after=late)
+    return (new_trial(seen, groups=fabric.possible(step), params=params, env=env, may_fail=True, late_after=late),)
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
-    """Why a quick check does not look for anybody, or None: RDZ004 has tried the ways between a few hosts already."""
+    """Why a quick check does not look for anybody, or None: RDZ004 has tried the links between a few hosts already."""
     asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
     if hosts == 1:
@@ -173,33 +164,23 @@ def ground(world: World) -> str | None:
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
     if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
         return f"of {len(world.hosts)} hosts {left} is left"
-    if len(world.hosts) == 1 and not _has_inside(world):
+    # Among the ranks of the only host FAB002 looks, unless this check was asked for by its name.
+    named = any("FAB001".startswith(code) for code in world.options.select)
+    if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < LEAST_INSIDE):
         return _ONE_HOST
     return without_gpu(world)
 
 
-def _has_inside(world: World) -> bool:
-    """Can FAB002 look among the ranks of the only host, where this check was not asked for by its name?"""
-    named = any("FAB001".startswith(code) for code in world.options.select)
-    return not named and max(map(len, world.hosts.values()), default=0) >= LEAST_INSIDE
-
-
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
     """The ranks of each host that is bad by itself."""
-    state = _view(seen).state if seen.trials else None
-    alone = state.alone if isinstance(state, Located) else ()
-    return frozenset(_view(seen).fleet.ranks[own.unit] for own in alone)
-
-
-def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Who is bad."""
-    if seen.trials:
-        yield from findings(seen, _view(seen), error_share=seen.number("error_share"))
+    fabric = _fabric(seen)
+    alone = fabric.state.alone if seen.trials and isinstance(fabric.state, Located) else ()
+    return frozenset(fabric.fleet.ranks[own.unit] for own in alone)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What most pairs reach, the noise of it, and the smallest slowdown that would have been found."""
-    state = _view(seen).state if seen.trials else None
+    state = _fabric(seen).state if seen.trials else None
     if not isinstance(state, Located):
         return {}
     found, proof = state.diagnosis, state.proof
@@ -214,22 +195,18 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The best that each rank's host reached in a pair."""
-    if not seen.trials:
-        return {}
-    view = _view(seen)
-    return {
-        rank: {"host_busbw_bytes_per_s": rate}
-        for host, rate in view.best_rates.items()
-        for rank in view.fleet.ranks[host]
-    }
+    fabric = _fabric(seen)
+    best: dict[int, float] = {}
+    for (host, _), rate in fabric.pair_rates.items():
+        if rate > 0:
+            best[host] = max(best.get(host, 0.0), rate)
+    return {rank: {"host_busbw_bytes_per_s": best[host]} for host in best for rank in fabric.fleet.ranks[host]}
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
     """What pairs of hosts reached."""
-    if not seen.trials:
-        return ()
-    view = _view(seen)
-    matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", view.fleet.names, view.pair_rates)
+    fabric = _fabric(seen)
+    matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", fabric.fleet.names, fabric.pair_rates)
     return () if matrix is None else (matrix,)
 
 
@@ -242,7 +219,7 @@ CHECK = Check(
     findings=FINDINGS,
     measure=measure,
     plan=plan,
-    judge=judge,
+    judge=lambda seen: findings(seen, _fabric(seen)),
     data=Data,
     ground=ground,
     moot=_why_not,
@@ -253,7 +230,7 @@ CHECK = Check(
     kind=Kind.TORCH,
     deadline=10,
     # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
-    # ddpdiag/checks/fabric/search/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
+    # ddpdiag/checks/fabric/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
     settings={
         "floor_share": FLOOR,
         "transient_share": 0.01,

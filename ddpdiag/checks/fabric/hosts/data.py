@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,9 +11,9 @@ from msgspec import Struct
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.search.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
-from ddpdiag.checks.fabric.search.rules import Rules
-from ddpdiag.checks.fabric.search.whole import Ground, Located, follow, locate
+from ddpdiag.checks.fabric.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
+from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
 from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.model.bench import Limits
@@ -47,13 +48,12 @@ class Fleet(NamedTuple):
         return tuple(sorted(rank for host in group for rank in self.ranks[host]))
 
 
-class FabricView:
-    """One run, as FAB001 sees it."""
+@dataclass(frozen=True, eq=False)
+class FabricState:
+    """One run, as FAB001 sees it; `rules` are those for pairs of hosts."""
 
-    def __init__(self, seen: Seen[Data], rules: Rules, inside_rules: Rules) -> None:
-        self._seen = seen
-        self._rules = rules
-        self._inside_rules = inside_rules
+    _seen: Seen[Data]
+    _rules: Rules
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -77,13 +77,12 @@ class FabricView:
     @cached_property
     def ground(self) -> Ground:
         """Where the search begins. Its chance hangs on the run, so that another run tries other pairs."""
-        units = self.units
         return Ground(
-            units=units,
-            with_inside=tuple(unit for unit in units if len(self.fleet.ranks[unit]) > 1),
+            units=self.units,
+            with_inside=tuple(unit for unit in self.units if len(self.fleet.ranks[unit]) > 1),
             domains=self._domains,
             rules=self._rules._replace(expected=self._expected),
-            inside_rules=self._inside_rules,
+            inside_rules=self._rules._replace(least=0.0, cover=0),
             seed=zlib.crc32(self._seen.recording.header.run_id.encode()),
         )
 
@@ -122,19 +121,15 @@ class FabricView:
     @property
     def _domains(self) -> Mapping[int, str]:
         """The leaf of each host: from the user's file, else as the ranks tell. Never of both: names may differ."""
-        return self.given_domains or {
-            unit: leaf for unit, ranks in enumerate(self.fleet.ranks) if (leaf := self._told_leaf(ranks))
-        }
+        arrivals = self._seen.world.arrivals
+        told = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
+        return self.given_domains or {unit: leaf for unit, leaf in enumerate(told) if leaf}
 
     @cached_property
     def given_domains(self) -> Mapping[int, str]:
         """From the user's file."""
         known = self._seen.world.given_leaves
         return {unit: known[name] for unit, name in enumerate(self.fleet.names) if name in known}
-
-    def _told_leaf(self, ranks: Sequence[int]) -> str:
-        arrivals = self._seen.world.arrivals
-        return next((arrivals[rank].leaf for rank in ranks if arrivals[rank].leaf), "")
 
     @cached_property
     def answers(self) -> tuple[Results, ...]:
@@ -146,18 +141,8 @@ class FabricView:
         )
 
     @property
-    def best_rates(self) -> dict[int, float]:
-        """The best that each host reached with any other one."""
-        best: dict[int, float] = {}
-        for results in self.answers:
-            for group, tested in results.items():
-                for host in group if len(group) == 2 and tested.rate is not None else ():
-                    best[host] = max(best.get(host, 0.0), tested.rate or 0.0)
-        return best
-
-    @property
     def pair_rates(self) -> dict[tuple[int, int], float]:
-        """What each pair of hosts reached at best, both ways; 0 where it never ended well."""
+        """What each pair of hosts reached at best, in both directions; 0 where it never ended well."""
         rates: dict[tuple[int, int], float] = {}
         for results in self.answers:
             for group, tested in results.items():
@@ -227,5 +212,4 @@ def _measured(outcome: Outcome) -> Reached:
 
 def _worst(bad: Sequence[Outcome]) -> str:
     """How the worst of those ended that did not end well; those that were told to stop only if there are no others."""
-    own = [o for o in bad if not o.told] or bad
-    return str(min(own, key=lambda o: _WORST_FIRST.index(o.status)).status.value)
+    return min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status)).status.value

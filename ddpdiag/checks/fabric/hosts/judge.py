@@ -1,21 +1,30 @@
 """What the search among hosts came to, in findings."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.hosts.data import FabricView
-from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path, Reached
-from ddpdiag.checks.fabric.search.whole import Alone, Located
-from ddpdiag.checks.fabric.text import WHYS, how, rates, severity, slower_share, tests_text
-from ddpdiag.checks.fabric.truncation import cut_short
-from ddpdiag.checks.hosts import names_text
-from ddpdiag.model import Finding, Severity
+from ddpdiag.checks.fabric.hosts.data import FabricState
+from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached
+from ddpdiag.checks.fabric.search import Alone, Located
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")
 
 _SHOWN = 8
+WHYS = {
+    "hung": "did not end in time",
+    "died": "crashed",
+    "raised": "failed",
+    "wrong": "gave wrong values",
+    "unheard": "was not heard of again",
+    "lost": "was lost",
+    "skipped": "was ended",
+}
 _SLOW_TOGETHER = (
     " What all reach together is one test: by chance it met others' traffic, or the network between many hosts "
     "carries less than that between two."
@@ -23,49 +32,50 @@ _SLOW_TOGETHER = (
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
-def findings(seen: Seen[D], view: FabricView, *, error_share: float) -> Iterator[Finding]:
+def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     """Each thing to blame, or why nobody is; then what this run could see."""
-    state = view.state
-    if not isinstance(state, Located):
-        yield _unfinished(seen, view)
+    if not seen.trials:
         return
-    yield from _topology(seen, view)
+    state = fabric.state
+    if not isinstance(state, Located):
+        yield _unfinished(seen, fabric)
+        return
+    yield from _topology(seen, fabric)
     # What explains many hosts comes before single ones: the first of the errors is what the verdict names.
     for domain, units in state.diagnosis.domains:
-        yield _domain(seen, view, str(domain), units)
+        yield _domain(seen, fabric, str(domain), units)
     for alone in state.alone:
-        yield _alone(seen, view, alone, error_share)
+        yield _alone(seen, fabric, alone)
     if state.diagnosis.systemic:
-        yield _systemic(seen, state.diagnosis, pairs=len(view.units) > 2)
+        yield _systemic(seen, state.diagnosis, pairs=len(fabric.units) > 2)
         return
-    yield from _blamed(seen, view, state.diagnosis, error_share)
-    yield from _proof(seen, view, state)
+    yield from _blamed(seen, fabric, state.diagnosis)
+    yield from _proof(seen, state)
     if not state.diagnosis.open:
-        yield _clear(seen, view, state)
+        yield _clear(seen, fabric, state)
 
 
-def _blamed(seen: Seen[D], view: FabricView, found: Diagnosis, error_share: float) -> Iterator[Finding]:
+def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Iterator[Finding]:
     in_domains = {unit for _, units in found.domains for unit in units}
     for bad in found.bad:
         if bad.unit not in in_domains:
-            yield _node(seen, view, bad, found, error_share)
-    for path in found.paths:
-        yield _path(seen, view, path, found)
+            yield _node(seen, fabric, bad, found)
+    yield from (_path(seen, fabric, path, found) for path in found.paths)
     if found.transients or found.unrepeated:
-        yield _transient(seen, view, found)
+        yield _transient(seen, fabric, found)
     if found.open:
-        yield _undecided(seen, view, found)
+        yield _undecided(seen, fabric, found)
 
 
-def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) -> Finding:
-    name, ranks = view.fleet.names[alone.unit], view.fleet.ranks[alone.unit]
+def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
+    name, ranks = fabric.fleet.names[alone.unit], fabric.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
         f"{name} is bad by itself",
         f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
         + ". No other host took part in that.",
-        severity=severity(alone.tests, alone.usual, error_share),
+        severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
             "rates_bytes_per_s": rates(alone.tests),
@@ -76,26 +86,25 @@ def _alone(seen: Seen[D], view: FabricView, alone: Alone, error_share: float) ->
     )
 
 
-def _node(seen: Seen[D], view: FabricView, bad: Bad, found: Diagnosis, error_share: float) -> Finding:
-    names = view.fleet.names
-    name = names[bad.unit]
-    partners = [names[unit] for unit in bad.partners]
+def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
+    name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
+    by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
         f"{name} holds the others back",
         f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
         f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
-        severity=severity(bad.tests, found.bar.usual, error_share),
+        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
-            "partners": list(partners[:_SHOWN]),
+            "partners": [*partners[:_SHOWN]],
             "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
             **_slower(bad.tests, found.bar.usual),
         },
-        fix=f"Leave {name} out of the job{_by_srun(seen, name)}; look at its network links and its health.",
+        fix=f"Leave {name} out of the job{by_srun}; look at its network links and its health.",
     )
 
 
@@ -105,13 +114,8 @@ def _slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
     return {} if share is None else {"slower_share": share}
 
 
-def _by_srun(seen: Seen[D], name: str) -> str:
-    """How Slurm leaves a host out, for who has Slurm."""
-    return f" (srun --exclude={name})" if seen.world.in_slurm else ""
-
-
-def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Finding:
-    one, other = (view.fleet.names[unit] for unit in path.pair)
+def _path(seen: Seen[D], fabric: FabricState, path: Path, found: Diagnosis) -> Finding:
+    one, other = (fabric.fleet.names[unit] for unit in path.pair)
     return seen.finding(
         "path",
         f"the way between {one} and {other} is bad",
@@ -125,8 +129,8 @@ def _path(seen: Seen[D], view: FabricView, path: Path, found: Diagnosis) -> Find
     )
 
 
-def _domain(seen: Seen[D], view: FabricView, domain: str, units: Sequence[int]) -> Finding:
-    names = tuple(view.fleet.names[unit] for unit in units)
+def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int]) -> Finding:
+    names = [fabric.fleet.names[unit] for unit in units]
     return seen.finding(
         "domain",
         f"{domain} holds the others back: {len(names)} of its hosts are bad",
@@ -158,23 +162,23 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
     )
 
 
-def _transient(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
-    names = view.fleet.names
+def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
+    names = fabric.fleet.names
     told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
-    again = f"{len(found.transients)} passed when tried again" if found.transients else ""
     few = len(found.unrepeated)
-    once = f"{few} {'was' if few == 1 else 'were'} not tried often enough" if few else ""
+    again = [f"{len(found.transients)} passed when tried again"] if found.transients else []
+    once = [f"{few} {'was' if few == 1 else 'were'} not tried often enough"] if few else []
     return seen.finding(
         "transient",
         "some pairs of hosts failed now and then",
         f"{'1 pair was' if len(told) == 1 else f'{len(told)} pairs were'} bad while both ends are good: "
-        f"{', '.join(filter(None, (again, once)))}.",
+        f"{', '.join(again + once)}.",
         evidence={"pairs": [*told]},
     )
 
 
-def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
-    names = tuple(view.fleet.names[unit] for unit in found.open)
+def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
+    names = tuple(fabric.fleet.names[unit] for unit in found.open)
     return seen.finding(
         "undecided",
         "some hosts could be neither cleared nor blamed",
@@ -185,7 +189,7 @@ def _undecided(seen: Seen[D], view: FabricView, found: Diagnosis) -> Finding:
     )
 
 
-def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]:
+def _proof(seen: Seen[D], state: Located) -> Iterator[Finding]:
     proof = state.proof
     if proof is None or proof.rate is not None or proof.why == "lost":
         return  # RUN002 names the lost
@@ -198,7 +202,7 @@ def _proof(seen: Seen[D], view: FabricView, state: Located) -> Iterator[Finding]
     )
 
 
-def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
+def _clear(seen: Seen[D], fabric: FabricState, state: Located) -> Finding:
     found = state.diagnosis
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
     proven = state.proof.rate if state.proof is not None else None
@@ -206,7 +210,7 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
     slow = bool(proven and proven < found.bar.least)
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
-    if len(view.units) > 2:
+    if len(fabric.units) > 2:
         seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
     else:
         seen_from = "Two hosts are held against nobody: that one of them is slow would show beside a third one."
@@ -214,15 +218,15 @@ def _clear(seen: Seen[D], view: FabricView, state: Located) -> Finding:
         "clear",
         ("the other hosts hold nobody back" if bad else "no host holds the others back")
         + (" in pairs, but all together they are slow" if slow else ""),
-        f"{len(view.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
+        f"{len(fabric.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
         f"{rate_text(found.bar.usual)} busbw as usual{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
         fix=_RUN_AGAIN if slow else "",
     )
 
 
-def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
+def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     """A file that names other hosts than these would help nobody, unnoticed."""
-    names, known = view.fleet.names, view.given_domains
+    names, known = fabric.fleet.names, fabric.given_domains
     missing = [name for unit, name in enumerate(names) if unit not in known]
     if not seen.options.topology or not missing:
         return
@@ -237,13 +241,67 @@ def _topology(seen: Seen[D], view: FabricView) -> Iterator[Finding]:
     )
 
 
-def _unfinished(seen: Seen[D], view: FabricView) -> Finding:
-    cut = cut_short(seen)
-    done = "1 round was" if len(view.answers) == 1 else f"{len(view.answers)} rounds were"
+def _unfinished(seen: Seen[D], fabric: FabricState) -> Finding:
+    when, fix = truncation_of(seen)
+    done = "1 round was" if len(fabric.answers) == 1 else f"{len(fabric.answers)} rounds were"
     return seen.finding(
         "unmeasured",
         "the search among hosts was cut short",
-        f"{done} done, and then it ended {cut.when}; who holds the others back is not known.",
-        fix=cut.fix,
+        f"{done} done, and then it ended {when}; who holds the others back is not known.",
+        fix=fix,
         of_the_run=True,
     )
+
+
+def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
+    """An error where it does not end, or is far below at its best; else it slows the job down."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
+    return Severity.ERROR if bad else Severity.WARNING
+
+
+def how(tests: Sequence[Reached], usual: float) -> str:
+    """How bad: "25 % slower" at its best."""
+    share = slower_share(tests, usual)
+    return "bad" if share is None else f"{share_text(share)} slower"
+
+
+def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
+    """By which share of the usual rate the best of them is slower; None where one did not end, or nothing is usual."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None
+
+
+def tests_text(tests: Sequence[Reached]) -> str:
+    """What each test came to; the same one after the other is counted."""
+    words = [
+        rate_text(tested.rate) if tested.rate is not None else WHYS.get(tested.why, "failed")
+        for tested in tests[:_SHOWN]
+    ]
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    return ", ".join(word if times == 1 else f"{word} ({times} times)" for word, times in runs)
+
+
+def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
+    """The same for the evidence, in bytes per second; None where it did not end."""
+    return [tested.rate for tested in tests[:_SHOWN]]
+
+
+def truncation_of(seen: Seen[D]) -> tuple[str, str]:
+    """Why it was cut short ("when the run ended"), and the fix.
+
+    By a signal, for want of time, or because ranks left; in this order, since the first explains the others.
+    """
+    kinds = {event.kind for event in seen.recording.events}
+    if kinds.intersection(TOLD_TO_LEAVE):
+        return "when the run was told to end (RUN004)", "Run it again, and let it end."
+    if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
+        budget = seen.options.budget_seconds
+        return f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g})."
+    skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
+    if skip is not None:
+        return f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks."
+    lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
+    if lost:
+        return f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them."
+    return "when the run ended", "Run it again, and let it end."

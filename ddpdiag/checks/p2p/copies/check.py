@@ -30,19 +30,17 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
-from ddpdiag.checks.p2p.copies.data import View, host_ways, views_of
-from ddpdiag.checks.p2p.copies.host_memory import host_slow, host_wrong
-from ddpdiag.checks.p2p.copies.judge import Limits, asymmetric, indirect, short, slow, wrong
+from ddpdiag.checks.p2p.copies.data import RankCopies, copies_by_rank, host_memory_links
+from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.copies import Copies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
 
 _NO_P2P = "NCCL_P2P_DISABLE"
-# Errors of ways between GPUs, for a job that takes them.
+# Errors of links between GPUs, for a job that takes them.
 _COPIES = ("P2P002.wrong", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
@@ -104,33 +102,26 @@ def _begin(rank: int) -> str:
     return f"begin.{rank}"
 
 
-def ground(world: World) -> str | None:
-    """As for torch's view."""
-    return gpu002.ground(world)
-
-
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
     """One rank of each host, then the next one that sees other GPUs; then what lies behind a copy that failed."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
-    fresh = [_first(set(_lookers(seen, host)) - tried) for host in hosts_of(seen) if host.gpus]
-    if any(fresh):
-        return (new_trial(seen, groups=tuple(own for own in fresh if own), may_fail=True),)
-    again = _again(seen)
-    if not again:
-        return ()
+    lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
+    fresh = [min(ranks) for ranks in lookers if ranks]
+    again = {} if fresh else _again(seen)
     params = {_begin(rank): begin for rank, begin in again.items()}
-    return (new_trial(seen, groups=tuple((rank,) for rank in again), params=params, may_fail=True),)
-
-
-def _first(ranks: set[int]) -> tuple[int, ...]:
-    return (min(ranks),) if ranks else ()
+    groups = tuple((rank,) for rank in fresh or again)
+    return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
 
 
 def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
     """Ranks that see all GPUs of the host together, by what torch shows to them (GPU002)."""
     met = seen.of(gpu002.CHECK)
     living = [rank for rank in host.ranks if rank in seen.world.living]
-    shown = {rank: _shown(rank, met.by_rank[rank]) for rank in living if rank in met.by_rank}
+    shown = {
+        rank: {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(met.by_rank[rank].gpus)}
+        for rank in living
+        if rank in met.by_rank
+    }
     if not met.trials:
         # Not asked: a rank with several GPUs is taken to see all of them, and one with a single GPU to have its own.
         gpus = {rank: seen.world.arrivals[rank].gpus for rank in living}
@@ -143,106 +134,86 @@ def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
         known |= shown[rank]
 
 
-def _shown(rank: int, row: gpu002.Data) -> set[str]:
-    return {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(row.gpus)}
-
-
 def _again(seen: Seen[Copies]) -> dict[int, int]:
     """For ranks whose last trial failed at a copy: from which step on to go on."""
     last = {outcome.rank: outcome for outcome in seen.outcomes}
-    limits = _limits(seen)
     again = {}
     for rank, known in {row.place.rank: row.data for row in seen.rows_so_far}.items():
         retries = sum(_begin(rank) in trial.params for trial in seen.trials)
-        stuck = last[rank] in failed(seen) and not was_going_on(last[rank], limits) and "copy" in last[rank].at
+        stuck = last[rank] in failed(seen) and not was_going_on(seen, last[rank]) and "copy" in last[rank].at
         if stuck and retries < MOST_RETRIES and rank in seen.world.living and known.done + 1 < known.jobs:
             again[rank] = known.done + 1
     return again
 
 
-def moot(seen: Seen[Copies]) -> str | None:
-    """torch shows no GPU to any rank; GPU002 says why."""
-    return "torch shows no GPU to any rank that is there (GPU002)"
-
-
-def _limits(seen: Seen[Copies]) -> Limits:
-    return Limits(
-        asymmetric_ratio=seen.number("asymmetric_ratio"),
-        slow_ratio=seen.number("slow_ratio"),
-        indirect_ratio=seen.number("indirect_ratio"),
-        host_slow_ratio=seen.number("host_slow_ratio"),
-        expected_ratio=seen.number("expected_ratio"),
-        hung_seconds=seen.number("hung_seconds"),
-    )
-
-
 def judge(seen: Seen[Copies]) -> Iterator[Finding]:
-    views, limits = views_of(seen), _limits(seen)
-    yield from ends(seen, views, limits)
-    for view in views:
-        yield from wrong(seen, view)
-        yield from host_wrong(seen, view)
-        found = tuple(short(view, limits))
-        told = {way for own in found for way in own.subject.ways}
-        yield from (slow(seen, view, limits, own) for own in found)
-        yield from asymmetric(seen, view, limits, told)
-        yield from indirect(seen, view, limits, told)
-    yield from host_slow(seen, views, limits)
-    yield from untried(seen, views)
-    yield from nothing(seen, views)
-    yield from apart(seen, views)
+    all_copies = copies_by_rank(seen)
+    yield from ends(seen, all_copies)
+    for copies in all_copies:
+        yield from wrong(seen, copies)
+        yield from host_wrong(seen, copies)
+        found = tuple(short(seen, copies))
+        told = {link for own in found for link in own.links}
+        yield from (slow(seen, own) for own in found)
+        yield from asymmetric(seen, copies, told)
+        yield from indirect(seen, copies, told)
+    yield from host_slow(seen, all_copies)
+    yield from untried(seen, all_copies)
+    yield from nothing(seen, all_copies)
+    yield from apart(seen, all_copies)
 
 
 def figures(seen: Seen[Copies]) -> Mapping[str, Scalar]:
-    """The slowest and the median of all pairs, and of all ways to and from the hosts' memory."""
-    views = views_of(seen)
+    """The slowest and the median of all pairs, and of all links to and from the hosts' memory."""
+    all_copies = copies_by_rank(seen)
     rates = {
-        "p2p.copy": [pair.bytes_per_s for view in views for pair in view.pairs.values() if pair.bytes_per_s],
-        "p2p.host": [own.bytes_per_s for _, _, ways in host_ways(views) for own in ways],
-        "p2p.copy_both_ways": [own.bytes_per_s for view in views for own in view.both],
-        "p2p.copy_ring": [view.ring_bytes_per_s for view in views if view.ring_bytes_per_s],
+        "p2p.copy": [pair.bytes_per_s for copies in all_copies for pair in copies.pairs.values() if pair.bytes_per_s],
+        "p2p.host": [own.bytes_per_s for _, links in host_memory_links(all_copies) for own in links],
+        "p2p.copy_both_ways": [own.bytes_per_s for copies in all_copies for own in copies.both],
+        "p2p.copy_ring": [copies.ring_bytes_per_s for copies in all_copies if copies.ring_bytes_per_s],
     }
     found: dict[str, Scalar] = {}
     for name, values in rates.items():
         if values:
-            found[f"{name}.min_bytes_per_s"] = min(values)
-            found[f"{name}.median_bytes_per_s"] = median(values)
+            found |= {f"{name}.min_bytes_per_s": min(values), f"{name}.median_bytes_per_s": median(values)}
     return found
 
 
 def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
-    """Per host, each pair of GPUs that a process sees, and each GPU's ways to and from the host."""
-    views = views_of(seen)
+    """Per host, each pair of GPUs that a process sees, and each GPU's links to and from the host."""
+    all_copies = copies_by_rank(seen)
     found = []
-    for view in views:
-        if len(view.gpus) > 1:
-            found.append(_between(view, "copy", "", lambda pair: pair.bytes_per_s))
-            if any(pair.through_host_bytes_per_s is not None for pair in view.pairs.values()):
+    for copies in all_copies:
+        if len(copies.gpus) > 1:
+            found.append(_between(copies, "copy", "", lambda pair: pair.bytes_per_s))
+            if any(pair.through_host_bytes_per_s is not None for pair in copies.pairs.values()):
                 how = " through the host (P2P off)"
-                found.append(_between(view, "staged", how, lambda pair: pair.through_host_bytes_per_s))
-    for host in dict.fromkeys(view.host for view in views if view.gpus):
-        found.append(_with_host(host, [view for view in views if view.host == host]))
+                found.append(_between(copies, "staged", how, lambda pair: pair.through_host_bytes_per_s))
+    for host in dict.fromkeys(copies.host for copies in all_copies if copies.gpus):
+        found.append(_with_host(host, [copies for copies in all_copies if copies.host == host]))
     return found
 
 
-def _between(view: View, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:
-    labels = tuple(map(view.label, view.gpus))
-    own = "" if view.alone else f".rank{view.rank}"
-    cells = tuple(tuple(rate(view.pairs[a, b]) if (a, b) in view.pairs else None for b in view.gpus) for a in view.gpus)
+def _between(copies: RankCopies, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:
+    labels = tuple(map(copies.label, copies.gpus))
+    own = "" if copies.alone else f".rank{copies.rank}"
+    rates = {link: rate(pair) for link, pair in copies.pairs.items()}
     return Matrix(
-        name=f"p2p.{what}.{view.host.name}{own}",
+        name=f"p2p.{what}.{copies.host.name}{own}",
         title=f"Copies between GPUs{how}",
         rows=labels,
         columns=labels,
-        cells=cells,
+        cells=tuple(tuple(rates.get((a, b)) for b in copies.gpus) for a in copies.gpus),
         unit="bytes_per_s",
     )
 
 
-def _with_host(host: Host, views: Sequence[View]) -> Matrix:
+def _with_host(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
     # Ranks may share a GPU.
     known = {
-        gpu.uuid or (view.rank, index): (view.label(index), gpu) for view in views for index, gpu in view.gpus.items()
+        gpu.uuid or (copies.rank, index): (copies.label(index), gpu)
+        for copies in all_copies
+        for index, gpu in copies.gpus.items()
     }
     gpus = list(known.values())
     return Matrix(
@@ -264,7 +235,7 @@ def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
 
 @lru_cache(maxsize=1)
 def _goes_without_p2p(seen: Seen[Copies]) -> bool:
-    """Does the job's NCCL make no copies between GPUs, because of the exports or of what is set on all ranks?"""
+    """Does the job's NCCL make no copies between GPUs, because of the workarounds or of what is set on all ranks?"""
     known = fallback.needed(seen.of(fallback.CHECK))
     if seen.options.uses_workarounds and known.needed and known.variables.get(_NO_P2P) == "1":
         return True
@@ -284,13 +255,13 @@ CHECK = Check(
     judge=judge,
     data=Copies,
     plan=plan,
-    ground=ground,
-    moot=moot,
+    ground=gpu002.ground,
+    moot=lambda _: "torch shows no GPU to any rank that is there (GPU002)",
     excuse=excuse,
     figures=figures,
     matrices=matrices,
     kind=Kind.TORCH,
-    # 8 GPUs: their contexts about 3 s, 16 ways to the host and 112 between GPUs less than 10 s.
+    # 8 GPUs: their contexts about 3 s, 16 links to the host and 112 between GPUs less than 10 s.
     deadline=25.0,
     settings={
         # Both directions of PCIe and NVLink are alike; nvbandwidth shows them within some percent of each other.

@@ -1,9 +1,10 @@
 """The GPUs of one host and the copies between them, put together from all that P2P002 tried there."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
@@ -12,10 +13,8 @@ from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Way
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
 
-D = TypeVar("D")
 
-
-class View(Struct, frozen=True, kw_only=True):
+class RankCopies(Struct, frozen=True, kw_only=True):
     """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
     `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them.
@@ -31,7 +30,7 @@ class View(Struct, frozen=True, kw_only=True):
     done: int
     jobs: int
     cards: Mapping[int, Card]
-    takers: Mapping[int, tuple[int, ...]]
+    takers: Mapping[int, Sequence[int]]
 
     def label(self, gpu: int) -> str:
         """Such as "GPU 2"; where ranks see GPUs of their own, "GPU 0 of rank 2"."""
@@ -44,9 +43,9 @@ class View(Struct, frozen=True, kw_only=True):
         shown = ", ".join(filter(None, known))
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
 
-    def way_label(self, way: Way) -> str:
+    def link_label(self, link: Way) -> str:
         """Such as "GPU 2 -> GPU 5"."""
-        return " -> ".join(map(self.label, way))
+        return " -> ".join(map(self.label, link))
 
     def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
         """Of those that are known."""
@@ -57,90 +56,72 @@ class View(Struct, frozen=True, kw_only=True):
         return tuple(sorted({rank for gpu in gpus for rank in self.takers.get(gpu, ())}))
 
 
-def views_of(seen: Seen[Copies]) -> list[View]:
+def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """One for each rank that tried something, in the order of hosts."""
-    tried: dict[int, list[Copies]] = {}
+    tried = defaultdict(list)
     for row in seen.rows_so_far:
-        tried.setdefault(row.place.rank, []).append(row.data)
+        tried[row.place.rank].append(row.data)
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
-    takers = _takers(seen)
-    views = []
+    takers = defaultdict(list)
+    for rank, answer in seen.of(devices.CHECK).by_rank.items():
+        if answer.gpu is not None and answer.gpu.uuid:
+            takers[answer.gpu.uuid].append(rank)
+    all_copies = []
     for host in hosts_of(seen):
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
-        views += [_view(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
-    return views
+        all_copies += [_rank_copies(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
+    return all_copies
 
 
-def _view(
+def _rank_copies(
     host: Host,
     rank: int,
-    rows: Iterable[Copies],
+    rows: Sequence[Copies],
     alone: bool,
     cards: Mapping[str, Card],
-    takers: Mapping[str, tuple[int, ...]],
-) -> View:
+    takers: Mapping[str, Sequence[int]],
+) -> RankCopies:
     """One after the other, since a trial goes on behind what the one before did not survive."""
     gpus: dict[int, GpuCopies] = {}
-    whole = Copies()
-    for row in rows:
-        for own in row.gpus:
-            gpus[own.index] = _more(gpus.get(own.index, own), own)
-        whole = structs.replace(
-            whole,
-            pairs=(*whole.pairs, *row.pairs),
-            both=(*whole.both, *row.both),
-            ring_bytes_per_s=row.ring_bytes_per_s or whole.ring_bytes_per_s,
-            done=max(whole.done, row.done),
-            jobs=max(whole.jobs, row.jobs),
-        )
-    return View(
+    for own in (own for row in rows for own in row.gpus):
+        if own.index not in gpus or own.to_bytes_per_s is not None:
+            gpus[own.index] = own
+    return RankCopies(
         host=host,
         rank=rank,
         alone=alone,
         gpus=gpus,
-        pairs={(pair.source, pair.target): pair for pair in whole.pairs},
-        both=whole.both,
-        ring_bytes_per_s=whole.ring_bytes_per_s,
-        done=whole.done,
-        jobs=whole.jobs,
+        pairs={(pair.source, pair.target): pair for row in rows for pair in row.pairs},
+        both=tuple(both for row in rows for both in row.both),
+        ring_bytes_per_s=next((rate for row in reversed(rows) if (rate := row.ring_bytes_per_s)), None),
+        done=max(row.done for row in rows),
+        jobs=max(row.jobs for row in rows),
         cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
         takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
     )
 
 
-def _more(known: GpuCopies, new: GpuCopies) -> GpuCopies:
-    """The one that was measured."""
-    return new if new.to_bytes_per_s is not None else known
-
-
-def _takers(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
-    takers: dict[str, tuple[int, ...]] = {}
-    for rank, row in seen.of(devices.CHECK).by_rank.items():
-        if row.gpu is not None and row.gpu.uuid:
-            takers[row.gpu.uuid] = (*takers.get(row.gpu.uuid, ()), rank)
-    return takers
-
-
 class Measured(NamedTuple):
-    """One GPU's way to or from the host's memory."""
+    """One GPU's link to or from the host's memory."""
 
-    view: View
+    copies: RankCopies
     gpu: int
+    model: str | None
     bytes_per_s: float
 
 
-def host_ways(views: Iterable[View]) -> Iterator[tuple[Host, bool, list[Measured]]]:
+def host_memory_links(all_copies: Iterable[RankCopies]) -> Iterator[tuple[bool, list[Measured]]]:
     """For each host and direction (True: to the GPU) what its GPUs reach, each once."""
-    hosts: dict[tuple[int, ...], tuple[Host, list[View]]] = {}
-    for view in views:
-        hosts.setdefault(view.host.ranks, (view.host, []))[1].append(view)
-    for host, own in hosts.values():
+    hosts = defaultdict(list)
+    for copies in all_copies:
+        hosts[copies.host].append(copies)
+    for own in hosts.values():
         for there in (True, False):
-            ways: dict[object, Measured] = {}
-            for view in own:
-                for index, gpu in view.gpus.items():
+            links: dict[object, Measured] = {}
+            for copies in own:
+                for index, gpu in copies.gpus.items():
                     rate = gpu.to_bytes_per_s if there else gpu.from_bytes_per_s
                     if rate is not None and rate > 0:
-                        ways.setdefault(gpu.uuid or (view.rank, index), Measured(view, index, rate))
-            yield host, there, list(ways.values())
+                        links.setdefault(gpu.uuid or (copies.rank, index), Measured(copies, index, gpu.name, rate))
+            yield there, list(links.values())

@@ -1,118 +1,117 @@
-"""Findings about copies between the GPUs of a host: wrong, slow, slower one way, slower than through the host.
+"""Findings about copies between the GPUs of a host, and to its memory: wrong, slow, slower in one direction.
 
-A GPU whose ways are bad is named, and else the pairs; ways that are bad between all GPUs blame the host.
+A GPU whose links are bad is named, and else the pairs; links that are bad between all GPUs blame the host.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from statistics import median, median_low
-from typing import NamedTuple, TypeVar
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Way, explain, ways_of
-from ddpdiag.checks.p2p.copies.data import View
+from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import path_views
+from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.copies import PairCopies
+from ddpdiag.model.copies import Copies, PairCopies
 from ddpdiag.text import rate_text, share_text
 
-D = TypeVar("D")
-
-_SHOWN_WAYS = 4
+_SHOWN_LINKS = 4
+# GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
+# what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
+# 76 % and 87 % of this.
+_LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
+_FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
 _ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lspci -vvv | grep ACSCtl`)"
 
 
-class Limits(Struct, frozen=True, kw_only=True):
-    """Thresholds, under the names of the check's settings."""
-
-    asymmetric_ratio: float
-    slow_ratio: float
-    indirect_ratio: float
-    host_slow_ratio: float
-    expected_ratio: float
-    hung_seconds: float
-
-
 class Subject(NamedTuple):
-    """Ways that are bad together: the GPUs to blame (of single pairs both ends; of all, none), and in words."""
+    """Links that are bad together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
 
+    `usual_bytes_per_s` is what others reach, where that is the question.
+    """
+
+    copies: RankCopies
     kind: str
     gpus: tuple[int, ...]
-    ways: tuple[Way, ...]
+    links: tuple[Way, ...]
     where: str
+    usual_bytes_per_s: float = 0.0
+
+    def finding(
+        self,
+        seen: Seen[Copies],
+        word: str,
+        title: str,
+        said: str,
+        evidence: Mapping[str, float | int | str],
+        fix: str,
+        severity: Severity | None = None,
+    ) -> Finding:
+        """A finding about these links."""
+        return seen.finding(
+            word,
+            title,
+            said,
+            severity=severity,
+            ranks=self.copies.ranks_of(self.gpus),
+            nodes=(self.copies.host.name,),
+            gpus=self.copies.uuids(self.gpus),
+            evidence={"pairs": [self.copies.link_label(link) for link in self.links], **evidence},
+            fix=fix,
+        )
 
 
-def subjects(view: View, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
-    """Each thing that explains some of the bad ways."""
+def subjects(copies: RankCopies, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
+    """Each thing that explains some of the bad links."""
     pattern = explain(bad, good - bad)
-    for kind, gpus, ways in ways_of(pattern, bad) if pattern is not None else ():
-        ordered = tuple(sorted(ways))
-        ends = tuple(dict.fromkeys(end for way in ordered for end in way)) if kind == "links" else gpus
-        yield Subject(kind, ends, ordered, _where(view, kind, gpus, ordered))
+    for kind, gpus, links in ways_of(pattern, bad) if pattern is not None else ():
+        ordered = tuple(sorted(links))
+        ends = tuple(dict.fromkeys(end for link in ordered for end in link)) if kind == "links" else gpus
+        yield Subject(copies, kind, ends, ordered, _where(copies, kind, gpus, ordered))
 
 
-def _where(view: View, kind: str, gpus: tuple[int, ...], ways: tuple[Way, ...]) -> str:
-    name = view.host.name
+def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Way, ...]) -> str:
+    name = copies.host.name
     match kind:
         case "host":
-            return f"between {view.full_label(gpus[0])} and the other GPUs of {name}"
+            return f"between {copies.full_label(gpus[0])} and the other GPUs of {name}"
         case "sender":
-            return f"from {view.full_label(gpus[0])} to the other GPUs of {name}"
+            return f"from {copies.full_label(gpus[0])} to the other GPUs of {name}"
         case "receiver":
-            return f"from the other GPUs of {name} to {view.full_label(gpus[0])}"
+            return f"from the other GPUs of {name} to {copies.full_label(gpus[0])}"
         case "links":
-            shown = [" -> ".join(map(view.full_label, way)) for way in ways]
-            return f"on {name}, {names_text(shown, _SHOWN_WAYS)}"
+            return f"on {name}, {_links(copies, links)}"
         case "islands":
-            return f"between groups of GPUs on {name} ({names_text([view.way_label(w) for w in ways], _SHOWN_WAYS)})"
+            return (
+                f"between groups of GPUs on {name} ({names_text([copies.link_label(w) for w in links], _SHOWN_LINKS)})"
+            )
         case _:
             return f"between all GPUs of {name}"
 
 
-def _finding(
-    seen: Seen[D],
-    view: View,
-    subject: Subject,
-    word: str,
-    title: str,
-    said: str,
-    evidence: Mapping[str, float | int | str],
-    fix: str,
-    severity: Severity | None = None,
-) -> Finding:
-    return seen.finding(
-        word,
-        title,
-        said,
-        severity=severity,
-        ranks=view.ranks_of(subject.gpus),
-        nodes=(view.host.name,),
-        gpus=view.uuids(subject.gpus),
-        evidence={"pairs": [view.way_label(way) for way in subject.ways], **evidence},
-        fix=fix,
-    )
-
-
-def wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
+def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
     """Copies that arrive with other contents, however fast they are."""
-    bad = {way for way, pair in view.pairs.items() if pair.wrong}
-    for subject in subjects(view, bad, view.pairs.keys()):
-        pairs = [view.pairs[way] for way in subject.ways]
+    bad = {link for link, pair in copies.pairs.items() if pair.wrong}
+    for subject in subjects(copies, bad, copies.pairs.keys()):
+        pairs = [copies.pairs[link] for link in subject.links]
         most = max(pairs, key=lambda pair: pair.wrong)
         also = sum(pair.wrong_through_host > 0 for pair in pairs)
-        yield _finding(
+        whose = "they" if also == len(pairs) else f"those of {also} pairs"
+        through_host = (
+            f"{whose} arrive wrong as well, so it is not peer-to-peer access alone"
+            if also
+            else "they arrive right, so peer-to-peer access is to blame"
+        )
+        yield subject.finding(
             seen,
-            view,
-            subject,
             "wrong",
-            f"copies between GPUs of {view.host.name} arrive wrong",
+            f"copies between GPUs of {copies.host.name} arrive wrong",
             f"Copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
-            f"{_through_host(also, len(pairs))}.",
+            f"through the host's memory {through_host}.",
             {"wrong_words": most.wrong, "words": most.words, "wrong_pairs_through_host": also},
-            f"Do not train on {view.host.name} as it is. "
+            f"Do not train on {copies.host.name} as it is. "
             + (
                 f"Test its GPUs and its memory (`dcgmi diag -r 3`, `dmesg`); {_ACS}."
                 if also
@@ -121,121 +120,99 @@ def wrong(seen: Seen[D], view: View) -> Iterator[Finding]:
         )
 
 
-def _through_host(also: int, count: int) -> str:
-    if not also:
-        return "through the host's memory they arrive right, so peer-to-peer access is to blame"
-    whose = "they" if also == count else f"those of {also} pairs"
-    return f"through the host's memory {whose} arrive wrong as well, so it is not peer-to-peer access alone"
-
-
-class Short(NamedTuple):
-    """Ways that have less than what is usual on the host."""
-
-    subject: Subject
-    usual_bytes_per_s: float
-
-
-def short(view: View, limits: Limits) -> Iterator[Short]:
-    """Pairs far below what most GPUs reach on ways of the same kind."""
+def short(seen: Seen[Copies], copies: RankCopies) -> Iterator[Subject]:
+    """Pairs far below what most GPUs reach on links of the same kind."""
     for access in (True, False):
-        rates = _rates(view, access)
+        rates = {
+            link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s
+        }
         usual = _usual(rates)
         if usual is None:
             continue
-        bad = {way for way, rate in rates.items() if rate < limits.slow_ratio * usual}
-        yield from (Short(own, usual) for own in subjects(view, bad, rates.keys()) if own.kind != "everywhere")
+        least = seen.number("slow_ratio") * usual
+        bad = {link for link, rate in rates.items() if rate < least}
+        found = (own for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
+        yield from (own._replace(usual_bytes_per_s=usual) for own in found)
 
 
-def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
+def slow(seen: Seen[Copies], subject: Subject) -> Finding:
     """What is said of them."""
-    subject, usual = found
-    rate = median(view.pairs[way].bytes_per_s or 0.0 for way in subject.ways)
-    around = [gain for way in subject.ways if (gain := _gain(view.pairs[way])) is not None]
+    copies, usual = subject.copies, subject.usual_bytes_per_s
+    rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in subject.links)
+    around = [gain for link in subject.links if (gain := _gain(copies.pairs[link])) is not None]
     groups = subject.kind == "islands"
     advice = " Try NCCL_P2P_DISABLE=1: through the host's memory they are faster."
     why = " Sockets and NVLink bridges make such groups, and that may be meant." if groups else ""
-    return _finding(
+    return subject.finding(
         seen,
-        view,
-        subject,
         "slow",
-        f"slow copies between GPUs of {view.host.name}: {rate_text(rate)}",
-        f"{rate_text(rate)} {subject.where} (median of {len(subject.ways)}), {share_text(rate / usual)} of the "
+        f"slow copies between GPUs of {copies.host.name}: {rate_text(rate)}",
+        f"{rate_text(rate)} {subject.where} (median of {len(subject.links)}), {share_text(rate / usual)} of the "
         f"{rate_text(usual)} that most of its GPUs reach on most of their ways.{why}",
         {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
         "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket."
-        f"{advice if around and median(around) < limits.indirect_ratio else ''}",
+        f"{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
         # Which GPUs stand next to each other is how the host is built.
         Severity.NOTE if groups else Severity.WARNING,
     )
 
 
-def _rates(view: View, access: bool) -> dict[Way, float]:
-    rates = {way: pair.bytes_per_s or 0.0 for way, pair in view.pairs.items() if pair.access is access}
-    return {way: rate for way, rate in rates.items() if rate > 0}
-
-
 def _usual(rates: Mapping[Way, float]) -> float | None:
-    """What most GPUs reach on most of their ways; None of two GPUs, of which neither is usual.
+    """What most GPUs reach on most of their links; None of two GPUs, of which neither is usual.
 
-    Not the median of all ways: of four GPUs, one that is slow has its part in half of them.
+    Not the median of all links: of four GPUs, one that is slow has its part in half of them.
     """
     ends: dict[int, list[float]] = {}
-    for way, rate in rates.items():
-        for end in way:
+    for link, rate in rates.items():
+        for end in link:
             ends.setdefault(end, []).append(rate)
     return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
 
 
-def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
-    """Ways that are slower than the same way back; those in `told` are known to be slow already."""
-    rates = {way: pair.bytes_per_s for way, pair in view.pairs.items() if pair.bytes_per_s is not None}
+def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
+    """Links that are slower than the same link back; those in `told` are known to be slow already."""
+    rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s is not None}
     back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
-    bad = {way for way, other in back.items() if rates[way] < limits.asymmetric_ratio * other} - told
-    for subject in subjects(view, bad, rates.keys()):
-        rate, other = (median(of[way] for way in subject.ways) for of in (rates, back))
-        yield _finding(
+    least = seen.number("asymmetric_ratio")
+    bad = {link for link, other in back.items() if rates[link] < least * other} - told
+    for subject in subjects(copies, bad, rates.keys()):
+        rate, other = (median(of[link] for link in subject.links) for of in (rates, back))
+        yield subject.finding(
             seen,
-            view,
-            subject,
             "asymmetric",
-            f"copies between GPUs of {view.host.name} are slower one way",
+            f"copies between GPUs of {copies.host.name} are slower one way",
             f"{rate_text(rate)} {subject.where}, and {rate_text(other)} the other way (medians of "
-            f"{len(subject.ways)}); at least {share_text(limits.asymmetric_ratio)} of it expected.",
+            f"{len(subject.links)}); at least {share_text(least)} of it expected.",
             {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair the other way"},
             "Compare `nvidia-smi topo -m` and `nvidia-smi -q -d PCIE` (replays); look at risers, switches and ACS.",
         )
 
 
-def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
+def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
     """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
-    spared = _through_memory(seen, view)
-    reachable = {way: pair for way, pair in view.pairs.items() if pair.access and way not in spared}
-    known = {way: ratio for way, pair in reachable.items() if (ratio := _gain(pair)) is not None}
-    bad = {way for way, ratio in known.items() if ratio < limits.indirect_ratio} - told
+    hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
+    # NCCL goes through memory there by itself.
+    spared = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
+    direct_pairs = {link: pair for link, pair in copies.pairs.items() if pair.access}
+    reachable = {link: pair for link, pair in direct_pairs.items() if frozenset(copies.uuids(link)) not in spared}
+    known = {link: ratio for link, pair in reachable.items() if (ratio := _gain(pair)) is not None}
+    least = seen.number("indirect_ratio")
+    bad = {link for link, ratio in known.items() if ratio < least} - told
     if not bad:
         return
-    where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_ways(view, bad)}"
-    gpus = tuple(sorted({end for way in bad for end in way}))
-    direct, around = (median(_both_rates(reachable[way])[at] for way in bad) for at in (0, 1))
-    yield _finding(
+    where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_links(copies, sorted(bad))}"
+    gpus = tuple(sorted({end for link in bad for end in link}))
+    direct = median(reachable[link].bytes_per_s or 0.0 for link in bad)
+    around = median(reachable[link].through_host_bytes_per_s or 0.0 for link in bad)
+    yield Subject(copies, "links", gpus, tuple(sorted(bad)), where).finding(
         seen,
-        view,
-        Subject("links", gpus, tuple(sorted(bad)), where),
         "p2p-slower",
-        f"peer-to-peer copies on {view.host.name} are slower than through its memory",
-        f"{view.host.name}: {rate_text(direct)} directly {where}, {rate_text(around)} through the host's memory "
+        f"peer-to-peer copies on {copies.host.name} are slower than through its memory",
+        f"{copies.host.name}: {rate_text(direct)} directly {where}, {rate_text(around)} through the host's memory "
         f"(medians of {len(bad)}); directly is expected to be faster (nccl-tests issue 74 is such a case).",
         {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
         f"Try the job with NCCL_P2P_DISABLE=1; {_ACS}.",
     )
-
-
-def _through_memory(seen: Seen[D], view: View) -> frozenset[Way]:
-    """Ways that NCCL does not use directly."""
-    hosts = [host for host in path_views(seen.of(paths.CHECK)) if host.host.ranks == view.host.ranks]
-    uuids = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
-    return frozenset(way for way in view.pairs if frozenset(view.uuids(way)) in uuids)
 
 
 def _gain(pair: PairCopies) -> float | None:
@@ -245,9 +222,78 @@ def _gain(pair: PairCopies) -> float | None:
     return pair.bytes_per_s / pair.through_host_bytes_per_s
 
 
-def _both_rates(pair: PairCopies) -> tuple[float, float]:
-    return pair.bytes_per_s or 0.0, pair.through_host_bytes_per_s or 0.0
+def _links(copies: RankCopies, links: Iterable[Way]) -> str:
+    return names_text([" -> ".join(map(copies.full_label, link)) for link in links], _SHOWN_LINKS)
 
 
-def _ways(view: View, ways: Set[Way]) -> str:
-    return names_text([" -> ".join(map(view.full_label, way)) for way in sorted(ways)], _SHOWN_WAYS)
+def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
+    """What comes from the host's memory, or gets there, with other contents."""
+    for index, gpu in copies.gpus.items():
+        for count, link in ((gpu.wrong_to, "to"), (gpu.wrong_from, "from")):
+            if count:
+                yield seen.finding(
+                    "host-wrong",
+                    "copies between a GPU and the host arrive wrong",
+                    f"Copies {link} {copies.full_label(index)} on {copies.host.name}: {count:,} words differ from what "
+                    "the other side sent; 0 expected.",
+                    ranks=copies.ranks_of((index,)),
+                    nodes=(copies.host.name,),
+                    gpus=copies.uuids((index,)),
+                    evidence={"wrong_words": count},
+                    fix=f"Do not train on {copies.host.name}; test GPU and memory (`dcgmi diag -r 3`, `dmesg`).",
+                )
+
+
+def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """GPUs below their siblings on the host, or far below their slot; each GPU and direction once."""
+    least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
+    for there, links in host_memory_links(all_copies):
+        for own in links:
+            siblings = [other.bytes_per_s for other in links if other.model == own.model]
+            # Of an even split the lower half: behind another socket than the memory all are slower.
+            usual = median_low(siblings) if len(siblings) > 2 else 0.0
+            slot, source = _slot(own)
+            if own.bytes_per_s < least_of_usual * usual:
+                yield _slow(seen, own, there, usual, "its siblings reach in the median")
+            elif own.bytes_per_s < least_of_slot * slot:
+                yield _slow(seen, own, there, slot, source)
+
+
+def _slot(own: Measured) -> tuple[float, str]:
+    """What its PCIe link should carry (0: not known), and in words.
+
+    By the width as it is and the generation that is possible, which a card that is idle lets fall (GPU003).
+    """
+    card = own.copies.cards.get(own.gpu)
+    link = card.health.pcie if card else None
+    lane = _LANE_BYTES_PER_S.get(link.generation_max or 0) if link else None
+    if link is None or lane is None or not link.width:
+        return 0.0, ""
+    shown = f"PCIe {link.generation_max} x{link.width}"
+    return link.width * lane, f"copies over {shown} reach (from nvbandwidth's 55 GB/s over PCIe 5 x16)"
+
+
+def _slow(seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str) -> Finding:
+    copies, name = own.copies, own.copies.host.name
+    card = copies.cards.get(own.gpu)
+    link = card.health.pcie if card else None
+    causes = "Causes: fewer lanes or a lower generation under load, memory of another socket, an IOMMU, a busy host."
+    if link is not None and link.width and link.width_max and link.width < link.width_max:
+        causes = f"Its link has {link.width} of {link.width_max} lanes (GPU004)."
+    return seen.finding(
+        "host-slow",
+        f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
+        f"{rate_text(own.bytes_per_s)} from {'the host' if there else copies.full_label(own.gpu)} to "
+        f"{copies.full_label(own.gpu) if there else 'the host'} on {name}, "
+        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}. {causes}",
+        ranks=copies.ranks_of((own.gpu,)),
+        nodes=(name,),
+        gpus=copies.uuids((own.gpu,)),
+        evidence={
+            "bytes_per_s": own.bytes_per_s,
+            "expected_bytes_per_s": expected,
+            "source": source,
+            "to_device": there,
+        },
+        fix=_FIX,
+    )

@@ -11,8 +11,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.p2p.copies.data import View
-from ddpdiag.checks.p2p.copies.judge import Limits
+from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.copies import Copies
 
@@ -34,38 +33,37 @@ def failed(seen: Seen[Copies]) -> tuple[Outcome, ...]:
     return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
 
 
-def ends(seen: Seen[Copies], views: Sequence[View], limits: Limits) -> Iterator[Finding]:
+def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """One finding for each step at which a rank stopped."""
-    by_rank = {view.rank: view for view in views}
+    by_rank = {copies.rank: copies for copies in all_copies}
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
     for outcome in failed(seen):
         if outcome.rank in lost:
             continue
-        view = by_rank.get(outcome.rank)
-        if was_going_on(outcome, limits):
+        copies = by_rank.get(outcome.rank)
+        if was_going_on(seen, outcome):
             yield _unfinished(seen, outcome)
-        elif view is not None and _is_taken(outcome, view):
-            yield _taken(seen, outcome, view)
+        elif copies is not None and "busy or unavailable" in outcome.error and _is_exclusive(copies):
+            yield _taken(seen, outcome, copies)
         else:
-            yield _end(seen, outcome, view)
+            yield _end(seen, outcome, copies)
 
 
-def was_going_on(outcome: Outcome, limits: Limits) -> bool:
+def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
     """Was it still taking its steps, none of which takes that long? Then its time was too short."""
     process = outcome.process
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
-    return process.step_seconds is not None and process.step_seconds < limits.hung_seconds
+    return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
 
 
-def _is_taken(outcome: Outcome, view: View) -> bool:
-    """Did CUDA refuse a second process on a GPU that is set to allow one?"""
-    modes = {card.health.compute_mode for card in view.cards.values()}
-    return "busy or unavailable" in outcome.error and not modes.isdisjoint(_EXCLUSIVE)
+def _is_exclusive(copies: RankCopies) -> bool:
+    """Is a GPU set to allow one process? CUDA then refuses a second one."""
+    return any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
 
 
-def _taken(seen: Seen[Copies], outcome: Outcome, view: View) -> Finding:
-    name = view.host.name
+def _taken(seen: Seen[Copies], outcome: Outcome, copies: RankCopies) -> Finding:
+    name = copies.host.name
     return seen.finding(
         "taken",
         "pairs of GPUs were not all tried",
@@ -76,20 +74,20 @@ def _taken(seen: Seen[Copies], outcome: Outcome, view: View) -> Finding:
     )
 
 
-def _end(seen: Seen[Copies], outcome: Outcome, view: View | None) -> Finding:
+def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
     node = seen.world.node_of(outcome.rank)
-    gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if view is not None else ()
+    gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
     direct = len(gpus) == 2 and "host" not in outcome.at
     what = f"'{outcome.at}'" if outcome.at else "the copying of GPUs"
     verb = _VERBS[outcome.status]
-    who = f": {', '.join(map(view.full_label, gpus))}" if view is not None and gpus else ""
+    who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
-        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(view, outcome)}",
-        ranks=(view.ranks_of(gpus) if view is not None else ()) or (outcome.rank,),
+        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(copies)}",
+        ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
         nodes=(node,),
-        gpus=view.uuids(gpus) if view is not None else (),
+        gpus=copies.uuids(gpus) if copies is not None else (),
         evidence=_evidence(outcome),
         fix=_fix(outcome, node, direct=direct),
     )
@@ -107,14 +105,14 @@ def _story(outcome: Outcome) -> str:
     return f" {words}." if words else ""
 
 
-def _others(view: View | None, outcome: Outcome) -> str:
+def _others(copies: RankCopies | None) -> str:
     """What is known of the other pairs."""
-    if view is None or not view.jobs:
+    if copies is None or not copies.jobs:
         return ""
-    fine = len(view.pairs)
-    left = view.jobs - view.done
+    fine = len(copies.pairs)
+    left = copies.jobs - copies.done
     known = f" {fine} other {'pair' if fine == 1 else 'pairs'} of GPUs were copied to the end." if fine else ""
-    return f"{known} {left} of {view.jobs} steps were not done." if left > 1 else known
+    return f"{known} {left} of {copies.jobs} steps were not done." if left > 1 else known
 
 
 def _evidence(outcome: Outcome) -> dict[str, Scalar | list[Scalar]]:
@@ -158,28 +156,28 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
     )
 
 
-def untried(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """What there was no time for, where nothing failed."""
     unwell = {outcome.rank for outcome in failed(seen)}
-    for view in views:
-        left = view.jobs - view.done
-        if left > 0 and view.rank not in unwell:
+    for copies in all_copies:
+        left = copies.jobs - copies.done
+        if left > 0 and copies.rank not in unwell:
             yield seen.finding(
                 "unmeasured",
                 "copies between GPUs were not all measured",
-                f"{view.host.name}: {left} of {view.jobs} steps were left out, because their time was over: UNKNOWN "
-                "whether these are well.",
-                nodes=(view.host.name,),
-                evidence={"done": view.done, "of": view.jobs},
+                f"{copies.host.name}: {left} of {copies.jobs} steps were left out, because their time was over: "
+                "UNKNOWN whether these are well.",
+                nodes=(copies.host.name,),
+                evidence={"done": copies.done, "of": copies.jobs},
                 fix=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
                 of_the_run=True,
             )
 
 
-def nothing(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """Hosts that promise GPUs of which torch shows none: that is asked and blamed by the checks of the stage gpu."""
-    found = dict.fromkeys(view.host for view in views if not view.gpus and not view.jobs)
-    hosts = [host for host in found if not any(view.gpus for view in views if view.host == host)]
+    found = dict.fromkeys(copies.host for copies in all_copies if not copies.gpus and not copies.jobs)
+    hosts = [host for host in found if not any(copies.gpus for copies in all_copies if copies.host == host)]
     if hosts:
         names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
         yield seen.finding(
@@ -193,9 +191,9 @@ def nothing(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
         )
 
 
-def apart(seen: Seen[Copies], views: Sequence[View]) -> Iterator[Finding]:
+def apart(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """Hosts whose ranks see GPUs of their own: one process has no pairs of them."""
-    nodes = list(dict.fromkeys(view.host.name for view in views if not view.alone))
+    nodes = list(dict.fromkeys(copies.host.name for copies in all_copies if not copies.alone))
     if nodes:
         yield seen.finding(
             "apart",

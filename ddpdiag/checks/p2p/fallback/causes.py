@@ -1,18 +1,29 @@
-"""What is the likely reason that a way does not work, by the override that got around it."""
+"""Between which ranks a backend fails, and the probable cause, by the override that avoids it."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.p2p.fallback.search import Member
-from ddpdiag.checks.p2p.fallback.suspicions import suspicions
+from ddpdiag.checks.gpu import memory_errors, nvswitch
+from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.model import Finding, Severity
+from ddpdiag.checks.p2p.paths.data import Data, HostPaths, gpus_of, host_paths, pairs_text
+from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs
+from ddpdiag.model import Severity
+from ddpdiag.probes.gpu.paths import Level
+from ddpdiag.stats import quantile
 
 D = TypeVar("D")
+Ranks = tuple[int, ...]
 
+# A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
+_SLOW_SHARE = 0.5
 # What other checks may have seen of the same cause, and what it mostly is.
-_WITNESSES = {
+_CHECKS_THAT_SEE_IT = {
     "SHM": ("HST003",),
     "NVLS": ("GPU007", "GPU006"),
     "CUMEM": ("HST003",),
@@ -32,39 +43,147 @@ _USUAL = {
 }
 
 
-def kind_of(member: Member) -> str:
-    """The rung that a member belongs to: "IFNAME" for each interface, "no" for what the user has set."""
-    return member.name.partition(" ")[0]
-
-
 def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str:
     """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
 
     What was set by the user and is taken away is its own cause. `nodes` are the hosts on which it fails, if that is
     known: what was seen on others explains nothing.
     """
-    kind = next((kind for member in members if (kind := kind_of(member)) in _USUAL), None)
+    # "IFNAME eth0" is one of several interfaces, "no NCCL_ALGO" what the user has set.
+    kinds = [member.name.partition(" ")[0] for member in members]
+    kind = next((kind for kind in kinds if kind in _USUAL), None)
     if kind is None:
         return ""
-    if kind == "P2P" and (said := _suspected(seen, nodes)):
-        return f"Probable cause: {said}."
-    seen_too = _witnessed(seen, _WITNESSES.get(kind, ()), nodes)
-    if seen_too is not None:
-        return f"Probable cause: {seen_too.title} ({seen_too.code}): {seen_too.message}"
+    if kind == "P2P":
+        hosts = [ranks for (name, _), ranks in seen.world.hosts.items() if not nodes or name in nodes]
+        found = (suspicions(seen.of(paths.CHECK), ranks) for ranks in hosts)
+        if said := next(filter(None, found), ()):
+            return f"Probable cause: {said[0]}."
+    for finding in chain.from_iterable(map(seen.findings_of, _CHECKS_THAT_SEE_IT.get(kind, ()))):
+        elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
+        if finding.severity is not Severity.NOTE and not elsewhere:
+            return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
     return f"Mostly, {_USUAL[kind]}."
 
 
-def _suspected(seen: Seen[D], nodes: Sequence[str]) -> str:
-    """What speaks for P2P to fail on the first of these hosts where something does."""
-    hosts = [ranks for (name, _), ranks in seen.world.hosts.items() if not nodes or name in nodes]
-    found = (suspicions(seen.of(paths.CHECK), ranks) for ranks in hosts)
-    return next((said[0] for said in found if said), "")
+def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
+    """What on the host of these ranks speaks for P2P to fail, one sentence each without a full stop, likeliest first.
+
+    Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`).
+    """
+    ranks = frozenset(host_ranks)
+    said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
+    if paths_here := next((own for own in host_paths(seen) if ranks & {*own.host.ranks}), None):
+        said += [*said_of_pairs(seen, paths_here), *_pcie(paths_here)]
+    # What NCCL takes instead of P2P, and for setting it up.
+    shm = (own for own in seen.findings_of("HST003") if own.severity is not Severity.NOTE and ranks & {*own.ranks})
+    return (*said, *(finding.message.removesuffix(".") for finding in shm))
 
 
-def _witnessed(seen: Seen[D], codes: Sequence[str], nodes: Sequence[str]) -> Finding | None:
-    for code in codes:
-        for finding in seen.findings_of(code):
-            elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
-            if finding.severity is not Severity.NOTE and not elsewhere:
-                return finding
-    return None
+def _fabric(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
+    """GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing."""
+    cards = (card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks})
+    faults = [(card, fault) for card in cards for fault in nvswitch.joined(card)]
+    if faults:
+        card, fault = faults[0]
+        more = f" (and {len(faults) - 1} more GPUs)" if len(faults) > 1 else ""
+        yield f"{card.label}{more}: {fault.said}; look at nvidia-fabricmanager on {card.host.name}"
+
+
+def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
+    """A device that a control group hides cannot be opened by its peer; CUDA_VISIBLE_DEVICES alone does no harm."""
+    rows = {rank: row for rank, row in seen.of(present.CHECK).by_rank.items() if rank in ranks}
+    shown = {rank: {gpu.uuid or str(gpu.index) for gpu in row.nvml.gpus} for rank, row in rows.items()}
+    every = {gpu for own in shown.values() for gpu in own}
+    fewest = min(map(len, shown.values()), default=0)
+    if 0 < fewest < len(every):
+        yield (
+            f"a rank is shown {fewest} of {len(every)} GPUs of its host by a control group (Slurm's --gpus-per-task or "
+            "--gpu-bind, or a container), so that CUDA may not open its peers' memory"
+        )
+
+
+def _pcie(paths_here: HostPaths) -> Iterator[str]:
+    """What lies on the PCIe paths; it does not concern NVLinks."""
+    around, host = paths_here.around, paths_here.host.name
+    pairs = [pair for pair in paths_here.pairs if not pair.is_linked]
+    if not pairs:
+        return
+    # A virtual machine needs ACS.
+    found = {} if around.virtual else redirecting(paths_here, pairs)
+    if found:
+        first = next(iter(found.values()))
+        noun = "bridge" if len(found) == 1 else "bridges"
+        yield f"ACS redirects traffic on PCI {noun} {addresses(found)} (between {pairs_text(first)})"
+    if around.virtual:
+        yield f"{host} is a virtual machine, in which P2P needs ACS with address translation (ATS) set up by the host"
+    if any(around.translates(gpu.pci) for gpu in gpus_of(pairs)):
+        hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(paths_here, pairs) else ""
+        yield f"the IOMMU translates what the GPUs of {host} send (boot with iommu=pt){hidden}"
+    elif any(around.slot(gpu.pci).grouped and around.translates(gpu.pci) is None for gpu in gpus_of(pairs)):
+        yield f"an IOMMU is on at {host}, and the kernel does not say whether it translates"
+    if distant_pairs := [pair for pair in pairs if pair.level is Level.SYS]:
+        yield f"{pairs_text(distant_pairs)} are on different sockets (SYS), and not every board passes P2P between them"
+
+
+class Places(NamedTuple):
+    """Where it fails: in words (" between ranks 1 and 2"), and whom that blames.
+
+    `concerned` are the ranks on either side, whether or not one of them can be blamed.
+    """
+
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    concerned: tuple[int, ...] = ()
+
+
+def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
+    """From the rounds of pairs, where these differ; else the hosts."""
+    bad, good = _sorted_pairs(end.rounds, slow=first.works)
+    if bad and good:
+        return _between(seen, bad, good, whole=not end.pairs_left)
+    hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])
+    if len(ground.hosts) == 1:
+        every = f", between all {len(bad)} pairs of its ranks that were tried" if bad and len(bad) > 1 else ""
+        alone = ", though each pair of its ranks works by itself" if good and not end.pairs_left else ""
+        return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
+    if end.inside_works:
+        return Places(" between hosts, and works inside each")
+    if max(map(len, ground.hosts)) == 1:
+        return Places(" between hosts")
+    inside = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
+    if inside is None or not inside.failed or not inside.busbws:
+        return Places()
+    ranks = tuple(sorted(rank for group in inside.failed for rank in group))
+    nodes = seen.world.nodes_of(ranks)
+    return Places(f" inside {names_text(nodes)}, and works inside the other hosts", (), nodes, concerned=ranks)
+
+
+def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], list[Ranks]]:
+    """Pairs that fail, and pairs that work; where the question is speed, those that are far below the median fail."""
+    failed = [pair for tried in rounds for pair in tried.failed]
+    rates: Mapping[Ranks, float] = {pair: rate for tried in rounds for pair, rate in tried.busbws.items()}
+    if not slow or not rates:
+        return failed, list(rates)
+    least = _SLOW_SHARE * quantile(sorted(rates.values()), 0.5)
+    return [*failed, *(pair for pair in rates if rates[pair] < least)], [p for p in rates if rates[p] >= least]
+
+
+def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
+    """One rank that fails with everybody is to blame; else the links are, and neither of their ends.
+
+    Where not the `whole` of the pairs was tried, more of them may fail.
+    """
+    cleared = {rank for pair in good for rank in pair}
+    concerned = tuple(sorted({rank for pair in bad for rank in pair}))
+    alone = tuple(rank for rank in concerned if rank not in cleared)
+    nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
+    if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
+        text = f" between {ranks_text(alone)} on {nodes[0]} and all others there, and works between these"
+        return Places(text, alone, nodes, concerned=alone)
+    said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
+    links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)
+    only = "only" if whole else f"({len(bad)} of {len(bad) + len(good)} pairs that were tried)"
+    return Places(f" between {said} on {names_text(nodes)} {only}", (), nodes, links, concerned)

@@ -43,11 +43,10 @@ from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.collective.all_reduce.check import affordable
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, rungs_here, why_not
-from ddpdiag.checks.p2p.fallback.judge import both_fail, findings
-from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, climb, pairs_of
+from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here
+from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
+from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
-from ddpdiag.checks.p2p.fallback.text import Climbed
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
@@ -78,7 +77,7 @@ _LARGE_BYTES = {"cpu": 4 << 20}
 _LARGE_ON_GPU_BYTES = 64 << 20
 # Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
 _PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
-# What must be left after the last pair: time to end it; and where the job will have the exports, to train with them.
+# What must be left after the last pair: time to end it; and where the job takes the workarounds, to train with them.
 _END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 
@@ -118,10 +117,10 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The next rung; none without a rank that was lost meanwhile, since fewer ranks are another question."""
-    if len(seen.world.living) < seen.world.size or why_not(seen, _limits(seen)) is not None:
+    """The next step; none without a rank that was lost meanwhile, since fewer ranks are another question."""
+    if len(seen.world.living) < seen.world.size or moot(seen) is not None:
         return ()
-    step, _ = _climb(seen)
+    step, _ = _replayed(seen)
     if isinstance(step, Ended):
         return ()
     trial = _trial(seen, step)
@@ -139,10 +138,6 @@ def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
         return usual
     slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
     return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
-
-
-def _limits(seen: Seen[Data]) -> Thresholds:
-    return Thresholds(seen.number("gain"), seen.number("rescue"), seen.number("slower_than_gloo"))
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
@@ -164,25 +159,24 @@ def _first_use_seconds(seen: Seen[Data]) -> float:
     return max(_LEAST_DEADLINE, _PATIENCE * slowest)
 
 
-def climbed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """How far the climb came: the end, or the next step where nothing can be said without it; and what was tried."""
-    step, tried = _climb(seen)
-    return (step.stands or step if isinstance(step, Step) else step), tried
+def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+    """How far the search came: the end, or the next step where nothing can be said without it; and what was tried."""
+    step, tried = _replayed(seen) if seen.trials else (Step(Part.WHOLE), ())
+    return step.stands or step if isinstance(step, Step) else step, tried
 
 
-def _climb(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
+def _replayed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     answers: dict[tuple[str, str, int], list[Tried]] = {}
     for trial in seen.trials:
-        if _is_cut(seen, trial):
-            continue
-        key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
-        answers.setdefault(key, []).append(_tried(seen, trial))
-    return climb(ground_of(seen, _limits(seen)), answers)
+        outcomes = {outcome.rank: outcome for outcome in seen.outcomes if outcome.trial == trial.number}
+        if not _is_truncated(seen, trial, outcomes):
+            key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
+            answers.setdefault(key, []).append(_tried(seen, trial, outcomes))
+    return replay(ground_of(seen), answers)
 
 
-def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
+def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
     """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
-    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
     if not outcomes.keys() >= set(trial.ranks):
         return True
     return any(
@@ -193,17 +187,18 @@ def _is_cut(seen: Seen[Data], trial: Trial) -> bool:
     )
 
 
-def _tried(seen: Seen[Data], trial: Trial) -> Tried:
-    outcomes = {o.rank: o for o in seen.outcomes if o.trial == trial.number}
+def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Tried:
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
-    failed = tuple(group for group in trial.groups if _fails(group, rows))
+    failed = tuple(group for group in trial.groups if any(rank not in rows or rows[rank].wrong for rank in group))
     rates = {group: _rate(group, rows) for group in trial.groups if group not in failed}
-    worst = _worst([outcomes[rank] for group in failed for rank in group if rank in outcomes])
-    step = Step(Part(trial.params["part"]), (), int(trial.params["round"]))
+    # Of those that were not told to stop, the one whose end says most.
+    ended = [outcomes[rank] for group in failed for rank in group if rank in outcomes]
+    own = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
+    worst = min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     return Tried(
-        step=step,
+        step=Step(Part(trial.params["part"]), (), int(trial.params["round"])),
         works=not failed,
-        how=_how(worst) if failed else "",
+        how="" if not failed else worst.status.value if worst else "wrong",
         busbw=min(rates.values()) if rates and not failed else None,
         failed=failed,
         error=worst.error.partition("\n")[0] if worst else "",
@@ -211,28 +206,9 @@ def _tried(seen: Seen[Data], trial: Trial) -> Tried:
     )
 
 
-def _fails(group: Sequence[int], rows: Mapping[int, Data]) -> bool:
-    return any(rank not in rows or rows[rank].wrong for rank in group)
-
-
 def _rate(group: Sequence[int], rows: Mapping[int, Data]) -> float:
     slowest = max((rows[rank] for rank in group), key=lambda data: data.seconds.median)
     return busbw("all_reduce", slowest.bytes, slowest.seconds.median, slowest.ranks)
-
-
-def _worst(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Of those that were not told to stop, the one whose end says most."""
-    own = [o for o in outcomes if not o.told and o.status in _WORST_FIRST]
-    return min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
-
-
-def _how(worst: Outcome | None) -> str:
-    return worst.status.value if worst is not None else "wrong"
-
-
-def moot(seen: Seen[Data]) -> str | None:
-    """Nothing to climb for."""
-    return why_not(seen, _limits(seen))
 
 
 def ground(world: World) -> str | None:
@@ -245,20 +221,20 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What the climb came to."""
+    """What the search found."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)
     if seen.trials and not without_backend(seen.outcomes):
-        end, tried = climbed(seen)
+        end, tried = progress_of(seen)
         expected = _expected(seen)
         yield from findings(
             seen,
-            Climbed(
+            SearchResult(
                 end=end,
                 tried=tried,
-                ground=ground_of(seen, _limits(seen)),
-                skipped=rungs_here(seen)[1],
+                ground=ground_of(seen),
+                skipped=overrides_here(seen)[1],
                 gloo=gloo.busbw if gloo is not None else None,
                 expected=expected.busbw_bytes_per_s if expected else None,
                 source=expected.source if expected else "",
@@ -275,57 +251,51 @@ def _expected(seen: Seen[Data]) -> Expectation | None:
 
 def workarounds(seen: Seen[Data]) -> dict[str, str | None]:
     """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
-    end = climbed(seen)[0] if seen.trials else None
+    end, _ = progress_of(seen)
     if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
         return {}
     return Step(Part.WHOLE, end.members).env
 
 
-def job_workarounds(seen: Seen[Data]) -> dict[str, str | None]:
+def job_workarounds(any_check: Seen[D]) -> dict[str, str | None]:
     """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
+    seen = any_check.of(CHECK)
     return workarounds(seen) if seen.options.uses_workarounds or works_with_workarounds(seen) else {}
 
 
 def works_with_workarounds(seen: Seen[Data]) -> bool:
     """Did the backend fail as it is, and was a set found with which it works?"""
-    end, tried = climbed(seen) if seen.trials else (None, ())
-    return (
-        isinstance(end, Ended)
-        and end.kind is Outcomes.FOUND
-        and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
-    )
+    end, tried = progress_of(seen)
+    found = isinstance(end, Ended) and end.kind is Outcomes.FOUND
+    return found and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
 
 
 def blocks(seen: Seen[D]) -> str | None:
-    """Training over this backend makes no sense where COL001 failed, unless a way around was found."""
+    """Training over this backend makes no sense where COL001 failed, unless a workaround was found."""
     return None if works_with_workarounds(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
 
 
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The exports, and whether the backend fails without them."""
+    """The workarounds, and whether the backend fails without them."""
     return Workarounds(workarounds(seen), works_with_workarounds(seen))
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
-    """Errors of the job's backend as it was without the exports, where the job will have them."""
+    """Errors of the job's backend as it was without the workarounds, where the job will have them."""
     code, _, _ = finding.code.partition(".")
     if code == all_reduce.CHECK.code:
         own = finding.evidence.get("backend") == seen.world.backend
-    else:
-        own = code == "RUN003" and finding.evidence.get("trial") in _own_trials(seen)
+    else:  # of COL001 over the job's backend
+        trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
+        known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
+        own = code == "RUN003" and finding.evidence.get("trial") in known
     works = own and seen.options.uses_workarounds and workarounds(seen) and works_with_workarounds(seen)
     return f"With the exports of {CHECK.code} it works." if works else None
 
 
-def _own_trials(seen: Seen[Data]) -> set[int]:
-    """COL001 over the job's backend."""
-    own = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
-    return {trial.number for trial in own if trial.code == all_reduce.CHECK.code}
-
-
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What the backend reaches with the exports: the slowest of the runs that confirmed them."""
-    end = climbed(seen)[0] if seen.trials else None
+    """What the backend reaches with the workarounds: the slowest of the runs that confirmed them."""
+    end, _ = progress_of(seen)
     rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
     return {"fallback.busbw_bytes_per_s": min(rates)} if rates and workarounds(seen) else {}
 

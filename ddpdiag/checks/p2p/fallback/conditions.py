@@ -1,4 +1,4 @@
-"""What is known before the climb: what failed, what the user has set, and which rungs may matter here."""
+"""What is known before the search: what failed, what the user has set, and which overrides may matter here."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -11,20 +11,9 @@ from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.launch import variables as lch002
-from ddpdiag.checks.p2p.fallback.overrides import (
-    ACROSS,
-    INSIDE,
-    NVLS,
-    P2P,
-    Files,
-    holding_back,
-    holds_back,
-    interface_rungs,
-    own_overrides,
-)
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import path_views
+from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.checks.rendezvous.interfaces import check as interfaces
 from ddpdiag.model import Status, Trial
 from ddpdiag.probes.net.tcp_connect import is_loopback
@@ -41,13 +30,33 @@ _OTHER_REASONS = (
     "CUDA out of memory",
 )
 
-
-class Thresholds(NamedTuple):
-    """Ratios of rates: what a gain is, what a rescue from slowness, and how far below gloo is slow."""
-
-    gain: float
-    rescue: float
-    slower_than_gloo: float
+# NCCL's configuration files by path, as their variables.
+Files = Mapping[str, Mapping[str, str]]
+_CONF_FILE = "NCCL_CONF_FILE"
+P2P = Member("P2P", {"NCCL_P2P_DISABLE": "1"}, "direct copies between GPUs (P2P)")
+SHM = Member("SHM", {"NCCL_SHM_DISABLE": "1"}, "shared memory (/dev/shm)")
+NVLS = Member("NVLS", {"NCCL_NVLS_ENABLE": "0"}, "NVLink SHARP (NVLS)")
+CUMEM = Member("CUMEM", {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}, "memory shared by cuMem")
+INSIDE = (P2P, SHM, NVLS, CUMEM)
+GDR = Member("GDR", {"NCCL_NET_GDR_LEVEL": "LOC"}, "GPUDirect RDMA")
+PLUGIN = Member("PLUGIN", {"NCCL_NET_PLUGIN": "none"}, "the network plugin")
+IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
+ACROSS = (GDR, PLUGIN, IB)
+# They only watch, or say where something is written.
+_WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
+# Whatever their value, they narrow what NCCL would choose by itself.
+_NARROWING = frozenset(
+    {
+        "NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
+        "NCCL_HOSTID", "NCCL_P2P_LEVEL", "NCCL_SHM_LEVEL", "NCCL_NET_GDR_LEVEL",
+    }
+)  # fmt: skip
+# With these values they take a way out of use.
+_CLOSING = {
+    "NCCL_P2P_DISABLE": "1", "NCCL_P2P_DIRECT_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NET_GDR_READ": "0",
+    "NCCL_NET": "socket", "NCCL_NET_PLUGIN": "none",
+}  # fmt: skip
 
 
 class Before(NamedTuple):
@@ -71,8 +80,8 @@ def before(seen: Seen[D], backend: str) -> Before | None:
     return None
 
 
-def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
-    """Why there is nothing to climb for, or None."""
+def moot(seen: Seen[D]) -> str | None:
+    """Why there is nothing to search for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if said := without_backend(
         o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code)
@@ -84,7 +93,7 @@ def why_not(seen: Seen[D], limits: Thresholds) -> str | None:
         return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
-    known = ground_of(seen, limits)
+    known = ground_of(seen)
     if known.broken or known.slow_below is not None or known.holding:
         return None
     if not seen.of(lch002.CHECK).by_rank:
@@ -100,31 +109,31 @@ def _other_reason(seen: Seen[D], own: Before) -> str:
     return errors[0] if other else ""
 
 
-def ground_of(seen: Seen[D], limits: Thresholds) -> Ground:
-    """Where the climb begins."""
+def ground_of(seen: Seen[D]) -> Ground:
+    """Where the search begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     settings, files = _settings(seen)
     mine = own_overrides(settings, files)
-    rungs, _ = rungs_here(seen)
+    known, _ = overrides_here(seen)
     return Ground(
         broken=own is not None and not own.works,
-        slow_below=_slow_below(own, gloo, limits),
+        slow_below=_slow_below(seen, own, gloo),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
         holding=holding_back(settings, files, mine),
-        inside=tuple(rung for rung in INSIDE if rung in rungs),
-        across=tuple(rung for rung in ACROSS if rung in rungs),
-        alternatives=tuple(rung for rung in rungs if rung not in INSIDE and rung not in ACROSS),
-        gain=limits.gain,
-        rescue=limits.rescue,
+        inside=tuple(override for override in known if override in INSIDE),
+        across=tuple(override for override in known if override in ACROSS),
+        alternatives=tuple(override for override in known if override not in (*INSIDE, *ACROSS)),
+        gain=seen.number("gain"),
+        rescue=seen.number("rescue"),
     )
 
 
-def _slow_below(own: Before | None, gloo: Before | None, limits: Thresholds) -> float | None:
+def _slow_below(seen: Seen[D], own: Before | None, gloo: Before | None) -> float | None:
     """gloo goes through every host's processors: what is far slower than that is not as it should be."""
     if own is None or gloo is None or own.busbw is None or gloo.busbw is None:
         return None
-    least = gloo.busbw / limits.slower_than_gloo
+    least = gloo.busbw / seen.number("slower_than_gloo")
     return least if own.busbw < least else None
 
 
@@ -141,14 +150,14 @@ def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], Files]:
     return variables, files
 
 
-def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
-    """The rungs that may matter here, and for each of the others why it cannot."""
+def overrides_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
+    """The overrides that may matter here, and for each of the others why it cannot."""
     hosts = tuple(seen.world.hosts.values())
     skipped: dict[str, str] = {}
     if max(map(len, hosts), default=0) < 2:
-        skipped |= dict.fromkeys((rung.name for rung in INSIDE), "each host has one rank")
+        skipped |= dict.fromkeys((override.name for override in INSIDE), "each host has one rank")
     else:
-        skipped |= {rung.name: why for rung, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
+        skipped |= {override.name: why for override, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
     # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
     # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
     if reason := _no_rdma(seen):
@@ -158,18 +167,18 @@ def rungs_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
     names = _candidates(seen) if len(hosts) > 1 else ()
     if len(hosts) > 1 and len(names) < 2:
         skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
-    rungs: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_rungs(names) if "IFNAME" not in skipped else ()))
-    return tuple(rung for rung in rungs if rung.name not in skipped), skipped
+    overrides: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_overrides(names) if "IFNAME" not in skipped else ()))
+    return tuple(override for override in overrides if override.name not in skipped), skipped
 
 
 def _no_p2p(seen: Seen[D]) -> str:
-    """NCCL asks NVML as well, and takes no way that it does not allow; but it gives up where there are NVLinks.
+    """NCCL asks NVML as well, and takes no path that it does not allow; but it gives up where there are NVLinks.
 
     (ncclTopoCheckP2p in graph/paths.cc: "P2P is disabled between NVLINK connected GPUs", an error.)
     """
-    views = path_views(seen.of(paths.CHECK))
-    pairs = [pair for view in views for pair in view.pairs]
-    told = len(views) == len(seen.world.hosts) and pairs and all(p.works is False and p.is_unlinked for p in pairs)
+    all_paths = host_paths(seen.of(paths.CHECK))
+    pairs = [pair for paths_here in all_paths for pair in paths_here.pairs]
+    told = len(all_paths) == len(seen.world.hosts) and pairs and all(p.works is False and p.is_unlinked for p in pairs)
     return "NVML allows no P2P between any two GPUs" if told else ""
 
 
@@ -189,17 +198,54 @@ def _no_rdma(seen: Seen[D]) -> str:
 
 def _candidates(seen: Seen[D]) -> tuple[str, ...]:
     """Interfaces that are up on every host with an address that others may reach, by name."""
-    common: list[set[str]] = []
-    order: dict[str, None] = {}
-    for _, rows in answers_by_host(seen.of(interfaces.CHECK)):
-        data = next(iter(rows.values()))
-        usable = [
-            interface.name
-            for interface in data.interfaces or ()
-            if interface.running and any(not is_loopback(address) for address in interface.addresses)
-        ]
-        common.append(set(usable))
-        order |= dict.fromkeys(usable)
-    if len(common) < len(seen.world.hosts):
+    answers = [next(iter(rows.values())) for _, rows in answers_by_host(seen.of(interfaces.CHECK))]
+    usable = [
+        [own.name for own in data.interfaces or () if own.running and not all(map(is_loopback, own.addresses))]
+        for data in answers
+    ]
+    if len(usable) < len(seen.world.hosts):
         return ()
-    return tuple(name for name in order if all(name in own for own in common))
+    return tuple(name for name in usable[0] if all(name in own for own in usable))
+
+
+def own_overrides(settings: Mapping[str, str], files: Files) -> Members:
+    """A member for each NCCL variable that is set, which takes it away; and one for a configuration file of the user.
+
+    The environment wins over /etc/nccl.conf, but only what that disables has a value that undoes it.
+    """
+    names = [name for name in sorted(settings) if name.startswith("NCCL_") and not name.startswith(_WATCHING)]
+    variables = tuple(Member(f"no {name}", {name: None}, f"{name}={settings[name]}") for name in names)
+    own = [path for path in files if not path.startswith("/etc/")]
+    user = (Member(f"no {path}", {_CONF_FILE: "/dev/null"}, path) for path in own[:1])
+    disabled = (
+        Member(f"no {name}", {name: "0"}, f"{name}=1 in {path}")
+        for path, rows in files.items()
+        for name, value in rows.items()
+        if path.startswith("/etc/") and name not in settings and name.endswith("_DISABLE") and value.strip() == "1"
+    )
+    return (*variables, *user, *disabled)
+
+
+def holding_back(settings: Mapping[str, str], files: Files, own: Members) -> Members:
+    """Those of the user's own that cost speed where nothing needs them."""
+    in_files = {name: value for rows in files.values() for name, value in rows.items()}
+
+    def is_one(member: Member) -> bool:
+        if _CONF_FILE in member.env:
+            return any(holds_back(name, value) for name, value in files[member.what].items() if name not in settings)
+        return any(holds_back(name, settings.get(name, in_files.get(name))) for name in member.env)
+
+    return tuple(filter(is_one, own))
+
+
+def holds_back(name: str, value: str | None) -> bool:
+    """Does a variable with this value cost speed where nothing needs it?"""
+    return value is not None and (name in _NARROWING or _CLOSING.get(name) == value.strip().lower())
+
+
+def interface_overrides(names: Sequence[str]) -> Members:
+    """One alternative for each interface."""
+    return tuple(
+        Member(f"IFNAME {name}", {"NCCL_SOCKET_IFNAME": f"={name}"}, "the interfaces that NCCL would choose")
+        for name in names
+    )

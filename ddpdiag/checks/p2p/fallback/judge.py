@@ -1,56 +1,81 @@
-"""What the climb came to, in findings."""
+"""What the search found, in findings."""
 
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.p2p.fallback.causes import cause
-from ddpdiag.checks.p2p.fallback.pairs import Places, places
-from ddpdiag.checks.p2p.fallback.search import Ended, Kind, Part, Step
-from ddpdiag.checks.p2p.fallback.text import (
-    Climbed,
-    against_gloo,
-    error_text,
-    gloo_text,
-    not_tried,
-    price,
-    rate,
-    ratio,
-    runs_text,
-    tried_lines,
-    verb,
-    workarounds_text,
-)
-from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
+from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
+from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import times_text
+from ddpdiag.text import rate_text, times_text
 
 D = TypeVar("D")
 
 
-def findings(seen: Seen[D], climbed: Climbed) -> Iterator[Finding]:
+class SearchResult(NamedTuple):
+    """How far it went, what was tried in order, what was not and why, and the prices: gloo's rate and the expected one.
+
+    Rates are bus bandwidths in bytes per second; `source` says where the expected one comes from.
+    """
+
+    end: Step | Ended
+    tried: tuple[Tried, ...]
+    ground: Ground
+    skipped: dict[str, str]
+    gloo: float | None = None
+    expected: float | None = None
+    source: str = ""
+
+    @property
+    def as_it_is(self) -> tuple[Tried, ...]:
+        """The runs of all ranks in the environment as it is."""
+        return tuple(own for own in self.tried if own.step.part is Part.WHOLE and not own.step.members)
+
+    @property
+    def first(self) -> Tried:
+        """What the environment as it is does: the run that failed, if one did. There is one, once there is an end."""
+        return next((tried for tried in self.as_it_is if not tried.works), self.as_it_is[0])
+
+    @property
+    def sets(self) -> str:
+        """How many sets of variables were tried, beside the environment as it is: "2 sets of variables were tried"."""
+        count = len({tried.step.set for tried in self.tried if tried.step.members})
+        return f"{count or 'no'} {'set of variables was' if count == 1 else 'sets of variables were'} tried"
+
+
+_VERBS = {
+    "hung": "hangs",
+    "died": "crashes",
+    "raised": "fails",
+    "wrong": "gives wrong values",
+    "unheard": "ends without a word",
+}
+
+
+def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
     """At most one."""
-    if isinstance(climbed.end, Step):
-        yield _unfinished(seen, climbed)
+    if isinstance(result.end, Step):
+        yield _unfinished(seen, result)
         return
-    match climbed.end.kind:
-        case Kind.FOUND if climbed.first.works and all(member in climbed.ground.own for member in climbed.end.members):
-            yield _held_back(seen, climbed, climbed.end)
-        case Kind.FOUND if climbed.first.works:
-            yield _slow(seen, climbed, climbed.end)
-        case Kind.FOUND:
-            yield _fallback(seen, climbed, climbed.end)
-        case Kind.HELD_BACK:
-            yield _held_back(seen, climbed, climbed.end)
+    end = result.end
+    match end.kind:
+        case Kind.FOUND if not result.first.works:
+            yield _fallback(seen, result, end)
+        case Kind.FOUND if not all(member in result.ground.own for member in end.members):
+            yield _slow(seen, result, end)
+        case Kind.FOUND | Kind.HELD_BACK:
+            yield _held_back(seen, result, end)
         case Kind.NEEDED:
-            yield _needed(seen, climbed, climbed.end)
+            yield _needed(seen, result, end)
         case Kind.TRANSIENT:
-            yield _transient(seen, climbed)
+            yield _transient(seen, result)
         case Kind.UNRELIABLE | Kind.NOTHING:
-            yield _nothing(seen, climbed, climbed.end)
+            yield _nothing(seen, result, end)
 
 
 def both_fail(seen: Seen[D]) -> Finding:
@@ -65,68 +90,71 @@ def both_fail(seen: Seen[D]) -> Finding:
     )
 
 
-def _fallback(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
-    does = verb(climbed.first)
+    where = places(seen, result.tried, result.first, end, result.ground)
+    does = verb(result.first)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    works = f"gloo works, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
+    works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+    unknown = " Between which ranks it fails was not looked at for lack of time"
+    more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
     return seen.finding(
         "fallback",
         f"{own} {does}; {workarounds_text(env)} it works",
-        f"{works}{where.text}{error_text(climbed.first)}. The way around leaves out {taken}: "
+        f"{works}{where.text}{error_text(result.first)}. The way around leaves out {taken}: "
         f"{workarounds_text(env)} {own} worked in {runs_text(end)}"
-        f"{price(climbed, end)}. {cause(seen, end.members, where.nodes)}".strip(),
+        f"{price(result, end)}. {cause(seen, end.members, where.nodes)}".strip(),
         severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
         fix=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
-        f"with less than this it failed, and this was tried {len(end.runs)} times.{_untold(seen, end)}",
+        f"with less than this it failed, and this was tried {len(end.runs)} times.{more}",
         env=env,
     )
 
 
-def _slow(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
+    where = places(seen, result.tried, result.first, end, result.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    times = times_text(ratio(climbed, end.runs))
+    times = times_text(gain_of(result, end.runs))
+    gloo = f", and gloo {rate_text(result.gloo)}" if result.gloo else ""
     return seen.finding(
         "slow",
         f"{own} is slow; {workarounds_text(env)} it is {times} faster",
-        f"{own} reaches {rate(climbed.first)} busbw{against_gloo(climbed)}{where.text}. The way around leaves "
+        f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. The way around leaves "
         f"out {taken}: "
-        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(climbed, end)}. "
+        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(result, end)}. "
         f"{cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
         fix="Until the cause is mended, set in the job what follows.",
         env=env,
     )
 
 
-def _held_back(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
-    times = times_text(ratio(climbed, end.runs))
+    times = times_text(gain_of(result, end.runs))
     return seen.finding(
         "held-back",
         f"{settings} costs bandwidth: without it {own} is {times} faster",
-        f"{own} reaches {rate(climbed.first)} busbw with {settings}, and works without it in {runs_text(end)}"
-        f"{price(climbed, end)}: {times} faster. It may be left from an old workaround.",
-        evidence=tried_lines(climbed),
+        f"{own} reaches {rate(result.first)} busbw with {settings}, and works without it in {runs_text(end)}"
+        f"{price(result, end)}: {times} faster. It may be left from an old workaround.",
+        evidence=tried_lines(result),
         fix="Take it out of the job, of the shell's start-up files and of ~/.nccl.conf and /etc/nccl.conf.",
         env=env,
     )
 
 
-def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
@@ -134,74 +162,68 @@ def _needed(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
     return seen.finding(
         "needed",
         f"{settings} is needed here" if alone else f"of {settings} something is needed here",
-        f"{own} works with {settings} ({rate(climbed.first)} busbw), and {verb(without)} without {them}"
+        f"{own} works with {settings} ({rate(result.first)} busbw), and {verb(without)} without {them}"
         f"{error_text(without)}: keep {them} until the cause is mended.",
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
     )
 
 
-def _transient(seen: Seen[D], climbed: Climbed) -> Finding:
-    own = seen.world.backend
-    runs = len(climbed.tried)
+def _transient(seen: Seen[D], result: SearchResult) -> Finding:
+    own, runs = seen.world.backend, len(result.tried)
     return seen.finding(
         "transient",
         f"{own} failed once, and then worked {runs} times",
         f"The all-reduce over {own} failed at first, and worked in {runs} of {runs} runs in fresh processes, with "
-        f"nothing changed ({rate(climbed.first)} busbw). What fails now and then will fail in a long job.",
-        evidence=tried_lines(climbed),
+        f"nothing changed ({rate(result.first)} busbw). What fails now and then will fail in a long job.",
+        evidence=tried_lines(result),
         fix="Check again, and look at the kernel log of the hosts (Xid, link down) at the time of the failure.",
     )
 
 
-def _nothing(seen: Seen[D], climbed: Climbed, end: Ended) -> Finding:
+def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
-    where = places(seen, climbed.tried, climbed.first, end, climbed.ground)
-    does = verb(climbed.first) if not climbed.first.works else f"is slow ({rate(climbed.first)} busbw)"
-    works = f"gloo works{gloo_text(climbed)}, and {own} {does}" if climbed.gloo is not None else f"{own} {does}"
+    where = places(seen, result.tried, result.first, end, result.ground)
+    does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
+    gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
+    works = f"gloo works{gloo}, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+    not_tried = f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
         word, told = "unreliable", f"{workarounds_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
     else:
-        word, told = "nothing", f"{climbed.sets}, and none helps"
+        word, told = "nothing", f"{result.sets}, and none helps"
     return seen.finding(
         word,
         f"{own} {does}, and no variable gets around it",
-        f"{works}{where.text}{error_text(climbed.first)}; {told}.{not_tried(climbed)}",
-        severity=Severity.WARNING if climbed.first.works else Severity.ERROR,
+        f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried}",
+        severity=Severity.WARNING if result.first.works else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
-        evidence=tried_lines(climbed),
+        evidence=tried_lines(result),
         fix=f"Look at what {own} says with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
         "try another version of NCCL or of the driver.",
     )
 
 
-def _unfinished(seen: Seen[D], climbed: Climbed) -> Finding:
-    own, broken = seen.world.backend, climbed.ground.broken
-    known = climbed.first if climbed.as_it_is else None
+def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
+    own, broken = seen.world.backend, result.ground.broken
+    known = result.first if result.as_it_is else None
     if known is not None and not known.works:
         did = f"{own} {verb(known)}{error_text(known)}"
     else:
         did = f"{own} failed in {all_reduce.CHECK.code}" if broken else f"{own} works as it is"
     why, fix = _why_unfinished(seen)
-    aim = "a way around was found" if broken or climbed.ground.slow_below is not None else "what is set was priced"
+    aim = "a way around was found" if broken or result.ground.slow_below is not None else "what is set was priced"
     return seen.finding(
         "unfinished",
         f"{why} before {aim}",
-        f"{did}; {climbed.sets} until then, and more are left.",
-        evidence=tried_lines(climbed),
+        f"{did}; {result.sets} until then, and more are left.",
+        evidence=tried_lines(result),
         fix=fix,
     )
-
-
-def _untold(seen: Seen[D], end: Ended) -> str:
-    """That nobody knows between which ranks, where there was no time for it."""
-    if not end.pairs_left or end.rounds:
-        return ""
-    return f" Between which ranks it fails was not looked at for lack of time (--budget {_more_seconds(seen)})."
 
 
 def _more_seconds(seen: Seen[D]) -> int:
@@ -209,7 +231,7 @@ def _more_seconds(seen: Seen[D]) -> int:
 
 
 def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
-    """What ended the climb, and what to do about it."""
+    """What ended the search, and what to do about it."""
     events = seen.recording.events
     lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
     if lost:
@@ -226,3 +248,70 @@ def _gpus(seen: Seen[D], where: Places) -> tuple[str, ...]:
     taken = seen.of(devices.CHECK).by_rank
     chosen = (taken[rank].gpu for rank in where.concerned if rank in taken)
     return tuple(dict.fromkeys(gpu.uuid for gpu in chosen if gpu is not None and gpu.uuid))
+
+
+def verb(tried: Tried) -> str:
+    """Such as "hangs"."""
+    return _VERBS.get(tried.how, "fails")
+
+
+def error_text(tried: Tried) -> str:
+    """What a rank said of it, in brackets, where it said something."""
+    return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
+
+
+def runs_text(end: Ended) -> str:
+    """Such as "3 of 3 runs"."""
+    return f"{sum(run.works for run in end.runs)} of {len(end.runs)} runs"
+
+
+def rate(tried: Tried) -> str:
+    """Its bus bandwidth."""
+    return rate_text(tried.busbw) if tried.busbw is not None else "no"
+
+
+def _least(runs: Sequence[Tried]) -> float:
+    return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
+
+
+def gain_of(result: SearchResult, runs: Sequence[Tried]) -> float:
+    """The slowest run over the best as it is."""
+    best = max((tried.busbw or 0.0 for tried in result.as_it_is), default=0.0)
+    return _least(runs) / best if best else 0.0
+
+
+def price(result: SearchResult, end: Ended) -> str:
+    """What it costs against what the hardware should give, or beside gloo."""
+    rate = _least(end.runs)
+    if not rate:
+        return ""
+    text = f", at {rate_text(rate)} busbw"
+    if result.expected:
+        return f"{text}, {100 * rate / result.expected:.0f} % of {rate_text(result.expected)} ({result.source})"
+    return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
+
+
+def _skips(result: SearchResult) -> list[str]:
+    """Each reason once, with the overrides that it concerns."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in result.skipped.items():
+        reasons.setdefault(reason, []).append(name)
+    if isinstance(result.end, Ended) and result.end.inside_works and result.ground.inside:
+        names = [override.name for override in result.ground.inside]
+        reasons.setdefault("inside each host it works", []).extend(names)
+    return [f"{names_text(names)} ({reason})" for reason, names in reasons.items()]
+
+
+def tried_lines(result: SearchResult) -> dict[str, Scalar | list[Scalar]]:
+    """What was tried, in order, and what was not, as evidence."""
+    return {"tried": [_line(tried) for tried in result.tried], "not_tried": [*_skips(result)]}
+
+
+def _line(tried: Tried) -> str:
+    name = tried.step.set or "as it is"
+    part = "" if tried.step.part is Part.WHOLE else f", {tried.step.part.value}"
+    result = f"works, {rate(tried)}" if tried.works else verb(tried)
+    groups = len(tried.failed) + len(tried.busbws)
+    if tried.failed and groups > 1:
+        result += f" ({'; '.join(ranks_text(group) for group in tried.failed[:4])})"
+    return f"{name}{part}: {result}"

@@ -1,6 +1,6 @@
-"""Climbing for overrides with which a backend works: which set to try next, after what is known.
+"""A search for overrides with which a backend works: which set to try next, after what is known.
 
-The procedure is written down as a generator: it yields what it wants to know and is sent the answer. `climb` plays the
+The procedure is written down as a generator: it yields what it wants to know and is sent the answer. `replay` plays the
 known answers back to it, so that the plan and the judgement run the same lines.
 
 First the environment as it is; then the same without the user's own overrides; then overrides accumulate until a set
@@ -8,12 +8,12 @@ works. Each member of that set is left out once, and what works without it goes.
 CONFIRMED times. At last pairs of ranks run as it is, to show between whom it fails.
 """
 
-from collections import Counter
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ddpdiag.checks.fabric.search.matching import round_robin
+from ddpdiag.checks.fabric.matching import round_robin
 
 # A set is recommended once it has worked so often: of what fails every second time, one in eight would pass.
 CONFIRMED = 3
@@ -85,13 +85,13 @@ class Tried(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What is known before: where it makes sense to climb.
+    """What is known before: where it makes sense to search.
 
     `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
     bandwidth below which it is.
     `own` are the user's own overrides as members that take them away, `holding` those among them that cost speed.
-    `inside` and `across` are the rungs that may matter here; the `alternatives` come last, one at a time. `hosts` are
-    the ranks of each host.
+    `inside` and `across` are the overrides that may matter here; the `alternatives` come last, one at a time. `hosts`
+    are the ranks of each host.
     """
 
     broken: bool
@@ -107,7 +107,7 @@ class Ground(NamedTuple):
 
 
 class Kind(Enum):
-    """How the climb ended."""
+    """How the search ended."""
 
     WORKS = "works"  # nothing is wrong, and nothing to gain
     TRANSIENT = "transient"  # it failed before, and does not any more
@@ -119,7 +119,7 @@ class Kind(Enum):
 
 
 class Ended(NamedTuple):
-    """How the climb ended, with which members, and what shows it: the runs of that set, and the rounds of pairs.
+    """How the search ended, with which members, and what shows it: the runs of that set, and the rounds of pairs.
 
     `pairs_left` says that not every pair was tried that could tell something.
     """
@@ -133,29 +133,25 @@ class Ended(NamedTuple):
 
 
 Answers = Mapping[tuple[str, str, int], Sequence[Tried]]
-Climb = Generator[Step, Tried, Ended]
+Search = Generator[Step, Tried, Ended]
 
 
-def climb(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, ...]]:
+def replay(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, ...]]:
     """The next step, or the end; and the answers in the order in which they were asked for."""
-    used: Counter[tuple[str, str, int]] = Counter()
+    left = {key: deque(tried) for key, tried in answers.items()}
     played: list[Tried] = []
-    script = _climb(ground)
+    script = _search(ground)
     step = next(script)
-    while True:
-        known = answers.get(step.key, ())
-        if used[step.key] >= len(known):
-            return step, tuple(played)
-        answer = known[used[step.key]]._replace(step=step)
-        used[step.key] += 1
-        played.append(answer)
+    while known := left.get(step.key):
+        played.append(known.popleft()._replace(step=step))
         try:
-            step = script.send(answer)
+            step = script.send(played[-1])
         except StopIteration as end:
             return end.value, tuple(played)
+    return step, tuple(played)
 
 
-def _climb(ground: Ground) -> Climb:
+def _search(ground: Ground) -> Search:
     first = yield Step(Part.WHOLE)
     runs: tuple[Tried, ...] = (first,)
     if first.works and (ground.broken or ground.holding or ground.slow_below is not None):
@@ -168,7 +164,7 @@ def _climb(ground: Ground) -> Climb:
             return (yield from _price(ground, runs, best))
         return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
     least = ground.rescue * best if first.works else 0.0
-    found, inside_works = yield from _ascend(ground, least)
+    found, inside_works = yield from _accumulate(ground, least)
     if found is None:
         return (yield from _pairs(ground, Ended(Kind.NOTHING, inside_works=inside_works)))
     members, last = yield from _minimise(found, least)
@@ -177,61 +173,63 @@ def _climb(ground: Ground) -> Climb:
     return (yield from _pairs(ground, Ended(kind, members, runs, inside_works=inside_works)))
 
 
-def _is_enough(tried: Tried, least: float) -> bool:
+def _is_fast_enough(tried: Tried, least: float) -> bool:
     return tried.works and (tried.busbw or 0.0) >= least
 
 
-def _price(ground: Ground, usual: tuple[Tried, ...], best: float) -> Climb:
+def _price(ground: Ground, usual: tuple[Tried, ...], best: float) -> Search:
     """It works: is it faster without what holds it back? Each run without it than the best one with it."""
     members = ground.holding
     without = yield Step(Part.WHOLE, members)
     if not without.works:
         return Ended(Kind.NEEDED, members, (without,))
     least = ground.gain * best
-    if not _is_enough(without, least):
+    if not _is_fast_enough(without, least):
         return Ended(Kind.WORKS, (), (*usual, without))
     # What is nearly as fast with an override as without it does not blame that one.
     members, last = yield from _minimise((members, without), max(least, (without.busbw or 0.0) / ground.gain))
     runs, steady = yield from _confirm(members, last)
-    fast = steady and all(_is_enough(run, least) for run in runs)
+    fast = steady and all(_is_fast_enough(run, least) for run in runs)
     return Ended(Kind.HELD_BACK if fast else Kind.WORKS, members if fast else (), runs)
 
 
-def _ascend(ground: Ground, least: float) -> Generator[Step, Tried, tuple[tuple[Members, Tried] | None, bool]]:
+def _accumulate(ground: Ground, least: float) -> Generator[Step, Tried, tuple[tuple[Members, Tried] | None, bool]]:
     """The first set that works, with its run, and whether all is well inside each host as it is."""
     inside_works = False
     if len(ground.hosts) > 1 and max(map(len, ground.hosts)) > 1:
-        inside_works = _is_enough((yield Step(Part.HOSTS)), least)
+        inside_works = _is_fast_enough((yield Step(Part.HOSTS)), least)
     members = ground.own
     if members:
         tried = yield Step(Part.WHOLE, members)
-        if _is_enough(tried, least):
+        if _is_fast_enough(tried, least):
             return (members, tried), inside_works
     if not inside_works:
-        members, last = yield from _pile_up(ground, members, least)
-        if last is not None and _is_enough(last, least):
+        members, last = yield from _accumulate_inside(ground, members, least)
+        if last is not None and _is_fast_enough(last, least):
             return (members, last), inside_works
-    piles = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
-    for candidate in (*piles, *((*members, *ground.across, other) for other in ground.alternatives)):
+    across = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
+    for candidate in (*across, *((*members, *ground.across, other) for other in ground.alternatives)):
         tried = yield Step(Part.WHOLE, candidate)
-        if _is_enough(tried, least):
+        if _is_fast_enough(tried, least):
             return (candidate, tried), inside_works
     return None, inside_works
 
 
-def _pile_up(ground: Ground, members: Members, least: float) -> Generator[Step, Tried, tuple[Members, Tried | None]]:
-    """The rungs inside a host, one on top of the other, and the run of all ranks with the last of them.
+def _accumulate_inside(
+    ground: Ground, members: Members, least: float
+) -> Generator[Step, Tried, tuple[Members, Tried | None]]:
+    """The overrides inside a host, one on top of the other, and the run of all ranks with the last of them.
 
     Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
     """
-    for rung in ground.inside:
-        members = (*members, rung)
+    for override in ground.inside:
+        members = (*members, override)
         if len(ground.hosts) > 1:
-            if _is_enough((yield Step(Part.HOSTS, members)), least):
+            if _is_fast_enough((yield Step(Part.HOSTS, members)), least):
                 return members, (yield Step(Part.WHOLE, members))
             continue
         tried = yield Step(Part.WHOLE, members)
-        if _is_enough(tried, least):
+        if _is_fast_enough(tried, least):
             return members, tried
     return members, None
 
@@ -244,7 +242,7 @@ def _minimise(found: tuple[Members, Tried], least: float) -> Generator[Step, Tri
         if not rest:
             break
         tried = yield Step(Part.WHOLE, rest)
-        if _is_enough(tried, least):
+        if _is_fast_enough(tried, least):
             members, last = rest, tried
     return members, last
 
@@ -257,7 +255,7 @@ def _confirm(members: Members, last: Tried) -> Generator[Step, Tried, tuple[tupl
     return tuple(runs), runs[-1].works
 
 
-def _pairs(ground: Ground, end: Ended) -> Climb:
+def _pairs(ground: Ground, end: Ended) -> Search:
     """Rounds of pairs inside the hosts, as it is, where more than two ranks could be the reason."""
     most = max(map(len, ground.hosts))
     if most <= 2 or end.inside_works:

@@ -31,9 +31,8 @@ from collections.abc import Callable, Iterator
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, label, path_views, status_of, words
-from ddpdiag.checks.p2p.paths.obstacles import acs, iommu
-from ddpdiag.checks.p2p.paths.pairs import asymmetric, disabled, refused
+from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, host_paths, label, status_of, words
+from ddpdiag.checks.p2p.paths.judge import acs, asymmetric, disabled, iommu, refused
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.context import Context
@@ -93,33 +92,33 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    for view in path_views(seen):
+    for paths in host_paths(seen):
         for look in (_unreadable, _isolated, disabled, asymmetric, refused, acs, iommu):
-            yield from look(seen, view)
+            yield from look(seen, paths)
 
 
-def _unreadable(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
-    if view.errors and not view.gpus:
+def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
+    if paths.errors and not paths.gpus:
         yield seen.finding(
             "unreadable",
             "the ways between GPUs cannot be read",
-            f"{view.host.name}: NVML says {view.errors[0]!r}: UNKNOWN how its {view.host.gpus} GPUs are connected.",
-            ranks=view.host.ranks,
-            evidence={"error": view.errors[0]},
-            fix=f"Run `nvidia-smi topo -m` on {view.host.name} and follow what it says.",
+            f"{paths.host.name}: NVML says {paths.errors[0]!r}: UNKNOWN how its {paths.host.gpus} GPUs are connected.",
+            ranks=paths.host.ranks,
+            evidence={"error": paths.errors[0]},
+            fix=f"Run `nvidia-smi topo -m` on {paths.host.name} and follow what it says.",
         )
 
 
-def _isolated(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
-    if view.is_split:
-        most = max(view.views)
+def _isolated(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
+    if len(paths.shown) > 1 and not all(pair.known for pair in paths.pairs):
+        most = max(paths.shown)
         yield seen.finding(
             "isolated",
             "each rank is shown GPUs of its own",
-            f"{view.host.name}: of {len(view.gpus)} GPUs no rank is shown more than {most}, so NVML knows nothing of "
+            f"{paths.host.name}: of {len(paths.gpus)} GPUs no rank is shown more than {most}, so NVML knows nothing of "
             "ways between the others, and CUDA may not open their memory (NCCL: 'invalid device ordinal').",
-            ranks=view.host.ranks,
-            evidence={"gpus": [label(gpu) for gpu in view.gpus], "shown": list(view.views)},
+            ranks=paths.host.ranks,
+            evidence={"gpus": [label(gpu) for gpu in paths.gpus], "shown": list(paths.shown)},
             fix="Give all GPUs of a host to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
             "--gpus-per-task), and let each take its own by LOCAL_RANK.",
         )
@@ -127,49 +126,32 @@ def _isolated(seen: Seen[Data], view: PathView) -> Iterator[Finding]:
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
     """How the GPUs of each host are connected; and what NVML says of P2P, where that is not OK everywhere."""
-    for view in path_views(seen):
-        if any(pair.known for pair in view.pairs):
-            yield _matrix(view, "topology", "ways between GPUs", _way_cells(view))
-            if any(pair.works is False for pair in view.pairs):
-                yield _matrix(view, "status", f"P2P allowed by NVML ({_legend(view)})", _status_cells(view))
+    for paths in host_paths(seen):
+        if any(pair.known for pair in paths.pairs):
+            yield _matrix(paths, "topology", "ways between GPUs", _connection)
+            if any(pair.works is False for pair in paths.pairs):
+                found = {status for pair in paths.pairs for status in pair.statuses} - {P2P.OK}
+                legend = ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
+                yield _matrix(paths, "status", f"P2P allowed by NVML ({legend})", _allowed)
 
 
-Cells = tuple[tuple[str | None, ...], ...]
+def _connection(path: Way, pair: Pair) -> str | None:
+    return f"NV{path.nvlinks}" if path.nvlinks else None if pair.level is None else pair.level.name
 
 
-def _matrix(view: PathView, what: str, title: str, cells: Cells) -> Matrix:
-    names = tuple(f"GPU {gpu.index}" for gpu in view.gpus)
-    return Matrix(name=f"p2p.{what}.{view.host.name}", title=title, rows=names, columns=names, cells=cells)
+def _allowed(path: Way, _: Pair) -> str | None:
+    return None if (status := status_of(path)) is None else _CELLS[status]
 
 
-def _way_cells(view: PathView) -> Cells:
-    def word(way: Way, pair: Pair) -> str | None:
-        return f"NV{way.nvlinks}" if way.nvlinks else None if pair.level is None else pair.level.name
-
-    return _cells(view, word)
-
-
-def _status_cells(view: PathView) -> Cells:
-    def word(way: Way, pair: Pair) -> str | None:
-        status = status_of(way)
-        return None if status is None else _CELLS[status]
-
-    return _cells(view, word)
-
-
-def _legend(view: PathView) -> str:
-    """The letters that occur, in words: "DR: disabled by regkey"."""
-    found = {status for pair in view.pairs for status in pair.statuses} - {P2P.OK}
-    return ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
-
-
-def _cells(view: PathView, word: Callable[[Way, Pair], str | None]) -> Cells:
+def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[Way, Pair], str | None]) -> Matrix:
     known: dict[tuple[int, int], str | None] = {}
-    for pair in view.pairs:
-        for source, target, way in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
-            known[source.index, target.index] = None if way is None else word(way, pair)
-    order = [gpu.index for gpu in view.gpus]
-    return tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
+    for pair in paths.pairs:
+        for source, target, path in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
+            known[source.index, target.index] = None if path is None else word(path, pair)
+    order = [gpu.index for gpu in paths.gpus]
+    cells = tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
+    names = tuple(f"GPU {index}" for index in order)
+    return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells)
 
 
 CHECK = Check(

@@ -1,4 +1,4 @@
-"""The GPUs of each host and the ways between them, put together from what its ranks answered to P2P001."""
+"""The GPUs of each host and the paths between them, put together from what its ranks answered to P2P001."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -14,8 +14,6 @@ from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.probes.gpu.iommu import Surroundings
 from ddpdiag.probes.gpu.paths import P2P, Level, PathGpu, Paths, Way
 
-# What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
-UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
 _PAIRS_SHOWN = 4
 
 
@@ -27,32 +25,38 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two GPUs of a host, and the ways between them (None: not asked, since no rank is shown both).
-
-    `level` is where their PCIe ways meet; `statuses` is what NVML says of the two directions, as far as it does.
-    """
+    """Two GPUs of a host, and the paths between them (None: not asked, since no rank is shown both)."""
 
     one: PathGpu
     other: PathGpu
     there: Way | None
     back: Way | None
-    level: Level | None
-    statuses: tuple[P2P, ...]
 
     @property
     def known(self) -> tuple[Way, ...]:
-        """The ways that were asked."""
-        return tuple(way for way in (self.there, self.back) if way is not None)
+        """The paths that were asked."""
+        return tuple(path for path in (self.there, self.back) if path is not None)
+
+    @property
+    def level(self) -> Level | None:
+        """Where their PCIe paths meet."""
+        levels = {path.level for path in self.known}
+        return next((level for level in Level if level in levels), None)
+
+    @property
+    def statuses(self) -> tuple[P2P, ...]:
+        """What NVML says of the two directions, as far as it does."""
+        return tuple(status for path in self.known if (status := status_of(path)) is not None)
 
     @property
     def is_linked(self) -> bool:
         """Are there NVLinks between them, as far as is known?"""
-        return any(way.nvlinks for way in self.known)
+        return any(path.nvlinks for path in self.known)
 
     @property
     def is_unlinked(self) -> bool:
         """Are there certainly no NVLinks between them?"""
-        return bool(self.known) and all(way.nvlinks == 0 for way in self.known)
+        return bool(self.known) and all(path.nvlinks == 0 for path in self.known)
 
     @property
     def works(self) -> bool | None:
@@ -71,21 +75,21 @@ class Pair(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What pairs must have in common to be compared: models, where their ways meet, NVLink or not."""
+        """What pairs must have in common to be compared: models, where their paths meet, NVLink or not."""
         return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.is_linked)
 
 
-class PathView(Struct, frozen=True, kw_only=True):
+class HostPaths(Struct, frozen=True, kw_only=True):
     """One host: the job's GPUs, each pair of them, and what lies around; `errors` are those of NVML itself.
 
-    `views` says how many GPUs each rank that was asked is shown.
+    `shown` says how many GPUs each rank that was asked is shown.
     """
 
     host: Host
     gpus: tuple[PathGpu, ...]
     pairs: tuple[Pair, ...]
     around: Surroundings
-    views: tuple[int, ...]
+    shown: tuple[int, ...]
     errors: tuple[str, ...] = ()
 
     @property
@@ -103,45 +107,25 @@ class PathView(Struct, frozen=True, kw_only=True):
             return ()
         return tuple(pair for pair in self.unlinked if pair.level is not None and pair.level > Level.PXB)
 
-    @property
-    def is_split(self) -> bool:
-        """Are ranks shown different GPUs, so that nothing is known of some pairs?"""
-        return len(self.views) > 1 and any(not pair.known for pair in self.pairs)
 
-
-def pair_of(one: PathGpu, other: PathGpu, there: Way | None, back: Way | None) -> Pair:
-    """A pair, with what its ways say."""
-    known = [way for way in (there, back) if way is not None]
-    levels = {way.level for way in known}
-    told = [status_of(way) for way in known]
-    return Pair(
-        one,
-        other,
-        there,
-        back,
-        level=next((level for level in Level if level in levels), None),
-        statuses=tuple(status for status in told if status is not None),
-    )
-
-
-def status_of(way: Way) -> P2P | None:
+def status_of(path: Way) -> P2P | None:
     """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
-    told = [P2P(status) for status in (way.read, way.write) if status is not None]
-    if way.nvlinks and way.nvlink == P2P.DISABLED_BY_REGKEY:
+    told = [P2P(status) for status in (path.read, path.write) if status is not None]
+    if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
         told.append(P2P.DISABLED_BY_REGKEY)
     known = [status for status in told if status is not P2P.UNKNOWN]
     return next((status for status in known if status is not P2P.OK), P2P.OK) if known else None
 
 
 @lru_cache(maxsize=1)
-def path_views(seen: Seen[Data]) -> tuple[PathView, ...]:
+def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
     """The hosts that answered, in order.
 
     GPUs that no rank may use are somebody else's, and left out; so are those that are cut into slices (MIG), between
     which there is no P2P.
     """
     ours = _ours(seen)
-    return tuple(_view(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
+    return tuple(_host_paths(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
 
 
 def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:
@@ -154,20 +138,20 @@ def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:
     return ours
 
 
-def _view(host: Host, answers: Sequence[Data], ours: set[str] | None) -> PathView:
+def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None) -> HostPaths:
     asked = [row.paths for row in answers]
-    gpus = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
-    gpus = tuple(gpu for gpu in gpus if ours is None or gpu.uuid is None or gpu.uuid in ours)
-    ways = {key: way for paths in asked for key, way in _ways(paths)}
-    return PathView(
+    every = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
+    gpus = tuple(gpu for gpu in every if ours is None or gpu.uuid is None or gpu.uuid in ours)
+    known = {key: path for paths in asked for key, path in _paths(paths)}
+    return HostPaths(
         host=host,
         gpus=gpus,
         pairs=tuple(
-            pair_of(one, other, ways.get((_key(one), _key(other))), ways.get((_key(other), _key(one))))
+            Pair(one, other, known.get((_key(one), _key(other))), known.get((_key(other), _key(one))))
             for one, other in combinations(gpus, 2)
         ),
         around=answers[0].around,
-        views=tuple(len(paths.gpus) for paths in asked),
+        shown=tuple(len(paths.gpus) for paths in asked),
         errors=tuple(paths.error for paths in asked if paths.error),
     )
 
@@ -180,11 +164,11 @@ def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
     return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
 
 
-def _ways(paths: Paths) -> Iterator[tuple[tuple[str, str], Way]]:
+def _paths(paths: Paths) -> Iterator[tuple[tuple[str, str], Way]]:
     keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
-    for way in paths.ways:
-        if way.source in keys and way.target in keys:
-            yield (keys[way.source], keys[way.target]), way
+    for path in paths.ways:
+        if path.source in keys and path.target in keys:
+            yield (keys[path.source], keys[path.target]), path
 
 
 def _key(gpu: PathGpu) -> str:

@@ -19,6 +19,7 @@ src/transport and src/graph/paths.cc; NCCL issue 1537 (GPUDirect RDMA).
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -28,14 +29,14 @@ from ddpdiag.checks.collective.all_reduce.check import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport import judge as findings
-from ddpdiag.checks.p2p.transport.data import Data, view_of
+from ddpdiag.checks.p2p.transport.judge import Data, transport_log
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.links import Connections, connections
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import interfaces
-from ddpdiag.probes.net.nccl_log import Hop, Log, read_log
+from ddpdiag.probes.net.nccl_log import Log, read_log
 from ddpdiag.probes.net.rdma import has_peer_memory, rdma_ports
 
 FINDINGS = {
@@ -119,7 +120,7 @@ def _nominal(sys: Path, names: Sequence[str]) -> float | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
-    env = fallback.job_workarounds(seen.of(fallback.CHECK)) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    env = fallback.job_workarounds(seen) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
     return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
 
 
@@ -133,52 +134,50 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    view = view_of(seen)
-    yield from findings.unreadable(view)
-    yield from findings.versions(view)
-    # With variables that get around what does not work, NCCL goes the ways that are left.
+    nccl = transport_log(seen)
+    yield from findings.unreadable(nccl)
+    yield from findings.versions(nccl)
+    # With variables that get around what does not work, NCCL takes the paths that are left.
     if not fallback.works_with_workarounds(seen.of(fallback.CHECK)):
-        yield from findings.sockets(view)
-        yield from findings.gpudirect(view)
-        yield from findings.inside(view)
-    yield from findings.nvls(view)
-    yield from findings.warned(view)
+        yield from findings.sockets(nccl)
+        yield from findings.gpudirect(nccl)
+        yield from findings.inside(nccl)
+    yield from findings.nvls(nccl)
+    yield from findings.warned(nccl)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The ways that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
-    view = view_of(seen)
-    return {rank: {"transport": _words(view.by_rank.get(rank, ()), log)} for rank, log in view.logs.items()}
-
-
-def _words(hops: Sequence[Hop], log: Log) -> str:
-    texts = sorted({hop.text for hop in hops}, key=lambda text: (text.startswith("NET"), text))
-    return ", ".join([*texts, *(["NVLS"] if log.nvls_channels else [])])
+    """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
+    nccl = transport_log(seen)
+    texts = {rank: {"NVLS"} if log.nvls_channels else set() for rank, log in nccl.logs.items()}
+    for hop in nccl.hops:
+        for rank in nccl.logs.keys() & {hop.source, hop.target}:
+            texts[rank].add(hop.text)
+    ordered = partial(sorted, key=lambda text: (text == "NVLS", text.startswith("NET"), text))
+    return {rank: {"transport": ", ".join(ordered(own))} for rank, own in texts.items()}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """NCCL's version and network, and the algorithm for each size, as the first rank that tells them has it."""
-    logs = view_of(seen).logs.values()
-    out: dict[str, Scalar] = {}
-    for name, value in (
-        ("version", next((log.version for log in logs if log.version), None)),
-        ("network", next((log.network for log in logs if log.network), None)),
-    ):
-        if value is not None:
-            out[f"nccl.{name}"] = value
-    for choice in next((log.choices for log in logs if log.choices), ()):
-        out[f"nccl.algorithm.{choice.bytes}"] = f"{choice.algorithm}/{choice.protocol}"
-    return out
+    logs = transport_log(seen).logs.values()
+    version = next((log.version for log in logs if log.version), None)
+    network = next((log.network for log in logs if log.network), None)
+    choices = next((log.choices for log in logs if log.choices), ())
+    return {
+        **({"nccl.version": version} if version is not None else {}),
+        **({"nccl.network": network} if network is not None else {}),
+        **{f"nccl.algorithm.{own.bytes}": f"{own.algorithm}/{own.protocol}" for own in choices},
+    }
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """From rank to rank, where NCCL opened a way; others go through peers, or through NVLS."""
-    view = view_of(seen)
-    ranks = tuple(view.rows)
-    if not view.hops or len(ranks) > MOST_RANKS:
+    """From rank to rank, where NCCL opened a path; others go through peers, or through NVLS."""
+    nccl = transport_log(seen)
+    ranks = tuple(nccl.rows)
+    if not nccl.hops or len(ranks) > MOST_RANKS:
         return ()
     texts: dict[tuple[int, int], list[str]] = {}
-    for hop in view.hops:
+    for hop in nccl.hops:
         texts.setdefault((hop.source, hop.target), []).append(hop.text)
     names = tuple(f"rank {rank}" for rank in ranks)
     cells = tuple(tuple(", ".join(sorted(texts.get((a, b), []))) or None for b in ranks) for a in ranks)

@@ -1,31 +1,145 @@
-"""Findings of P2P004, one function for each."""
+"""What P2P004 measured, and its findings: the paths that NCCL took, within hosts and between them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
 
+from msgspec import Struct
+
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
+from ddpdiag.checks.launch import variables
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.checks.p2p.transport.data import SOCKET, View
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.probes.net.nccl_log import Hop
+from ddpdiag.probes.gpu.links import Connections
+from ddpdiag.probes.net.nccl_log import Hop, Log
+from ddpdiag.probes.net.rdma import Port
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import rate_text, times_text
 
+SOCKET = "Socket"
 _LOG_LINES = 4
+# Variables by which users choose a transport, and those that follow from it.
+_CHOOSING = (
+    "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IBVERBS_LIB", "NCCL_NET_GDR_LEVEL",
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID", "NCCL_NVLS_ENABLE",
+)  # fmt: skip
 
 
-def unreadable(view: View) -> Iterator[Finding]:
-    """Ranks whose log says nothing of a way."""
+class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank: NCCL's log (None: it wrote none), its GPU and NVLinks, and the host's network.
+
+    `socket_bytes_per_s` is the nominal rate of the interfaces that NCCL uses for sockets, together. `peer_memory`: is
+    nvidia-peermem loaded?
+    """
+
+    log: Log | None = None
+    gpu_uuid: str | None = None
+    links: Connections = Connections()
+    ports: tuple[Port, ...] = ()
+    socket_bytes_per_s: float | None = None
+    peer_memory: bool = False
+
+
+@dataclass(frozen=True)
+class TransportLog:
+    """All ranks' logs together."""
+
+    seen: Seen[Data]
+
+    @property
+    def rows(self) -> Mapping[int, Data]:
+        """Each rank's answer."""
+        return self.seen.by_rank
+
+    @cached_property
+    def logs(self) -> Mapping[int, Log]:
+        """The logs of the ranks that have one."""
+        return {rank: data.log for rank, data in sorted(self.rows.items()) if data.log is not None}
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """Every path once, whoever told it."""
+        told = (hop for log in self.logs.values() for hop in log.hops)
+        return tuple({(hop.source, hop.target, hop.text): hop for hop in told}.values())
+
+    @cached_property
+    def _hosts(self) -> Mapping[int, tuple[str, str]]:
+        return {rank: host for host, ranks in self.seen.world.hosts.items() for rank in ranks}
+
+    def host(self, rank: int) -> str:
+        """The name of a rank's host."""
+        return self.seen.world.node_of(rank)
+
+    def is_inside(self, hop: Hop) -> bool:
+        """Are both ends on one host?"""
+        return hop.source in self._hosts and self._hosts[hop.source] == self._hosts.get(hop.target)
+
+    @cached_property
+    def outside(self) -> tuple[Hop, ...]:
+        """Paths over the network from host to host; with MNNVL there are others."""
+        return tuple(hop for hop in self.hops if hop.kind == "NET" and not self.is_inside(hop))
+
+    def are_linked(self, one: int, other: int) -> bool:
+        """Do NVLinks lead from the GPU of one rank to that of the other? By NCCL's map of the host, or by NVML's.
+
+        NCCL's map lacks the GPUs of ranks that it takes to be on another host (NCCL_HOSTID); NVML's knows of a switch.
+        """
+        log = self.logs.get(one)
+        if log is not None and other in log.nvlinked.get(one, ()):
+            return True
+        both = [self.rows[rank].links for rank in (one, other) if rank in self.rows]
+        return len(both) == 2 and all(links.nvlink_switched and links.nvlinks for links in both)
+
+    def ports(self, host: str) -> tuple[Port, ...]:
+        """The RDMA ports of a host that are up: InfiniBand where there is any, else RoCE."""
+        up = tuple(port for port in self._ports.get(host, ()) if port.active)
+        return tuple(port for port in up if port.infiniband) or up
+
+    @cached_property
+    def _ports(self) -> Mapping[str, tuple[Port, ...]]:
+        return {self.host(rank): data.ports for rank, data in self.rows.items()}
+
+    def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
+        """Why NCCL chose so on these ranks: variables that it was given, and what it says itself."""
+        settings = map(self.settings, ranks)
+        variables = (f"{name}={found[name]}" for found in settings for name in names if name in found)
+        notes = (f"'{note}'" for rank in ranks if rank in self.logs for note in self.logs[rank].notes)
+        return tuple(dict.fromkeys((*variables, *notes)))[:4]
+
+    def settings(self, rank: int) -> Mapping[str, str]:
+        """The variables of a rank that decide on transports: as LCH002 saw them, and as NCCL did."""
+        known: dict[str, str] = {}
+        if own := self._environments.get(rank):
+            known = dict(chain.from_iterable(row.items() for row in own.files.values())) | dict(own.variables)
+        known |= self.logs[rank].settings if rank in self.logs else {}
+        return {name: value for name, value in known.items() if name in _CHOOSING}
+
+    @cached_property
+    def _environments(self) -> Mapping[int, variables.Data]:
+        return self.seen.of(variables.CHECK).by_rank
+
+
+@lru_cache(maxsize=1)
+def transport_log(seen: Seen[Data]) -> TransportLog:
+    """All ranks' logs, put together once."""
+    return TransportLog(seen)
+
+
+def unreadable(nccl: TransportLog) -> Iterator[Finding]:
+    """Ranks whose log says nothing of a path."""
     silent = tuple(
-        rank for rank, data in view.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
+        rank for rank, data in nccl.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
     )
     if silent:
-        versions = sorted({log.version for rank in silent if (log := view.logs.get(rank)) and log.version})
+        versions = sorted({log.version for rank in silent if (log := nccl.logs.get(rank)) and log.version})
         which = f" (version {', '.join(versions)})" if versions else ""
-        yield view.seen.finding(
+        yield nccl.seen.finding(
             "unreadable",
             "NCCL's log does not say how ranks talk",
-            f"The log of NCCL{which} on {ranks_text(silent)} of {len(view.rows)} tells no way to any peer: UNKNOWN "
+            f"The log of NCCL{which} on {ranks_text(silent)} of {len(nccl.rows)} tells no way to any peer: UNKNOWN "
             "which transport it uses.",
             ranks=silent,
             fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
@@ -33,13 +147,13 @@ def unreadable(view: View) -> Iterator[Finding]:
         )
 
 
-def versions(view: View) -> Iterator[Finding]:
+def versions(nccl: TransportLog) -> Iterator[Finding]:
     """Different NCCLs, unless LCH003 says so already."""
-    odd = odd_ones_out({rank: log.version for rank, log in view.logs.items() if log.version})
-    told = {own.nccl for own in view.seen.of(lch003.CHECK).by_rank.values()}
+    odd = odd_ones_out({rank: log.version for rank, log in nccl.logs.items() if log.version})
+    told = {own.nccl for own in nccl.seen.of(lch003.CHECK).by_rank.values()}
     if odd is None or len(told) > 1:
         return
-    yield view.seen.finding(
+    yield nccl.seen.finding(
         "mixed-versions",
         "ranks load different versions of NCCL",
         f"NCCL: {odd_text(odd, missing='none')}; one version on every rank is expected"
@@ -50,22 +164,20 @@ def versions(view: View) -> Iterator[Finding]:
     )
 
 
-def sockets(view: View) -> Iterator[Finding]:
+def sockets(nccl: TransportLog) -> Iterator[Finding]:
     """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends."""
-    crossing = [hop for hop in view.outside if hop.name == SOCKET]
-    taken = [hop for hop in crossing if all(view.ports(view.host(rank)) for rank in (hop.source, hop.target))]
+    crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
+    taken = [hop for hop in crossing if all(nccl.ports(nccl.host(rank)) for rank in (hop.source, hop.target))]
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
         return
-    hosts = view.seen.world.nodes_of(ranks)
-    ports = {host: view.ports(host) for host in hosts}
-    kind = "InfiniBand" if all(port.infiniband for own in ports.values() for port in own) else "RoCE"
-    first = hosts[0]
-    names = names_text([port.name for port in ports[first]], 4)
-    wires = sorted({name for rank in ranks if rank in view.logs for name in view.logs[rank].sockets})
-    cost, evidence = _cost(view, ranks)
-    why = view.reasons(ranks)
-    yield view.seen.finding(
+    first, *_ = hosts = nccl.seen.world.nodes_of(ranks)
+    kind = "InfiniBand" if all(port.infiniband for host in hosts for port in nccl.ports(host)) else "RoCE"
+    names = names_text([port.name for port in nccl.ports(first)], 4)
+    wires = sorted({name for rank in ranks if rank in nccl.logs for name in nccl.logs[rank].sockets})
+    cost, evidence = _cost(nccl, ranks)
+    why = nccl.reasons(ranks)
+    yield nccl.seen.finding(
         "sockets",
         f"NCCL uses sockets, not {kind}",
         f"NCCL sends over sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
@@ -79,18 +191,16 @@ def sockets(view: View) -> Iterator[Finding]:
     )
 
 
-def _cost(view: View, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
+def _cost(nccl: TransportLog, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
     """What the slowest host loses, as far as the rates are known."""
-    hosts = view.seen.world.nodes_of(ranks)
-    rates = [[port.bytes_per_s for port in view.ports(host)] for host in hosts]
-    if any(rate is None for own in rates for rate in own):
+    rates = [[port.bytes_per_s for port in nccl.ports(host)] for host in nccl.seen.world.nodes_of(ranks)]
+    if any(None in own for own in rates):
         return "", {}
     rdma = min(sum(rate or 0.0 for rate in own) for own in rates)
-    nominal = [view.rows[rank].socket_bytes_per_s for rank in ranks if rank in view.rows]
-    known = [rate for rate in nominal if rate]
-    if not known or len(known) < len(nominal):
+    nominal = [nccl.rows[rank].socket_bytes_per_s for rank in ranks if rank in nccl.rows]
+    slow = min((rate or 0.0 for rate in nominal), default=0.0)
+    if not slow:
         return f": {rate_text(rdma)} per host are left unused", {"rdma_bytes_per_s": rdma}
-    slow = min(known)
     evidence: dict[str, Scalar | list[Scalar]] = {"rdma_bytes_per_s": rdma, "socket_bytes_per_s": slow}
     return f": {rate_text(slow)} instead of {rate_text(rdma)} per host, {times_text(rdma / slow)} less", evidence
 
@@ -99,31 +209,40 @@ def _why(reasons: Sequence[str]) -> str:
     return f"Found there: {', '.join(reasons)}." if reasons else "NCCL does not say why."
 
 
-def gpudirect(view: View) -> Iterator[Finding]:
+def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     """GPUDirect RDMA on some hosts and not on others; or on none, although they have InfiniBand."""
-    ends = {rank for hop in view.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & view.logs.keys()
+    ends = {rank for hop in nccl.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & nccl.logs.keys()
     # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
-    direct = {rank for rank in ends if any(hop.gdr for hop in view.logs[rank].hops)}
-    having = {view.host(rank): True for rank in sorted(ends)} | {view.host(rank): False for rank in ends - direct}
+    direct = {rank for rank in ends if any(hop.gdr for hop in nccl.logs[rank].hops)}
+    having = {nccl.host(rank): True for rank in sorted(ends)} | {nccl.host(rank): False for rank in ends - direct}
     if len(set(having.values())) > 1:
-        yield _uneven(view, having, sorted(ends - direct))
-    elif ends and not direct and any(hop.name.startswith("IB") for hop in view.outside):
-        yield _none_direct(view, sorted(ends))
+        yield _uneven(nccl, having, sorted(ends - direct))
+    elif ends and not direct and any(hop.name.startswith("IB") for hop in nccl.outside):
+        ranks = sorted(ends)
+        yield nccl.seen.finding(
+            "no-gdr",
+            "InfiniBand is used without GPUDirect RDMA",
+            f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
+            f"{_gdr_reason(nccl, ranks)}",
+            severity=Severity.NOTE,
+            evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
+            fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
+            "kernel with DMA-BUF.",
+        )
 
 
-def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
+def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
     without = [host for host, has in having.items() if not has]
     odd = without if 2 * len(without) < len(having) else []
-    ranks = without_ranks if odd else ()
     blame = "" if odd else " (no majority, so nobody is blamed)"
-    return view.seen.finding(
+    return nccl.seen.finding(
         "no-gdr",
         "some hosts go without GPUDirect RDMA",
         f"{names_text(without)}: data goes through the host's memory on its way to the network; "
         f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
-        f"{_gdr_reason(view, without_ranks)}",
+        f"{_gdr_reason(nccl, without_ranks)}",
         severity=Severity.WARNING,
-        ranks=ranks,
+        ranks=without_ranks if odd else (),
         nodes=odd,
         evidence={"without": [*without]},
         fix="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
@@ -131,111 +250,94 @@ def _uneven(view: View, having: Mapping[str, bool], without_ranks: Sequence[int]
     )
 
 
-def _none_direct(view: View, ranks: Sequence[int]) -> Finding:
-    return view.seen.finding(
-        "no-gdr",
-        "InfiniBand is used without GPUDirect RDMA",
-        f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
-        f"{_gdr_reason(view, ranks)}",
-        severity=Severity.NOTE,
-        evidence={"reasons": list(view.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
-        fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
-        "kernel with DMA-BUF.",
-    )
-
-
-def _gdr_reason(view: View, ranks: Sequence[int]) -> str:
-    able = [name for rank in ranks for name, has in view.logs[rank].gdr.items() if has]
-    level = next(
-        (own["NCCL_NET_GDR_LEVEL"] for rank in ranks if "NCCL_NET_GDR_LEVEL" in (own := view.settings(rank))), None
-    )
+def _gdr_reason(nccl: TransportLog, ranks: Sequence[int]) -> str:
+    able = [name for rank in ranks for name, has in nccl.logs[rank].gdr.items() if has]
+    levels = (nccl.settings(rank).get("NCCL_NET_GDR_LEVEL") for rank in ranks)
+    level = next((level for level in levels if level is not None), None)
     if able and level is not None:
         return f"{able[0]} could do it; NCCL_NET_GDR_LEVEL={level} is set."
     if able:
         # NCCL says no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
         return f"{able[0]} could do it: the GPUs cannot, or the way between them and the adapter crosses the CPU."
-    loaded = any(view.rows[rank].peer_memory for rank in ranks)
-    if loaded:
+    if any(nccl.rows[rank].peer_memory for rank in ranks):
         return "nvidia-peermem is loaded, but NCCL finds no adapter that can use it."
     return "Neither nvidia-peermem nor DMA-BUF is there."
 
 
-def inside(view: View) -> Iterator[Finding]:
-    """Ways within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
+def inside(nccl: TransportLog) -> Iterator[Finding]:
+    """Paths within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
     by_host: dict[str, list[Hop]] = defaultdict(list)
-    for hop in view.inside:
-        linked = view.are_linked(hop.source, hop.target)
-        # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be the faster way.
+    for hop in filter(nccl.is_inside, nccl.hops):
+        linked = nccl.are_linked(hop.source, hop.target)
+        # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
         if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
-            by_host[view.host(hop.source)].append(hop)
+            by_host[nccl.host(hop.source)].append(hop)
     for host, hops in by_host.items():
-        yield _inside(view, host, hops)
+        yield _inside(nccl, host, hops)
 
 
-def _inside(view: View, host: str, hops: Sequence[Hop]) -> Finding:
+def _inside(nccl: TransportLog, host: str, hops: Sequence[Hop]) -> Finding:
     ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
-    linked = any(view.are_linked(hop.source, hop.target) for hop in hops)
+    linked = any(nccl.are_linked(hop.source, hop.target) for hop in hops)
     over = ", ".join(sorted({hop.text for hop in hops}))
-    why = view.reasons(ranks)
-    nodes = next((log.nodes for rank in ranks if (log := view.logs.get(rank)) and log.nodes), None)
-    known = len(view.seen.world.hosts)
+    why = nccl.reasons(ranks)
+    nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
+    known = len(nccl.seen.world.hosts)
     apart = f" NCCL takes the ranks to be on {nodes} hosts; they are on {known}." if nodes and nodes > known else ""
-    see = " See LCH002.host-id." if view.told_of_host_ids else ""
-    gpus = [uuid for rank in ranks if rank in view.rows and (uuid := view.rows[rank].gpu_uuid)]
-    example = hops[0]
-    return view.seen.finding(
+    host_ids = any(finding.code == "LCH002.host-id" for finding in nccl.seen.findings_of("LCH002"))
+    see = " See LCH002.host-id." if host_ids else ""
+    return nccl.seen.finding(
         "inside",
         "ranks of one host do not use NVLink" if linked else "ranks of one host talk over sockets",
-        f"{host}: {ranks_text(ranks)} talk over {over} (rank {example.source} to rank {example.target}), although "
+        f"{host}: {ranks_text(ranks)} talk over {over} (rank {hops[0].source} to rank {hops[0].target}), although "
         f"{'NVLinks connect their GPUs' if linked else 'P2P or shared memory is there'}; P2P expected.{apart} "
         f"{_why(why)}{see}",
         ranks=ranks,
-        gpus=gpus,
+        gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
         fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
         "let all containers of a host share its GPUs, its IPC namespace and its host name.",
     )
 
 
-def nvls(view: View) -> Iterator[Finding]:
+def nvls(nccl: TransportLog) -> Iterator[Finding]:
     """NVLink SHARP on some GPUs only: the number of NVLS channels is the least of all ranks (init.cc)."""
-    offered = {rank: log.nvls for rank, log in view.logs.items() if log.nvls is not None}
+    offered = {rank: log.nvls for rank, log in nccl.logs.items() if log.nvls is not None}
     odd = odd_ones_out(offered)
     if odd is None:
         return
     without = tuple(rank for rank, has in offered.items() if not has)
     blamed = without if odd.ranks and odd.usual is True else ()
-    gpus = [uuid for rank in blamed if (uuid := view.rows[rank].gpu_uuid)]
-    yield view.seen.finding(
+    yield nccl.seen.finding(
         "nvls",
         "not all GPUs offer NVLS (NVLink SHARP)",
-        f"NVLS is not available on {ranks_text(without)} ({names_text(view.seen.world.nodes_of(without))}), but on "
+        f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but on "
         f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only where all ranks can"
         + ("." if blamed else " (no majority, so nobody is blamed)."),
         severity=Severity.WARNING if blamed else Severity.NOTE,
         ranks=blamed,
-        gpus=gpus,
+        gpus=[uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"without": [*without]},
         fix="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
         "Fabric`), at the driver's version and at NCCL_NVLS_ENABLE.",
     )
 
 
-def warned(view: View) -> Iterator[Finding]:
+def warned(nccl: TransportLog) -> Iterator[Finding]:
     """NCCL's own warnings, by text."""
     tellers: dict[str, list[int]] = defaultdict(list)
-    for rank, log in view.logs.items():
+    for rank, log in nccl.logs.items():
         for text in log.warnings:
             tellers[text].append(rank)
     if tellers:
         lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in tellers.items()]
         more = f" (and {len(lines) - _LOG_LINES} more)" if len(lines) > _LOG_LINES else ""
         ranks = sorted({rank for own in tellers.values() for rank in own})
-        yield view.seen.finding(
+        yield nccl.seen.finding(
             "warned",
             "NCCL warns",
             f"NCCL warned although the all-reduces went well. {'; '.join(lines[:_LOG_LINES])}{more}.",
-            nodes=view.seen.world.nodes_of(ranks),
+            nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
             fix="Read them; an asynchronous event of an adapter is a link that goes up and down.",
         )

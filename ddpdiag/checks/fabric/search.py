@@ -4,18 +4,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ddpdiag.checks.fabric.search.matching import Domain
-from ddpdiag.checks.fabric.search.pair_confirm_cover import (
-    LOST,
-    UNHEARD,
-    Diagnosis,
-    Phase,
-    Reached,
-    Results,
-    Round,
-    localise,
-)
-from ddpdiag.checks.fabric.search.rules import Bar, Rules, bar_of
+from ddpdiag.checks.fabric.matching import Domain
+from ddpdiag.checks.fabric.pair_confirm_cover import LOST, UNHEARD, Diagnosis, Phase, Reached, Results, Round, localise
+from ddpdiag.checks.fabric.rules import Bar, Rules, bar_of
 
 T = TypeVar("T")
 # Of fewer units it is not known which of them is the usual one.
@@ -49,10 +40,7 @@ class Located(NamedTuple):
     proof: Reached | None
 
 
-Whole = Generator[Round, Results, Located]
-
-
-def locate(ground: Ground) -> Whole:
+def locate(ground: Ground) -> Generator[Round, Results, Located]:
     """Find who is bad; what is bad alone takes no part in what follows."""
     alone = yield from _inside(ground)
     out = {own.unit for own in alone}
@@ -79,7 +67,11 @@ def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
     if not units:
         return ()
     results = yield Round(Phase.LOCAL, tuple(units))
-    bar = _bar_inside(results, ground.inside_rules)
+    rates = [tested.rate for tested in results.values() if tested.rate is not None]
+    bar = Bar(0.0, 0.0, ground.inside_rules.least)
+    if len(rates) >= _LEAST_TO_COMPARE:
+        spread = max(tested.spread for tested in results.values())
+        bar = bar_of(rates, len(rates), ground.inside_rules, spread)
     tests = {group: [tested] for group, tested in results.items()}
     failing = [group for group in units if group in results and not _passes(results[group], bar)]
     # Where most fail, it is no matter of single units: pairs will show it as well.
@@ -93,14 +85,6 @@ def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
             tests[group].append(tested)
         failing = [group for group in failing if group in again and not _passes(again[group], bar)]
     return tuple(Alone(group[0], tuple(tests[group]), bar.usual) for group in failing)
-
-
-def _bar_inside(results: Results, rules: Rules) -> Bar:
-    rates = [tested.rate for tested in results.values() if tested.rate is not None]
-    spread = max((tested.spread for tested in results.values()), default=0.0)
-    if len(rates) < _LEAST_TO_COMPARE:
-        return Bar(0.0, 0.0, rules.least)
-    return bar_of(rates, len(rates), rules, spread)
 
 
 def _passes(tested: Reached, bar: Bar) -> bool:

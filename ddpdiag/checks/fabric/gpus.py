@@ -21,22 +21,21 @@ Sources: as FAB001.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.fabric.gpus.data import InsideView
 from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import Data
-from ddpdiag.checks.fabric.search.pair_confirm_cover import Bad, Diagnosis, Path, Round
-from ddpdiag.checks.fabric.search.rules import Rules
-from ddpdiag.checks.fabric.text import how, rates, severity, tests_text
-from ddpdiag.checks.fabric.truncation import cut_short
+from ddpdiag.checks.fabric.hosts.data import Data, answers_of
+from ddpdiag.checks.fabric.hosts.judge import how, rates, severity, tests_text, truncation_of
+from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Results, Round, localise
+from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import follow
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Pair, path_views
+from ddpdiag.checks.p2p.paths.data import Pair, host_paths
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import rate_text, share_text
@@ -59,10 +58,33 @@ _SHOWN = 8
 
 
 @lru_cache(maxsize=1)
-def _view(seen: Seen[Data]) -> InsideView:
-    """The hosts' insides, worked out once for the check's parts."""
+def _states(seen: Seen[Data]) -> Mapping[tuple[int, ...], Round | Diagnosis]:
+    """The next round of each host (its ranks), or what came of it: each has a search of its own, all at once."""
     floor = seen.number("floor_share", fab001.floor_of(seen.world))
-    return InsideView(seen, Rules(floor=floor, transients=seen.number("transient_share")), _wanted(seen))
+    rules = Rules(floor=floor, transients=seen.number("transient_share"))
+    # The first trial has pairs of all hosts that are looked at.
+    tried = set(seen.trials[0].ranks) if seen.trials else set()
+    hosts = [own for own in seen.world.hosts.values() if not tried.isdisjoint(own)] if tried else _wanted(seen)
+    answers, possible = _answers(seen, hosts), partial(_possible, frozenset(seen.world.living))
+    return {own: follow(localise(own, rules=rules, seed=own[0]), answers[own[0]], possible) for own in hosts}
+
+
+def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int, Sequence[Results]]:
+    """What the pairs of each host (its first rank) reached, in those trials in which any of it took part."""
+    host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
+    answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
+    for results in answers_of(seen):
+        own: dict[int, dict[tuple[int, ...], Reached]] = {}
+        for group, reached in results.items():
+            own.setdefault(host_of[group[0]], {})[group] = reached
+        for host, told in own.items():
+            answers[host].append(told)
+    return answers
+
+
+def _possible(living: frozenset[int], step: Round) -> tuple[tuple[int, ...], ...]:
+    """Those pairs of a round of which nobody is lost."""
+    return tuple(filter(living.issuperset, step.groups))
 
 
 def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
@@ -82,29 +104,29 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
 
 
 def _mixed(seen: Seen[Data]) -> Iterator[str]:
-    """Hosts on which not all pairs of GPUs have the same way between them, as far as it is known.
+    """Hosts on which not all pairs of GPUs have the same path between them, as far as it is known.
 
     Where some pairs are joined by NVLinks or a switch and others are not, a slower pair is no fault.
     """
     known = seen.of(paths.CHECK)
-    for view in path_views(known) if known.trials else ():
-        if len({_joined(pair) for pair in view.pairs}) > 1:
-            yield view.host.name
+    for own in host_paths(known) if known.trials else ():
+        if len({_joined(pair) for pair in own.pairs}) > 1:
+            yield own.host.name
 
 
 def _joined(pair: Pair) -> tuple[object, ...]:
-    """Where there are NVLinks, NCCL takes them, and where the PCIe ways meet does not matter."""
-    return tuple(way.nvlinks for way in pair.known) if pair.is_linked else (pair.level,)
+    """Where there are NVLinks, NCCL takes them, and where the PCIe paths meet does not matter."""
+    return tuple(path.nvlinks for path in pair.known) if pair.is_linked else (pair.level,)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next round of every host that has one."""
-    view = _view(seen)
-    groups = tuple(group for state in view.states if isinstance(state, Round) for group in view.possible(state))
+    living, steps = frozenset(seen.world.living), _states(seen).values()
+    groups = tuple(group for step in steps if isinstance(step, Round) for group in _possible(living, step))
     if not groups:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
-    env = fallback.job_workarounds(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen)
     return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_after=fab001.LATE_AFTER),)
 
 
@@ -125,14 +147,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Who is bad, host by host; then what all of them came to."""
     if not seen.trials:
         return
-    view = _view(seen)
-    ended = [(ranks, state) for ranks, state in zip(view.hosts, view.states, strict=True)]
-    found = [(ranks, state) for ranks, state in ended if isinstance(state, Diagnosis)]
-    if len(found) < len(ended):
-        yield _unfinished(seen, len(ended) - len(found))
-    for ranks, state in found:
+    states = _states(seen)
+    found = {ranks: state for ranks, state in states.items() if isinstance(state, Diagnosis)}
+    if left := len(states) - len(found):
+        yield _unfinished(seen, left)
+    for ranks, state in found.items():
         yield from _of_host(seen, ranks, state)
-    good = [(ranks, state) for ranks, state in found if not (state.systemic or state.bad or state.paths or state.open)]
+    good = {ranks: own for ranks, own in found.items() if not (own.systemic or own.bad or own.paths or own.open)}
     if good:
         yield _clear(seen, good)
 
@@ -198,10 +219,10 @@ def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
     )
 
 
-def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) -> Finding:
-    nodes = [seen.world.node_of(ranks[0]) for ranks, _ in good]
-    from_share = max(state.found_from for _, state in good)
-    least = min(state.bar.usual for _, state in good)
+def _clear(seen: Seen[Data], good: Mapping[tuple[int, ...], Diagnosis]) -> Finding:
+    nodes = [seen.world.node_of(ranks[0]) for ranks in good]
+    from_share = max(own.found_from for own in good.values())
+    least = min(own.bar.usual for own in good.values())
     return seen.finding(
         "clear",
         "no rank holds the others of its host back",
@@ -213,21 +234,21 @@ def _clear(seen: Seen[Data], good: Sequence[tuple[tuple[int, ...], Diagnosis]]) 
 
 
 def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
-    cut = cut_short(seen)
+    when, fix = truncation_of(seen)
     begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
     return seen.finding(
         "unmeasured",
         "the search among the ranks of a host was cut short",
-        f"{begun} begun, and then it ended {cut.when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
+        f"{begun} begun, and then it ended {when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
         "which rank holds the others back.",
-        fix=cut.fix,
+        fix=fix,
         of_the_run=True,
     )
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What most pairs of ranks reach, on the slowest of the hosts that were looked at."""
-    found = [state for state in _view(seen).states if isinstance(state, Diagnosis)] if seen.trials else []
+    found = [state for state in _states(seen).values() if isinstance(state, Diagnosis)] if seen.trials else []
     return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
 
 

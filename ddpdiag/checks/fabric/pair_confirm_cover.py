@@ -12,13 +12,13 @@ of which most are bad, cannot be told apart, and that is said.
 """
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from ddpdiag.checks.fabric.search.matching import Domain, Pair, pair_up, partners, round_robin
-from ddpdiag.checks.fabric.search.rules import (
+from ddpdiag.checks.fabric.matching import Domain, Pair, pair_up, partners, round_robin
+from ddpdiag.checks.fabric.rules import (
     FEW_UNITS,
     OPENING_ROUNDS,
     SOME_UNITS,
@@ -36,8 +36,6 @@ _ABOVE_SIGMAS = 6.0  # and no noise
 # A path is blamed once it has failed so often and never passed: of noise that fails once in 60 tests, two failures
 # would be found twice in a run of 16,384.
 PATH_FAILURES = 3
-
-
 # As a group ends of which somebody is gone, or went meanwhile: that is no matter of the way between them.
 LOST, UNHEARD = "lost", "unheard"
 
@@ -131,14 +129,12 @@ class _Notes:
         self.rounds += 1
         for pair, tested in results.items():
             self.tests.setdefault(pair, []).append(tested)
-        for pair, tested in results.items():
             if self.passes(tested):
                 self.cleared.update(pair)
-        for pair, tested in results.items():
-            if not self.passes(tested):
-                self.failed[pair] = None
-                for unit in pair:
-                    self.failures.setdefault(unit, []).append(pair)
+                continue
+            self.failed[pair] = None
+            for unit in pair:
+                self.failures.setdefault(unit, []).append(pair)
 
     def passes(self, tested: Reached) -> bool:
         return tested.rate is not None and tested.rate >= self.bar.least
@@ -158,20 +154,14 @@ class _Notes:
 
     def between_good(self) -> list[Pair]:
         """Pairs that failed while both ends are cleared and there."""
-        return [
-            pair
-            for pair in self.failed
-            if self.cleared.issuperset(pair) and not any(own.why == LOST for own in self.tests[pair])
-        ]
+        good = filter(self.cleared.issuperset, self.failed)
+        return [pair for pair in good if not any(own.why == LOST for own in self.tests[pair])]
 
     def questionable(self) -> list[Pair]:
         """Pairs that failed each time while both ends are cleared, and not often enough to be sure; the worst first."""
-        open_ones = [
-            pair
-            for pair in self.between_good()
-            if len(self.tests[pair]) < PATH_FAILURES and not any(map(self.passes, self.tests[pair]))
-        ]
-        return sorted(open_ones, key=lambda pair: self.tests[pair][0].rate or 0.0)
+        known = {pair: self.tests[pair] for pair in self.between_good()}
+        open_ones = [p for p, own in known.items() if len(own) < PATH_FAILURES and not any(map(self.passes, own))]
+        return sorted(open_ones, key=lambda pair: known[pair][0].rate or 0.0)
 
 
 def localise(
@@ -189,10 +179,10 @@ def localise(
     for results in first:
         notes.book(results)
     if reason := _systemic(notes, tests):
-        return _diagnose(notes, (), systemic=reason)
+        return _diagnose(notes, systemic=reason)
     yield from _confirm(notes)
     yield from _cover(notes)
-    return _diagnose(notes, _confirmed(notes))
+    return _diagnose(notes)
 
 
 def _bar(notes: _Notes, first: Sequence[Results]) -> Bar:
@@ -297,23 +287,18 @@ def _apart(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def _confirmed(notes: _Notes) -> tuple[Bad, ...]:
-    return tuple(
-        Bad(unit, notes.partners_of(unit), tuple(notes.tests[pair][-1] for pair in notes.failures[unit]))
-        for unit in notes.suspects
-        if notes.is_bad(unit)
-    )
-
-
-def _diagnose(notes: _Notes, bad: tuple[Bad, ...], systemic: str = "") -> Diagnosis:
-    named = {own.unit for own in bad}
+def _diagnose(notes: _Notes, systemic: str = "") -> Diagnosis:
+    named = dict.fromkeys([] if systemic else filter(notes.is_bad, notes.suspects))
     between_good = notes.between_good()
     passed = [pair for pair in between_good if any(map(notes.passes, notes.tests[pair]))]
     sure = [pair for pair in between_good if pair not in passed and len(notes.tests[pair]) >= PATH_FAILURES]
     return Diagnosis(
         bar=notes.bar,
         rounds=notes.rounds,
-        bad=bad,
+        bad=tuple(
+            Bad(unit, notes.partners_of(unit), tuple(notes.tests[pair][-1] for pair in notes.failures[unit]))
+            for unit in named
+        ),
         cleared=frozenset(notes.cleared) if not systemic else frozenset(),
         open=tuple(unit for unit in notes.suspects if unit not in named),
         paths=_paths(notes, sure),
@@ -330,7 +315,7 @@ def _paths(notes: _Notes, pairs: Sequence[Pair]) -> tuple[Path, ...]:
     return tuple(Path(pair, tuple(notes.tests[pair])) for pair in pairs)
 
 
-def _domains(notes: _Notes, named: set[int]) -> tuple[tuple[Domain, tuple[int, ...]], ...]:
+def _domains(notes: _Notes, named: Iterable[int]) -> tuple[tuple[Domain, tuple[int, ...]], ...]:
     """Domains of which so many units are bad that it is the domain's fault."""
     sizes = Counter(notes.domains[unit] for unit in notes.units if unit in notes.domains)
     members: dict[Domain, list[int]] = {}

@@ -1,1 +1,0 @@
-"""FAB002: the search among the GPUs of a host."""
