@@ -25,9 +25,9 @@ from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.bench.data import Data, Line
 from ddpdiag.bench.judge import findings
 from ddpdiag.bench.report import bench_of
-from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.search.matching import round_robin
-from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.findings import Effect, Explained, Section
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench

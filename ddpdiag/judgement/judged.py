@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ddpdiag.checks.api import Check, Section
-from ddpdiag.checks.findings import Effect
+from ddpdiag.checks.api import Check
+from ddpdiag.checks.findings import Effect, Section
 from ddpdiag.model import Finding, Matrix, Scalar, Skip
 from ddpdiag.model.setting import Setting
 

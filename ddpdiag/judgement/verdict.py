@@ -6,8 +6,8 @@ from itertools import islice
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Section, Stage
-from ddpdiag.checks.findings import Effect
+from ddpdiag.checks.api import Stage
+from ddpdiag.checks.findings import Effect, Section
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World

@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Seen, Workarounds
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.findings import Workarounds
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Finding, Recording, Severity

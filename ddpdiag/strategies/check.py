@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained, Section
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context

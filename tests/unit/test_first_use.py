@@ -6,10 +6,9 @@ import pytest
 from msgspec import Raw, structs
 from seen import seen_of
 
-from ddpdiag.checks.api import FIRST_USE_SECONDS, Seen, new_trial
+from ddpdiag.checks.api import FIRST_USE_SECONDS, Nothing, Seen, new_trial
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.run.trials import check as trials
 from ddpdiag.checks.training.ddp_step import check as ddp_step
 from ddpdiag.cli.check import _default_budget

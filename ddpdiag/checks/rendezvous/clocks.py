@@ -19,12 +19,11 @@ Sources: RFC 5905 (NTP: offset and delay of four time stamps).
 from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh import check as rdz004
 from ddpdiag.checks.rendezvous.mesh.data import mesh_of
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding
 
@@ -129,7 +128,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=ground,
     optional=True,
     settings={"off_seconds": 2.0},

@@ -32,9 +32,8 @@ tests/benchmarks/compare.py (how often equal runs were told apart, and slow rank
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Change, Direction, changed_facts, comparable, compared_figures
 from ddpdiag.model import Finding
@@ -100,7 +99,6 @@ CHECK = Check(
     Scope.WORLD,
     manual=__doc__ or "",
     findings=FINDINGS,
-    plan=nothing_planned,
     judge=judge,
     data=Nothing,
 )

@@ -15,10 +15,9 @@ Sources: none: it is this program's own account of its time.
 import signal
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import goes_on, unfinished
 from ddpdiag.checks.findings import Effect, Explained
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.run.trials.check import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
@@ -120,5 +119,4 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
 )

@@ -23,9 +23,7 @@ Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pu
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from msgspec import Struct
-
-from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Scalar
@@ -36,10 +34,6 @@ FINDINGS = {
 
 _NOTES_SHOWN = 8
 _LOOPBACK = ("localhost", "127.", "::1")
-
-
-class Nothing(Struct, frozen=True):
-    """This check judges what others saw."""
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -171,5 +165,4 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     concerns=concerns,
-    plan=nothing_planned,
 )

@@ -24,10 +24,9 @@ to all as soon as one fails).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
 
 FINDINGS = {
@@ -209,5 +208,4 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     concerns=concerns,
-    plan=nothing_planned,
 )

@@ -16,9 +16,8 @@ Sources: signal(7); proc_pid_stack(5); Linux's hung task detector (kernel.hung_t
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding
 
 FINDINGS = {
@@ -52,5 +51,4 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
 )

@@ -32,12 +32,11 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.run.trials.causes import between, causes, slow_ways, too_slow
 from ddpdiag.checks.run.trials.judge import blaming, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
@@ -237,7 +236,6 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     concerns=concerns,
-    plan=nothing_planned,
     # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
     settings={"slow_start_seconds": 10.0},
 )

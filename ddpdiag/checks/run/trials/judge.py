@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from ddpdiag.checks.api import Seen
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
 
