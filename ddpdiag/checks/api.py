@@ -285,8 +285,8 @@ class Check(Generic[D]):
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs; `section` is its own part of the report, if the run was made for it;
     `runs_with` are versions and settings of the ranks. `concerns` says to which other stages its findings belong,
-    `excuse` why an error, of this check or of another one, does not concern the job; `workarounds` are variables that the
-    job needs.
+    `excuse` why an error, of this check or of another one, does not concern the job; `workarounds` are variables that
+    the job needs.
     `moot` says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). A check
     with `last` looks at what the others may have changed, after all of them: it tells the seconds that this takes,
     which are kept for it. It runs in its stage, too, if it has a plan there.

@@ -6,11 +6,10 @@ from typing import Any
 
 from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.checks.training import mnist
-from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.world import World
 from ddpdiag.comparison.peers import kept
 from ddpdiag.model.bench import BaselineSeries

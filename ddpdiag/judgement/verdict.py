@@ -44,8 +44,8 @@ def conclude(
 ) -> Conclusion:
     """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
 
-    A run that was made for one check has that check's own sentence. `workarounds` are variables without which it would be
-    UNFIT.
+    A run that was made for one check has that check's own sentence. `workarounds` are variables without which it would
+    be UNFIT.
     """
     own = next((j.section for j in judged if j.section is not None), None)
     errors = [(j, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]

@@ -9,7 +9,7 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.training import ddp_step
 from ddpdiag.codec import decode, encode
 from ddpdiag.comparison.figures import Change, Direction, compared_figures
 from ddpdiag.comparison.peers import fields, kept, ranks_of

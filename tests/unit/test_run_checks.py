@@ -7,7 +7,7 @@ from seen import seen_of, with_arrivals, with_events
 from ddpdiag.checks.api import Check, Nothing, Seen
 from ddpdiag.checks.run import budget as run004
 from ddpdiag.checks.run import joined, stayed, survivors
-from ddpdiag.checks.run.trials import check as run003
+from ddpdiag.checks.run import trials as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
 from ddpdiag.stats import Samples
 

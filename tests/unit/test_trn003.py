@@ -9,9 +9,9 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.training.ddp_step import check as ddp_step
-from ddpdiag.checks.training.ddp_step.check import Data
-from ddpdiag.checks.training.ddp_step.stragglers import Limits, Why, slow_ways, stragglers
+from ddpdiag.checks.training import ddp_step
+from ddpdiag.checks.training.ddp_step import Data
+from ddpdiag.checks.training.stragglers import Limits, Why, slow_ways, stragglers
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.steps import Proof, Steps, Window
 

@@ -24,7 +24,6 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh import check as rdz004
 from ddpdiag.checks.rendezvous.mesh.data import mesh_of
-from ddpdiag.checks.world import World
 from ddpdiag.model import Finding
 
 FINDINGS = {
@@ -40,11 +39,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     met = seen.of(rdz004.CHECK)
     if len(seen.world.hosts) > 1 and not met.trials and seen.options.select:
         yield _not_compared(seen)
-    mesh = mesh_of(met, lambda data: data.cells)
+    mesh = mesh_of(met)
     limit = seen.number("off_seconds")
     for group in mesh.groups:
-        offsets = {way: cell.offset_seconds for way, cell in mesh.cells.items() if way[0] in group}
-        behind = _differences({way: value for way, value in offsets.items() if value is not None})
+        offsets = {link: cell.offset_seconds for link, cell in mesh.cells.items() if link[0] in group}
+        behind = _differences({link: value for link, value in offsets.items() if value is not None})
         members = sorted(rank for rank in group if behind.get(rank))
         usual = {rank for rank in members if _agrees(behind[rank], limit, len(members))}
         others = {rank: _ahead(behind[rank], usual) for rank in members if rank not in usual}
@@ -71,7 +70,7 @@ def _agrees(differences: Mapping[int, float], limit: float, members: int) -> boo
 
 
 def _ahead(differences: Mapping[int, float], usual: Collection[int]) -> float | None:
-    """How far a host's clock is ahead of those that agree; None if no way to one of them could be measured."""
+    """How far a host's clock is ahead of those that agree; None if no link to one of them could be measured."""
     return median(known) if (known := [-own for other, own in differences.items() if other in usual]) else None
 
 
@@ -114,11 +113,6 @@ def _undecided(
     )
 
 
-def ground(world: World) -> str | None:
-    """One clock agrees with itself."""
-    return rdz004.ground(world)
-
-
 CHECK = Check(
     "RDZ007",
     "clock",
@@ -128,7 +122,7 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    ground=ground,
+    ground=rdz004.ground,  # one clock agrees with itself
     optional=True,
     settings={"off_seconds": 2.0},
 )

@@ -34,8 +34,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.rendezvous import master_port
-from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
+from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.context import Context

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import goes_on, unfinished
 from ddpdiag.checks.findings import Effect, Explained
-from ddpdiag.checks.run.trials.check import failures
+from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 

@@ -35,16 +35,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
-from ddpdiag.checks.collective.all_reduce.check import affordable
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricView
 from ddpdiag.checks.fabric.hosts.judge import findings
 from ddpdiag.checks.fabric.search.pair_confirm_cover import Phase, Round
 from ddpdiag.checks.fabric.search.rules import Rules
 from ddpdiag.checks.fabric.search.whole import Located
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.context import Context

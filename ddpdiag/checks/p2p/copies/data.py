@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
-from ddpdiag.checks.matrix import Way
+from ddpdiag.checks.matrix import Link
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
 
 D = TypeVar("D")
@@ -25,7 +25,7 @@ class View(Struct, frozen=True, kw_only=True):
     rank: int
     alone: bool
     gpus: Mapping[int, GpuCopies]
-    pairs: Mapping[Way, PairCopies]
+    pairs: Mapping[Link, PairCopies]
     both: tuple[BothWays, ...]
     ring_bytes_per_s: float | None
     done: int
@@ -44,7 +44,7 @@ class View(Struct, frozen=True, kw_only=True):
         shown = ", ".join(filter(None, known))
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
 
-    def way_label(self, way: Way) -> str:
+    def way_label(self, way: Link) -> str:
         """Such as "GPU 2 -> GPU 5"."""
         return " -> ".join(map(self.label, way))
 

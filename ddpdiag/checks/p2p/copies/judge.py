@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.matrix import Way, explain, ways_of
+from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p.copies.data import View
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import path_views
@@ -41,20 +41,20 @@ class Subject(NamedTuple):
 
     kind: str
     gpus: tuple[int, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[Link, ...]
     where: str
 
 
-def subjects(view: View, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
+def subjects(view: View, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
     """Each thing that explains some of the bad ways."""
     pattern = explain(bad, good - bad)
-    for kind, gpus, ways in ways_of(pattern, bad) if pattern is not None else ():
+    for kind, gpus, ways in links_of(pattern, bad) if pattern is not None else ():
         ordered = tuple(sorted(ways))
         ends = tuple(dict.fromkeys(end for way in ordered for end in way)) if kind == "links" else gpus
         yield Subject(kind, ends, ordered, _where(view, kind, gpus, ordered))
 
 
-def _where(view: View, kind: str, gpus: tuple[int, ...], ways: tuple[Way, ...]) -> str:
+def _where(view: View, kind: str, gpus: tuple[int, ...], ways: tuple[Link, ...]) -> str:
     name = view.host.name
     match kind:
         case "host":
@@ -170,12 +170,12 @@ def slow(seen: Seen[D], view: View, limits: Limits, found: Short) -> Finding:
     )
 
 
-def _rates(view: View, access: bool) -> dict[Way, float]:
+def _rates(view: View, access: bool) -> dict[Link, float]:
     rates = {way: pair.bytes_per_s or 0.0 for way, pair in view.pairs.items() if pair.access is access}
     return {way: rate for way, rate in rates.items() if rate > 0}
 
 
-def _usual(rates: Mapping[Way, float]) -> float | None:
+def _usual(rates: Mapping[Link, float]) -> float | None:
     """What most GPUs reach on most of their ways; None of two GPUs, of which neither is usual.
 
     Not the median of all ways: of four GPUs, one that is slow has its part in half of them.
@@ -187,7 +187,7 @@ def _usual(rates: Mapping[Way, float]) -> float | None:
     return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
 
 
-def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
+def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Link]) -> Iterator[Finding]:
     """Ways that are slower than the same way back; those in `told` are known to be slow already."""
     rates = {way: pair.bytes_per_s for way, pair in view.pairs.items() if pair.bytes_per_s is not None}
     back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
@@ -207,7 +207,7 @@ def asymmetric(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Ite
         )
 
 
-def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Iterator[Finding]:
+def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Link]) -> Iterator[Finding]:
     """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
     spared = _through_memory(seen, view)
     reachable = {way: pair for way, pair in view.pairs.items() if pair.access and way not in spared}
@@ -231,7 +231,7 @@ def indirect(seen: Seen[D], view: View, limits: Limits, told: Set[Way]) -> Itera
     )
 
 
-def _through_memory(seen: Seen[D], view: View) -> frozenset[Way]:
+def _through_memory(seen: Seen[D], view: View) -> frozenset[Link]:
     """Ways that NCCL does not use directly."""
     hosts = [host for host in path_views(seen.of(paths.CHECK)) if host.host.ranks == view.host.ranks]
     uuids = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
@@ -249,5 +249,5 @@ def _both_rates(pair: PairCopies) -> tuple[float, float]:
     return pair.bytes_per_s or 0.0, pair.through_host_bytes_per_s or 0.0
 
 
-def _ways(view: View, ways: Set[Way]) -> str:
+def _ways(view: View, ways: Set[Link]) -> str:
     return names_text([" -> ".join(map(view.full_label, way)) for way in sorted(ways)], _SHOWN_WAYS)

@@ -40,8 +40,8 @@ from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
-from ddpdiag.checks.collective.all_reduce.check import affordable
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.findings import Explained, Workarounds
 from ddpdiag.checks.p2p.fallback.conditions import Thresholds, before, ground_of, rungs_here, why_not
 from ddpdiag.checks.p2p.fallback.judge import both_fail, findings

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback.causes import cause

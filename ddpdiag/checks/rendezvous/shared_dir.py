@@ -25,7 +25,7 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
-from ddpdiag.checks.rendezvous.shared_dir.data import Data, little_room, unwritable, where, without_locks
+from ddpdiag.checks.rendezvous.directory_faults import Data, little_room, unwritable, where, without_locks
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context

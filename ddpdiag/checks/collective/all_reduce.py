@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.collective.all_reduce.wrong_values import Guilt, guilt, suspects
+from ddpdiag.checks.collective.wrong_values import Guilt, guilt, suspects
 from ddpdiag.checks.fabric.search.matching import round_robin
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text

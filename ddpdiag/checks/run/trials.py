@@ -34,11 +34,11 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run.trials.causes import between, causes, slow_ways, too_slow
-from ddpdiag.checks.run.trials.judge import blaming, explained, undecided, word_of
+from ddpdiag.checks.run.causes import between, causes, slow_ways, too_slow
+from ddpdiag.checks.run.failed_trials import blaming, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP

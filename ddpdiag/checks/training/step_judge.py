@@ -6,7 +6,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.training.ddp_step.stragglers import Limits, Straggler, Why, slow_ways, stragglers
+from ddpdiag.checks.training.stragglers import Limits, Straggler, Why, slow_ways, stragglers
 from ddpdiag.model import Finding
 from ddpdiag.model.steps import Steps
 from ddpdiag.text import share_text

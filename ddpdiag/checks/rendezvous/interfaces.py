@@ -28,8 +28,8 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
-from ddpdiag.checks.rendezvous.interfaces.offers import Offers, offers
 from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.rendezvous.mesh.data import Offers, offers
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.context import Context
@@ -133,11 +133,6 @@ def measure(ctx: Context) -> Data:
         source=source_towards(addresses),
         network=network_namespace(),
     )
-
-
-def ground(world: World) -> str | None:
-    """Within one host every address will do."""
-    return mesh.ground(world)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -343,7 +338,7 @@ CHECK = Check(
     judge=judge,
     data=Data,
     measure=measure,
-    ground=ground,
+    ground=mesh.ground,  # within one host every address will do
     optional=True,
     figures=figures,
     deadline=15,
