@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.judgement.interrupted import ended_by_ctrl_c
+from ddpdiag.judgement.cancelled import ended_by_ctrl_c
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
 

@@ -1,23 +1,24 @@
 """A recording, judged: every check's findings, the verdict, and the one sentence."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from ddpdiag.checks.api import Check, Seen, Stage
+from ddpdiag.checks.findings import Workarounds
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
-from ddpdiag.judgement.judged import Judged
+from ddpdiag.judgement.judged import Judged, by_code, stages_of
 from ddpdiag.judgement.need_nodes import enough
 from ddpdiag.judgement.selection import asked_for, selected
-from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude
-from ddpdiag.judgement.workarounds import excused, workarounds_of
 from ddpdiag.model import (
     CheckLine,
     EventKind,
@@ -56,11 +57,11 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     kept: dict[str, tuple[Finding, ...]] = {}
-    judged = excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
+    judged = _excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
     sections = [own.section for own in judged if own.section is not None]
     bench = next((own.bench for own in sections if own.bench is not None), None)
     train = next((own.train for own in sections if own.train is not None), None)
-    workarounds = workarounds_of(world, shown, judged)
+    workarounds = _workarounds_of(world, shown, judged)
     needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
     conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
@@ -160,6 +161,41 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         settings=settings,
         skip=skip,
     )
+
+
+def _workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Workarounds:
+    """The variables that the job needs, if a check that this version can read found some."""
+    found = (
+        own.check.workarounds(Seen(world, own.check, recording))
+        for own in judged
+        if own.check.workarounds is not None and own.readable
+    )
+    return next(found, Workarounds())
+
+
+def _excused(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
+    """Errors of which a check knows that they do not concern the job are warnings."""
+    asked = [Seen(world, own.check, recording) for own in judged if own.check.excuse is not None and own.readable]
+    return [structs.replace(own, findings=tuple(_eased(own.findings, asked))) for own in judged]
+
+
+def _eased(findings: Sequence[Finding], asked: Sequence[Seen[Any]]) -> Iterator[Finding]:
+    for finding in findings:
+        why = next(filter(None, (_excuse(seen, finding) for seen in asked)), None)
+        if finding.severity is not Severity.ERROR or why is None:
+            yield finding
+        else:
+            yield structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
+
+
+def _excuse(seen: Seen[Any], finding: Finding) -> str | None:
+    if seen.check.excuse is None or finding.severity is not Severity.ERROR:
+        return None
+    try:
+        reason: str | None = seen.check.excuse(seen, finding)
+    except (ValueError, ArithmeticError, LookupError):  # what another check recorded cannot be read
+        return None
+    return reason
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:

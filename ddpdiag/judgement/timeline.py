@@ -8,7 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from ddpdiag.checks.api import Check
-from ddpdiag.judgement.trial_seconds import known
+from ddpdiag.judgement.timings import known
 from ddpdiag.model import EventKind, Outcome, Recording, Status, Trial
 from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
 from ddpdiag.model.timings import OTHER

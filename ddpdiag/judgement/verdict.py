@@ -12,9 +12,8 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.cancelled import ended_by_a_signal
+from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
 from ddpdiag.judgement.hosts import slow_hosts
-from ddpdiag.judgement.interrupted import interruption
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict

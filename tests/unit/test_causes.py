@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.rendezvous import coordinator_name
 from ddpdiag.checks.rendezvous.coordinator_name import Data
 from ddpdiag.checks.run import trials as run003
-from ddpdiag.checks.run.causes import between, causes
+from ddpdiag.checks.run.trials import between, causes
 from ddpdiag.model import Collective, Finding, ProcessState, Severity, Status
 
 NAMES = Data("n0", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
