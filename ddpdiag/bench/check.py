@@ -198,6 +198,7 @@ def section(seen: Seen[Data]) -> Section | None:
         sentence=report.sentence,
         measured=bool(report.series),
         bench=report,
+        series=report.saved,
     )
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.model import Severity
-from ddpdiag.model.bench import BenchReport
+from ddpdiag.model.bench import BaselineSeries, BenchReport
+from ddpdiag.model.snapshot import Figure
 from ddpdiag.model.train import TrainReport
 
 
@@ -66,7 +67,8 @@ class Section(Struct, frozen=True, kw_only=True):
     """A check's own part of the report, where the run was made for it: a benchmark, a training by strategies.
 
     `question` is what is unknown where it could not look ("How well {} can communicate", {} being the ranks and hosts);
-    `sentence` is its answer, which `measured` says that there is.
+    `sentence` is its answer, which `measured` says that there is. `figures` and `series` are what another run can be
+    held against.
     """
 
     question: str
@@ -74,6 +76,8 @@ class Section(Struct, frozen=True, kw_only=True):
     measured: bool
     bench: BenchReport | None = None
     train: TrainReport | None = None
+    figures: tuple[Figure, ...] = ()
+    series: tuple[BaselineSeries, ...] = ()
 
 
 class Workarounds(NamedTuple):
@@ -81,3 +85,11 @@ class Workarounds(NamedTuple):
 
     variables: Mapping[str, str | None] = {}
     needed: bool = False
+
+
+def workarounds_text(env: Mapping[str, str | None]) -> str:
+    """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
+    settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
+    removed = ", ".join(name for name, value in env.items() if value is None)
+    words = ([f"with {settings}"] if settings else []) + ([f"without {removed}"] if removed else [])
+    return " and ".join(words)

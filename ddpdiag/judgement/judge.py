@@ -7,8 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Seen, Stage
-from ddpdiag.checks.findings import Workarounds
-from ddpdiag.checks.launch import versions
+from ddpdiag.checks.findings import Section, Workarounds
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
@@ -31,9 +30,7 @@ from ddpdiag.model import (
     Skip,
     WorldLine,
 )
-from ddpdiag.model.bench import BenchReport
 from ddpdiag.model.snapshot import Snapshot
-from ddpdiag.model.train import TrainReport
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
@@ -59,8 +56,6 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     kept: dict[str, tuple[Finding, ...]] = {}
     judged = _excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
     sections = [own.section for own in judged if own.section is not None]
-    bench = next((own.bench for own in sections if own.bench is not None), None)
-    train = next((own.train for own in sections if own.train is not None), None)
     workarounds = _workarounds_of(world, shown, judged)
     needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
     conclusion = conclude(world, recording, judged, needed)
@@ -84,8 +79,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         measurements=_measurements(shown, judged),
         notes=(*notes, *on_hosts),
         hosts=fastest_first(hosts, rows),
-        bench=bench,
-        train=train,
+        bench=next((own.bench for own in sections if own.bench is not None), None),
+        train=next((own.train for own in sections if own.train is not None), None),
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         workarounds=dict(workarounds.variables),
         timings=timings_of(recording, checks),
@@ -94,14 +89,14 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         settings=tuple(sorted((s for own in judged for s in own.settings), key=lambda s: s.kind != "version")),
         created=recording.header.created,
         version=recording.header.version,
-        snapshot=_snapshot(Seen(world, versions.CHECK, shown), bench, train),
+        snapshot=_snapshot(world, shown, sections),
     )
 
 
-def _snapshot(seen: Seen[Any], bench: BenchReport | None, train: TrainReport | None) -> Snapshot | None:
+def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -> Snapshot | None:
     """What another run can be held against; None of a recording that this version cannot read."""
     try:
-        return snapshot_of(seen, bench.saved if bench is not None else (), train)
+        return snapshot_of(world, recording, sections)
     except (ValueError, ArithmeticError, LookupError):
         return None  # `_judge_check` has said so
 

@@ -5,8 +5,8 @@ from collections.abc import Container, Mapping, Sequence, Set
 from msgspec import structs
 
 from ddpdiag.checks.api import Stage
+from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.judged import Judged

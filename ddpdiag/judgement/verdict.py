@@ -7,9 +7,8 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.checks.api import Stage
-from ddpdiag.checks.findings import Effect, Section
+from ddpdiag.checks.findings import Effect, Section, workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.fallback.text import workarounds_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption

@@ -56,7 +56,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     old = seen.options.baseline
     if old is None:
         return
-    new = snapshot_of(seen)
+    new = snapshot_of(seen.world, seen.recording)
     if (why := comparable(old, new)) is not None:
         yield seen.finding(
             "incomparable",

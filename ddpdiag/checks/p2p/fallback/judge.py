@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback.causes import cause
@@ -22,7 +23,6 @@ from ddpdiag.checks.p2p.fallback.text import (
     runs_text,
     tried_lines,
     verb,
-    workarounds_text,
 )
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE

@@ -1,6 +1,6 @@
 """What was tried on the ladder, in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -57,14 +57,6 @@ def verb(tried: Tried) -> str:
 def error_text(tried: Tried) -> str:
     """What a rank said of it, in brackets, where it said something."""
     return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
-
-
-def workarounds_text(env: Mapping[str, str | None]) -> str:
-    """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
-    settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
-    removed = ", ".join(name for name, value in env.items() if value is None)
-    words = ([f"with {settings}"] if settings else []) + ([f"without {removed}"] if removed else [])
-    return " and ".join(words)
 
 
 def runs_text(end: Ended) -> str:
