@@ -59,7 +59,7 @@ class Explained(NamedTuple):
 COMMON = {
     "unreadable": Explained.not_seen(
         "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
-    ),
+    )
 }
 
 

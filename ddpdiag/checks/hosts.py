@@ -62,9 +62,7 @@ def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
     hosts = len(seen.world.hosts)
     if hosts > most:
         yield seen.finding(
-            "partly",
-            f"not every host tried {what}",
-            f"{most} of {hosts} hosts tried {what}; the others were left out.",
+            "partly", f"not every host tried {what}", f"{most} of {hosts} hosts tried {what}; the others were left out."
         )
 
 

@@ -18,18 +18,7 @@ from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude
-from ddpdiag.model import (
-    CheckLine,
-    EventKind,
-    Finding,
-    Outcome,
-    Recording,
-    Report,
-    Scalar,
-    Severity,
-    Skip,
-    WorldLine,
-)
+from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.snapshot import Snapshot
 
 AnyCheck = Check[Any]
@@ -205,12 +194,7 @@ def _skip_of(seen: Seen[Any]) -> Skip | None:
 def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar], ...]:
     rows: list[dict[str, Scalar]] = []
     for rank, place in sorted(world.places.items()):
-        row: dict[str, Scalar] = {
-            "rank": rank,
-            "local_rank": place.local_rank,
-            "node": place.node,
-            "gpu_uuid": None,
-        }
+        row: dict[str, Scalar] = {"rank": rank, "local_rank": place.local_rank, "node": place.node, "gpu_uuid": None}
         for own in judged:
             row.update(own.columns.get(rank, {}))
         rows.append(row)

@@ -35,10 +35,7 @@ class Conclusion(Struct, frozen=True):
 
 
 def conclude(
-    world: World,
-    recording: Recording,
-    judged: Sequence[Judged],
-    workarounds: Mapping[str, str | None] | None = None,
+    world: World, recording: Recording, judged: Sequence[Judged], workarounds: Mapping[str, str | None] | None = None
 ) -> Conclusion:
     """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
 
@@ -162,11 +159,7 @@ def _trained(judged: Sequence[Judged]) -> Scalar:
 
 
 def _fit(
-    world: World,
-    recording: Recording,
-    judged: Sequence[Judged],
-    warnings: int,
-    workarounds: Mapping[str, str | None],
+    world: World, recording: Recording, judged: Sequence[Judged], warnings: int, workarounds: Mapping[str, str | None]
 ) -> str:
     figures = {name: value for own in judged for name, value in own.figures.items()}
     trained = _trained(judged)

@@ -41,7 +41,7 @@ from ddpdiag.stats import Samples, odd_ones_out, samples
 FINDINGS = {
     "wrong": Explained.error(
         "a sum is not what was contributed. The message says whose part is wrong, as far as it can be told."
-    ),
+    )
 }
 
 SMALL_BYTES = 4
@@ -78,14 +78,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Check both sizes; then time them, or find out whose values are wrong."""
-    from ddpdiag.workloads.collectives import (
-        Calls,
-        broadcasts,
-        check_all_reduce,
-        connect,
-        on_any_rank,
-        time_all_reduce,
-    )
+    from ddpdiag.workloads.collectives import Calls, broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
@@ -205,12 +198,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         f"{_as_if(rows)}. {_because(seen, found, ways)}.",
         ranks=found.ranks,
         links=ways,
-        evidence={
-            "backend": backend,
-            "wrong_elements": most,
-            "ranks": [*got],
-            "wrong_from": _heard(rows),
-        },
+        evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": _heard(rows)},
         fix=f"Do not train {_on(seen, found)}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
     )
 

@@ -93,12 +93,5 @@ def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
 
 
 CHECK = Check(
-    "CMP001",
-    "baseline",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
+    "CMP001", "baseline", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
 )

@@ -111,12 +111,5 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "RUN004",
-    "completeness",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
+    "RUN004", "completeness", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
 )

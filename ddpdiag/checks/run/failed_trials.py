@@ -9,12 +9,7 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
 
-_VERBS = {
-    Status.UNHEARD: "sent no result",
-    Status.DIED: "died",
-    Status.RAISED: "failed",
-    Status.HUNG: "hung",
-}
+_VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
 _MISMATCH = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."

@@ -28,9 +28,7 @@ from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Scalar
 
-FINDINGS = {
-    "absent": Explained.error("a rank never came. Its host is named where it is known.", effect=Effect.UNKNOWN),
-}
+FINDINGS = {"absent": Explained.error("a rank never came. Its host is named where it is known.", effect=Effect.UNKNOWN)}
 
 _NOTES_SHOWN = 8
 _LOOPBACK = ("localhost", "127.", "::1")

@@ -21,7 +21,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.model import Finding
 
 FINDINGS = {
-    "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named."),
+    "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.")
 }
 
 
@@ -43,12 +43,5 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "RUN005",
-    "children",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
+    "RUN005", "children", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
 )

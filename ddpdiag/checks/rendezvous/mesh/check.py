@@ -38,14 +38,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Matrix, Scalar, Trial
 from ddpdiag.model.context import Context, Opening
 from ddpdiag.probes.host.sysfs import sys_root
-from ddpdiag.probes.net.interfaces import (
-    bindable,
-    interface_of,
-    interfaces,
-    library_of,
-    offered_address,
-    wanted,
-)
+from ddpdiag.probes.net.interfaces import bindable, interface_of, interfaces, library_of, offered_address, wanted
 from ddpdiag.probes.net.mesh.connection import Peer
 from ddpdiag.probes.net.mesh.survey import Listener, survey
 from ddpdiag.probes.net.port_check import ephemeral_ports
