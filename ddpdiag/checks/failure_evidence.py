@@ -3,8 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ddpdiag.checks.blame import Blame, is_echo
-from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.blame import Blame, in_words, is_echo, last
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Outcome, ProcessState, Scalar, Status
 

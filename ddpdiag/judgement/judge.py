@@ -13,11 +13,10 @@ from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged, by_code, stages_of
-from ddpdiag.judgement.need_nodes import enough
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
-from ddpdiag.judgement.verdict import conclude
+from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.snapshot import Snapshot
 
@@ -50,7 +49,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, on_hosts = sort_hosts(world, recording, judged, conclusion.verdict)
-    conclusion = enough(world, shown, judged, conclusion, hosts, needed)
+    conclusion = verdict_of_needed_hosts(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
     return Report(
