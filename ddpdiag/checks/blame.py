@@ -101,7 +101,7 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
         guilty = _ranks(o for o in failed if o.status is status and not is_echo(o))
         if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
             return Blame(status=status, ranks=(), why="nothing was heard of any of them")
-        if guilty and len(guilty) == len(outcomes) > 1 and _alike(failed):
+        if guilty and len(guilty) == len(outcomes) > 1 and len({o.error.partition("\n")[0] for o in failed}) == 1:
             return Blame(status=status, ranks=(), why="all ranks failed alike")
         if guilty:
             return Blame(status=status, ranks=guilty, why=why)
@@ -159,14 +159,10 @@ def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
             return Blame(status=Status.HUNG, ranks=guilty, why=why)
     if cause:
         return Blame(status=Status.HUNG, ranks=(), why=cause)
-    if guilty := _short(hung):
+    reached = front(hung)
+    if guilty := _ranks(o for o in hung if o.step < reached):
         return Blame(status=Status.HUNG, ranks=guilty, why="it did not reach the step at which the others wait for it")
     return _unequal(hung)
-
-
-def _alike(failed: Sequence[Outcome]) -> bool:
-    """Did all ranks give the same reason? Then it is none of one rank."""
-    return len({o.error.partition("\n")[0] for o in failed}) == 1
 
 
 def _unequal(hung: Sequence[Outcome]) -> Blame:
@@ -205,11 +201,6 @@ def front(outcomes: Sequence[Outcome]) -> int:
     """The step that most ranks had reached; of several, the highest."""
     counts = Counter(o.step for o in outcomes)
     return max(counts, key=lambda step: (counts[step], step))
-
-
-def _short(hung: Sequence[Outcome]) -> tuple[int, ...]:
-    reached = front(hung)
-    return _ranks(o for o in hung if o.step < reached)
 
 
 def _where(outcome: Outcome) -> str:

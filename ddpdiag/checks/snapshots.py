@@ -16,7 +16,6 @@ from ddpdiag.comparison.peers import kept
 from ddpdiag.model import Recording
 from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
-from ddpdiag.stats import Samples
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
 # Another one in every run, whatever it runs on.
@@ -30,6 +29,7 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
     sections = tuple(sections)
     own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
     is_fleet = len(own) > KEPT_RANKS
+    shares = [median(window.core_share for window in one.windows) for one in steps.values() if one.windows]
     return Snapshot(
         created=recording.header.created,
         shape=_shape(world),
@@ -42,7 +42,7 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
             *_all_reduce(seen),
         ),
         series=tuple(series for section in sections for series in section.series),
-        busy_share=None if world.gpus else _busy_share(steps),
+        busy_share=None if world.gpus else min(shares, default=None),
         on_gpus=bool(world.gpus),
         standings=tuple(kept(own)) if is_fleet else (),
     )
@@ -55,10 +55,6 @@ def _shape(world: World) -> dict[str, str]:
     never = f" ({missing} of {world.size} never came)" if missing > 0 else ""
     ranks = f"{world.size} rank{'' if world.size == 1 else 's'}{never}"
     return {**came, "ranks": ranks, "backend": world.backend}
-
-
-def _busy_share(steps: Mapping[int, Steps]) -> float | None:
-    return min((median(w.core_share for w in own.windows) for own in steps.values() if own.windows), default=None)
 
 
 def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:
@@ -120,12 +116,12 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
             (found[0].large_bytes, [data.large_seconds for data in found]),
         ):
             own = sorted(seconds, key=lambda each: each.median)[len(seconds) // 2]
-            yield _summary(f"all_reduce.{backend}.{size}_bytes", f"all-reduce of {size:,} bytes over {backend}", own)
-
-
-def _summary(name: str, title: str, own: Samples) -> Figure:
-    values = (own.min, own.median, own.p95)
-    return Figure(name=f"{name}.seconds", title=title, values=values, sampling=Sampling.SUMMARY)
+            yield Figure(
+                name=f"all_reduce.{backend}.{size}_bytes.seconds",
+                title=f"all-reduce of {size:,} bytes over {backend}",
+                values=(own.min, own.median, own.p95),
+                sampling=Sampling.SUMMARY,
+            )
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:

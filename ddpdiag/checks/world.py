@@ -70,11 +70,11 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         known = self.options.topology
         short: dict[str, set[str]] = {}
         for name, leaf in known.items():
-            short.setdefault(_short(name), set()).add(leaf)
+            short.setdefault(short_name(name), set()).add(leaf)
         found: dict[str, str] = {}
         for name, _ in self.hosts:
-            alike = short.get(_short(name), set())
-            leaf = known.get(name) or known.get(_short(name)) or (min(alike) if len(alike) == 1 else "")
+            alike = short.get(short_name(name), set())
+            leaf = known.get(name) or known.get(short_name(name)) or (min(alike) if len(alike) == 1 else "")
             found |= {name: leaf} if leaf else {}
         return found
 
@@ -108,5 +108,6 @@ def without_gpu(world: World) -> str | None:
     return "nccl needs GPUs, and no rank shows one" if world.backend == "nccl" and not world.gpus else None
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A host's name without its domain."""
     return name.partition(".")[0]

@@ -1,7 +1,7 @@
 """A recording, judged: every check's findings, the verdict, and the one sentence."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
@@ -56,7 +56,9 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         verdict=conclusion.verdict,
         sentence=conclusion.sentence,
         exit_code=conclusion.exit_code,
-        seconds=recording.end.seconds if recording.end else _last_second(recording),
+        seconds=recording.end.seconds
+        if recording.end
+        else max((event.seconds for event in recording.events), default=0.0),
         budget_seconds=recording.header.options.budget_seconds,
         run_id=recording.header.run_id,
         world=_world_line(world),
@@ -90,14 +92,12 @@ def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -
 
 
 def _world_line(world: World) -> WorldLine:
-    nodes = tuple(dict.fromkeys(node for node, _ in world.hosts))
-    leaves = leaves_of(world)
     return WorldLine(
         size=world.size,
-        nodes=nodes,
+        nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
         launcher=world.launcher,
         backend=world.backend,
-        leaves=leaves,
+        leaves=leaves_of(world),
         scheduler="slurm" if world.in_slurm else "",
     )
 
@@ -159,16 +159,14 @@ def _workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]
 def _excused(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
     """Errors of which a check knows that they do not concern the job are warnings."""
     asked = [Seen(world, own.check, recording) for own in judged if own.check.excuse is not None and own.readable]
-    return [structs.replace(own, findings=tuple(_eased(own.findings, asked))) for own in judged]
 
-
-def _eased(findings: Sequence[Finding], asked: Sequence[Seen[Any]]) -> Iterator[Finding]:
-    for finding in findings:
+    def eased(finding: Finding) -> Finding:
         why = next(filter(None, (_excuse(seen, finding) for seen in asked)), None)
-        if finding.severity is not Severity.ERROR or why is None:
-            yield finding
-        else:
-            yield structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
+        if why is None:
+            return finding
+        return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
+
+    return [structs.replace(own, findings=tuple(map(eased, own.findings))) for own in judged]
 
 
 def _excuse(seen: Seen[Any], finding: Finding) -> str | None:
@@ -231,7 +229,3 @@ def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
                 ranks = sums.setdefault(kind, {})
                 ranks[outcome.rank] = ranks.get(outcome.rank, 0.0) + outcome.timings[kind]
     return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items() if ranks}
-
-
-def _last_second(recording: Recording) -> float:
-    return max((event.seconds for event in recording.events), default=0.0)

@@ -38,7 +38,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Hosts that disagree with most others."""
     met = seen.of(rdz004.CHECK)
     if len(seen.world.hosts) > 1 and not met.trials and seen.options.select:
-        yield _not_compared(seen)
+        yield seen.finding(
+            "unreadable",
+            "the clocks were not compared",
+            "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
+            fix="Select RDZ004 as well.",
+        )
     mesh = mesh_of(met)
     limit = seen.number("off_seconds")
     for group in mesh.groups:
@@ -50,7 +55,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         for rank, ahead in others.items():
             if ahead is not None and abs(ahead) > limit:
                 yield _off(seen, mesh.names[rank], ahead, len(usual))
-        unsettled = [rank for rank, ahead in others.items() if ahead is None and _differs(behind[rank], limit)]
+        unsettled = [rank for rank in others if others[rank] is None and max(map(abs, behind[rank].values())) > limit]
         if unsettled:
             yield _undecided(seen, [mesh.names[rank] for rank in unsettled], behind[unsettled[0]], mesh.names)
 
@@ -74,10 +79,6 @@ def _ahead(differences: Mapping[int, float], usual: Collection[int]) -> float | 
     return median(known) if (known := [-own for other, own in differences.items() if other in usual]) else None
 
 
-def _differs(differences: Mapping[int, float], limit: float) -> bool:
-    return any(abs(seconds) > limit for seconds in differences.values())
-
-
 def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
     word = "ahead of" if ahead > 0 else "behind"
     return seen.finding(
@@ -87,15 +88,6 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
         nodes=[node],
         evidence={"ahead_seconds": round(ahead, 3)},
         fix=f"Let chrony or NTP set the clock of {node} (`chronyc tracking`, `timedatectl`).",
-    )
-
-
-def _not_compared(seen: Seen[Nothing]) -> Finding:
-    return seen.finding(
-        "unreadable",
-        "the clocks were not compared",
-        "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
-        fix="Select RDZ004 as well.",
     )
 
 

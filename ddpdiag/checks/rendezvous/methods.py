@@ -55,7 +55,7 @@ RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
-    """Seconds from the gate until the group stood on this rank; or why this torch cannot be asked to."""
+    """Seconds from the barrier until the group stood on this rank; or why this torch cannot be asked to."""
 
     method: str
     seconds: float
@@ -137,7 +137,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if failed and works:
         beside = [trial for trial in seen.trials if trial.params["method"] in failed]
         excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
-        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if _gloo_is_beside(seen) else ""
+        is_gloo_beside = all(map(seen.is_excused, seen.trials))
+        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
         yield seen.finding(
             "method",
@@ -148,10 +149,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             evidence={"works": list(works), "fails": list(failed)},
             fix=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
         )
-
-
-def _gloo_is_beside(seen: Seen[Data]) -> bool:
-    return all(map(seen.is_excused, seen.trials))
 
 
 def _reason(seen: Seen[Data], method: str) -> str:

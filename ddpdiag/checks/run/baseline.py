@@ -37,6 +37,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Change, Direction, changed_facts, comparable, compared_figures
 from ddpdiag.model import Finding
+from ddpdiag.text import begun
 
 FINDINGS = {
     "worse": Explained.warning("a rank, or the whole world, is slower than it was."),
@@ -85,7 +86,7 @@ def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
     return seen.finding(
         "worse" if is_worse else "better",
         f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
-        f"{change.text[:1].upper()}{change.text[1:]}. The baseline is of {created}.",
+        f"{begun(change.text)}. The baseline is of {created}.",
         ranks=change.ranks,
         evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
         fix="Look at what has changed since: driver, firmware, clocks, cables, neighbours." if is_worse else "",

@@ -191,7 +191,7 @@ class Rates:
     def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
         self._mesh = mesh
         self._interfaces = _in_use(seen)
-        self._limit = seen.number
+        self._seen = seen
         between = {link: cell for link, cell in mesh.cells.items() if link not in mesh.inside}
         self._usual = usual_rate(between)
         self.short = {link: short for link in between if (short := self._short(link)) is not None}
@@ -199,8 +199,8 @@ class Rates:
 
     def _short(self, link: Link) -> Expected | None:
         """The first expectation that the link falls short of; one of 0 is none."""
-        rate, ratio = self._mesh.cells[link].bytes_per_s, self._limit("slow_ratio")
-        wanted, least = self._limit("expected_bytes_per_s"), self._limit("least_bytes_per_s")
+        rate, ratio = self._mesh.cells[link].bytes_per_s, self._seen.number("slow_ratio")
+        wanted, least = self._seen.number("expected_bytes_per_s"), self._seen.number("least_bytes_per_s")
         if rate is None:
             return None
         if rate * ratio < wanted:
@@ -210,7 +210,7 @@ class Rates:
             source = "what the other direction reaches" if two else "what most hosts reach on their best way"
             return Expected(self._usual, source, True)
         for possible, name in self._nominal(link):
-            if rate * self._limit("very_slow_ratio") < possible:
+            if rate * self._seen.number("very_slow_ratio") < possible:
                 return Expected(possible, f"what {name} can carry", False)
         return Expected(least, "the least that a job should have", False) if rate < least else None
 
@@ -224,13 +224,13 @@ class Rates:
 
     def _beyond_noise(self, rate: float, usual: float) -> bool:
         """On a busy host a process may have to wait for a core; that is no matter of the network."""
-        return LARGE / rate - LARGE / usual > self._limit("noise_seconds")
+        return LARGE / rate - LARGE / usual > self._seen.number("noise_seconds")
 
     def _loses(self, cell: Cell) -> bool:
         """Were segments lost in every repetition?"""
         share = lost_share(cell)
-        some = (cell.retransmitted or 0) >= self._limit("lost_segments")
-        return share is not None and share > self._limit("lost_share") and some
+        some = (cell.retransmitted or 0) >= self._seen.number("lost_segments")
+        return share is not None and share > self._seen.number("lost_share") and some
 
 
 def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
