@@ -231,7 +231,7 @@ def told(trial: Trial, outcomes: Sequence[Outcome]) -> Told:
 
 
 def _waited(outcomes: Sequence[Outcome], group_of: Mapping[int, int]) -> dict[int, float]:
-    """Seconds of each rank at the gate, beyond those of who came there last in its group."""
+    """Seconds of each rank at the barrier, beyond those of who came there last in its group."""
     gates = {own.rank: known(own.timings.get("gate")) for own in outcomes}
     least: dict[int | None, float] = {}
     for own in outcomes:
@@ -272,7 +272,7 @@ def _more(late: Mapping[str, float], usual: Mapping[str, float]) -> str:
 
 
 def _arrivals(outcomes: Iterable[Outcome], group_of: Mapping[int, int], one: Outcome) -> dict[int, float]:
-    """When the ranks of one's group reached the gate, if they did, in seconds of its trial."""
+    """When the ranks of one's group reached the barrier, if they did, in seconds of its trial."""
     peers = (own for own in outcomes if group_of.get(own.rank) == group_of.get(one.rank))
     return {own.rank: known(own.timings["arrive"]) for own in peers if "arrive" in own.timings}
 
@@ -284,7 +284,7 @@ def _last(times: Mapping[int, float]) -> float:
 def _ended_last(
     outcomes: Sequence[Outcome], group_of: Mapping[int, int], slowest: Outcome, beyond: float
 ) -> Iterator[Late]:
-    """Who ended so much later than the middle; if its group only began late, who was last at that group's gate."""
+    """Who ended so much later than the middle; if its group only began late, who was last at that group's barrier."""
     came = _arrivals(outcomes, group_of, slowest)
     usual = sorted(known(own.timings["arrive"]) for own in outcomes if "arrive" in own.timings)
     if came and _last(came) - usual[(len(usual) - 1) // 2] > beyond / 2:

@@ -149,7 +149,7 @@ def _is_a_riddle(seen: Seen[Data], backend: str, whole: Trial) -> bool:
     if len(rows) < 3 or not seen.went_well(whole) or not any(data.wrong for data in rows.values()):
         return False
     found = _by_broadcasts(rows)
-    return not found.ranks and not found.ways and len(_suspects(seen, backend, rows)) > 1
+    return not found.ranks and not found.links and len(_suspects(seen, backend, rows)) > 1
 
 
 def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
@@ -190,7 +190,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     most = max(data.wrong for data in rows.values())
     found = _guilt(seen, backend, rows)
     whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
-    links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.ways]
+    links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "Nobody is blamed"
     where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
     return seen.finding(
@@ -218,7 +218,7 @@ def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
     """By what the broadcasts told; else those that differ from most of the others by their sums."""
     senders = min(data.senders for data in rows.values())
     found = guilt({rank: data.wrong_from for rank, data in rows.items()}, senders)
-    if found.ranks or found.ways:
+    if found.ranks or found.links:
         return found
     odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
     if odd is not None and odd.ranks and odd.usual is False:
@@ -228,13 +228,13 @@ def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
 
 def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
     found = _by_broadcasts(rows)
-    if found.ranks or found.ways or not _trials(seen, backend, in_pairs=True):
+    if found.ranks or found.links or not _trials(seen, backend, in_pairs=True):
         return found
     left = _suspects(seen, backend, rows)
     rounds = _trials(seen, backend, in_pairs=True)
     if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
         one, other = left
-        return Guilt("these two sum wrong together, and were not tried with others", ways=((one, other), (other, one)))
+        return Guilt("these two sum wrong together, and were not tried with others", links=((one, other), (other, one)))
     if 0 < 2 * len(left) < len(rows):
         return Guilt("pairs of ranks sum right without it, and none does with it", left)
     return Guilt(f"{found.why}; sums of two ranks do not show where")

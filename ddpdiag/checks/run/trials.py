@@ -80,7 +80,7 @@ FailureKey = tuple[str, tuple[int, ...], bool]
 class Failure(NamedTuple):
     """A group that failed in a trial; `causes` are findings of other checks that explain it.
 
-    `bypassed` says that these found a way around, which shows that no rank is at fault by itself.
+    `bypassed` says that these found a workaround, which shows that no rank is at fault by itself.
     """
 
     trial: Trial
