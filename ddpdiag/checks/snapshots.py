@@ -93,7 +93,7 @@ def _rounded(value: float) -> float:
 
 
 def _training(seen: Seen[Any]) -> Iterator[Figure]:
-    speed = mnist.CHECK.figures(seen.of(mnist.CHECK)).get("training.samples_per_second") if mnist.CHECK.figures else 0
+    speed = mnist.figures(seen.of(mnist.CHECK)).get("training.samples_per_second")
     if isinstance(speed, int | float) and speed:
         yield Figure(
             name="training.samples_per_second",

@@ -34,10 +34,12 @@ def not_tried(recording: Recording) -> Recording:
     changed = {}
     for trial in recording.trials:
         for group in trial.groups:
-            for outcome in _truncated(
-                trial, [parts[trial.number, r] for r in group if (trial.number, r) in parts], moment
-            ):
-                changed[trial.number, outcome.rank] = _skipped(outcome)
+            outcomes = [parts[trial.number, rank] for rank in group if (trial.number, rank) in parts]
+            for outcome in _truncated(trial, outcomes, moment):
+                # Without the reason, which is the signal.
+                changed[trial.number, outcome.rank] = structs.replace(
+                    outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, collectives=None
+                )
     return structs.replace(recording, outcomes=tuple(changed.get((o.trial, o.rank), o) for o in recording.outcomes))
 
 
@@ -126,13 +128,6 @@ def _is_later(trial: Trial, outcome: Outcome, moment: float) -> bool:
     if trial.begin_seconds is None or outcome.status in (*_DID_NOT_FAIL, Status.UNHEARD):
         return False
     return trial.begin_seconds + outcome.seconds >= moment
-
-
-def _skipped(outcome: Outcome) -> Outcome:
-    """Without the reason, which is the signal."""
-    return structs.replace(
-        outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, collectives=None
-    )
 
 
 def _with_known_groups(trials: Sequence[Trial], parts: Parts, last: int) -> Iterator[Trial]:

@@ -1,6 +1,6 @@
 """A recording, judged: every check's findings, the verdict, and the one sentence."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,25 +125,19 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
     check = seen.check
     skip = _skip_of(seen)
     try:
-        findings = seen.findings
-        columns = dict(check.columns(seen)) if check.columns else {}
-        figures = dict(check.figures(seen)) if check.figures else {}
-        matrices = tuple(check.matrices(seen)) if check.matrices else ()
-        section = check.section(seen) if check.section else None
-        settings = tuple(check.runs_with(seen)) if check.runs_with else ()
+        return Judged(
+            check=check,
+            findings=seen.findings,
+            columns=dict(check.columns(seen)) if check.columns else {},
+            figures=dict(check.figures(seen)) if check.figures else {},
+            matrices=tuple(check.matrices(seen)) if check.matrices else (),
+            section=check.section(seen) if check.section else None,
+            settings=tuple(check.runs_with(seen)) if check.runs_with else (),
+            skip=skip,
+        )
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
-    return Judged(
-        check=check,
-        findings=findings,
-        columns=columns,
-        figures=figures,
-        matrices=matrices,
-        section=section,
-        settings=settings,
-        skip=skip,
-    )
 
 
 def _workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Workarounds:
@@ -220,12 +214,9 @@ def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, S
 
 def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
     """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
-    sums: dict[str, dict[int, float]] = {}
+    sums: dict[str, defaultdict[int, float]] = {}
     for outcome in recording.outcomes:
-        if not outcome.timings:
-            continue
-        for kind in _SPENT:
+        for kind in _SPENT if outcome.timings else ():
             if kind in outcome.timings:
-                ranks = sums.setdefault(kind, {})
-                ranks[outcome.rank] = ranks.get(outcome.rank, 0.0) + outcome.timings[kind]
-    return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items() if ranks}
+                sums.setdefault(kind, defaultdict(float))[outcome.rank] += outcome.timings[kind]
+    return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items()}

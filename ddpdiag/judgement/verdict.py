@@ -52,9 +52,8 @@ def conclude(
     mistakes = [finding for j, finding in errors if j.effect_of(finding) is Effect.USAGE]
     broken = [(j.check.stage, finding) for j, finding in errors if j.effect_of(finding) is Effect.UNFIT]
     if fatal := [finding for _, finding in broken]:
-        trained = _trained(judged) is not None and {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}.isdisjoint(
-            stage for stage, _ in broken
-        )
+        needed = {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}
+        trained = _trained(judged) is not None and needed.isdisjoint(stage for stage, _ in broken)
         sentence = _unfit(world, fatal, trained=trained) if own is None else _failed(fatal, own)
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
@@ -98,21 +97,15 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
             return f"what {own.check.code} recorded cannot be read by this version"
         for finding in own.not_seen():
             return finding.title
-    if incomplete := _incomplete(world, recording):
-        return incomplete
+    if recording.end is None:
+        return "the recording is cut off"
+    if missing := _without_lines(world, recording):
+        return f"the recording lacks lines of {ranks_text(missing)}"
     tried = {outcome.code for outcome in recording.outcomes}
     for own in judged:
         if own.check.measure is not None and own.skip is None and own.check.code not in tried:
             return f"{own.check.code} ({own.check.name}) was not run"
     return "" if tested(recording, judged) else "no check could be run"
-
-
-def _incomplete(world: World, recording: Recording) -> str:
-    """What the recording lacks, or nothing."""
-    if recording.end is None:
-        return "the recording is cut off"
-    missing = _without_lines(world, recording)
-    return f"the recording lacks lines of {ranks_text(missing)}" if missing else ""
 
 
 def _without_lines(world: World, recording: Recording) -> Sequence[int]:
@@ -123,8 +116,7 @@ def _without_lines(world: World, recording: Recording) -> Sequence[int]:
     answered: dict[int, set[int]] = {}
     for outcome in recording.outcomes:
         answered.setdefault(outcome.trial, set()).add(outcome.rank)
-    ranks = {rank for trial in recording.trials for rank in {*trial.ranks} - answered.get(trial.number, set())}
-    return sorted(ranks)
+    return sorted({rank for trial in recording.trials for rank in {*trial.ranks} - answered.get(trial.number, set())})
 
 
 def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
@@ -243,15 +235,11 @@ def _without(
     if doubt := _doubt(world, alone, judged, good):
         sentence = f"{said}; but whether these can train is not known: {doubt}. Run again on them."
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
-    warnings = any(
-        finding.severity is Severity.WARNING and _concerns(world, finding, good)
-        for own in judged
-        for finding in own.findings
-    )
+    warned = (finding for own in judged for finding in own.findings if finding.severity is Severity.WARNING)
+    warnings = any(_concerns(world, finding, good) for finding in warned)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = (
-        f"{said}: nothing speaks against training on these, as far as it was tested ({_tested_text(alone, judged)})"
-    )
+    found = _tested_text(alone, judged)
+    sentence = f"{said}: nothing speaks against training on these, as far as it was tested ({found})"
     sentence += f"; {workarounds_text(workarounds)} only" if workarounds else ""
     return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.")
 
@@ -298,9 +286,8 @@ def _ranks_of(world: World, names: Container[str]) -> frozenset[int]:
 def _tried_together(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> bool:
     """Did the job's backend work among all ranks of these hosts at once, if it was to be tried at all?"""
     ranks = _ranks_of(world, good)
-    asked = {
-        own.check.code for own in judged if own.check.stage in _COLLECTIVE and (not own.skip or not own.skip.grounds)
-    }
+    collective = [own for own in judged if own.check.stage in _COLLECTIVE]
+    asked = {own.check.code for own in collective if not own.skip or not own.skip.grounds}
     if len(ranks) == 1 or not asked:
         return True
     whole = {

@@ -96,9 +96,8 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
     out = set()
     if not master_port.usable(seen.of(master_port.CHECK)):
         out.add("env")
-    if seen.options.shared_dir and not shared_dir.usable(seen.of(shared_dir.CHECK)):
-        out.update(_NEED_DIRECTORY)
-    if _lacks_directory(seen.world):
+    shared = seen.options.shared_dir
+    if _lacks_directory(seen.world) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
         out.update(_NEED_DIRECTORY)
     if seen.options.depth is Depth.QUICK:
         return tuple(method for method in METHODS if method not in out)

@@ -62,7 +62,14 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if leaving or signals:
         first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
         if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
-            yield _interrupted(seen, first.seconds)
+            # Who pressed it knows; the verdict says how far the run came.
+            yield seen.finding(
+                "told",
+                "the run was interrupted",
+                f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start; what came before was judged.",
+                severity=Severity.NOTE,
+                of_the_run=True,
+            )
             return
         name = _NAMES.get(first.detail, "a signal")
         who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
@@ -74,17 +81,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             fix="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
-
-
-def _interrupted(seen: Seen[Nothing], seconds: float) -> Finding:
-    """Nobody has to find out who ended it; the verdict says how far it came."""
-    return seen.finding(
-        "told",
-        "the run was interrupted",
-        f"Ctrl-C (SIGINT) ended it {seconds:.1f} s after the start; what came before was judged.",
-        severity=Severity.NOTE,
-        of_the_run=True,
-    )
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:

@@ -240,27 +240,24 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
     """The slowest context, with the ranks whose own it was, and the slowest communicator, in which all wait for all."""
+    limit = seen.number("slow_start_seconds")
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
     for step, what in ((CONTEXT_STEP, "a CUDA context"), (COMMUNICATOR_STEP, "a communicator")):
-        slow = [o for o in done if o.timings.get(step, 0.0) > seen.number("slow_start_seconds")]
+        slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
-            ranks = tuple(sorted({o.rank for o in slow})) if step == CONTEXT_STEP else ()
-            yield _slow_start(seen, step, what, max(slow, key=lambda own: own.timings[step]), ranks)
-
-
-def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ranks: tuple[int, ...]) -> Finding:
-    seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
-    return seen.finding(
-        "slow-start",
-        f"creating {what} takes {seconds:.1f} s",
-        f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
-        f"{seen.number('slow_start_seconds'):g} s is expected. Training waits as long at each start.",
-        ranks=ranks,
-        evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-        fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local disk, and "
-        "use a torch that was built for this GPU.",
-    )
+            slowest = max(slow, key=lambda own: own.timings[step])
+            seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
+            yield seen.finding(
+                "slow-start",
+                f"creating {what} takes {seconds:.1f} s",
+                f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
+                f"{limit:g} s is expected. Training waits as long at each start.",
+                ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
+                evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
+                fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local "
+                "disk, and use a torch that was built for this GPU.",
+            )
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
