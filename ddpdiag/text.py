@@ -36,6 +36,11 @@ def times_text(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
 
 
+def begun(sentence: str) -> str:
+    """With a capital letter in front."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 def _text(value: float, units: Sequence[tuple[float, str]]) -> str:
     if not math.isfinite(value):
         return str(value)

@@ -25,9 +25,9 @@ from ddpdiag.bandwidth.formulas import busbw
 from ddpdiag.bench.data import Data, Line
 from ddpdiag.bench.judge import findings
 from ddpdiag.bench.report import bench_of
-from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
-from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.findings import Effect, Explained, Section
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
@@ -198,6 +198,7 @@ def section(seen: Seen[Data]) -> Section | None:
         sentence=report.sentence,
         measured=bool(report.series),
         bench=report,
+        series=report.saved,
     )
 
 

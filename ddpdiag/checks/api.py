@@ -5,35 +5,21 @@ the world, inside a worker that may die.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from ddpdiag.checks.findings import COMMON, Explained
+from ddpdiag.checks.findings import COMMON, Explained, Section, Workarounds
 from ddpdiag.checks.registry import by_code
-from ddpdiag.checks.world import World
+from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.codec import decode
-from ddpdiag.model import (
-    Finding,
-    Kind,
-    Matrix,
-    Options,
-    Outcome,
-    Place,
-    Recording,
-    Scalar,
-    Severity,
-    Status,
-    Trial,
-)
-from ddpdiag.model.bench import BenchReport
+from ddpdiag.model import Finding, Kind, Matrix, Options, Outcome, Place, Recording, Scalar, Severity, Status, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.setting import Setting
-from ddpdiag.model.train import TrainReport
 from ddpdiag.model.trial import NOTHING
 
 D = TypeVar("D")
@@ -64,6 +50,10 @@ class Scope(Enum):
     LIVING = "living"
 
 
+class Nothing(Struct, frozen=True):
+    """The data of a check that judges what others saw."""
+
+
 class Row(NamedTuple, Generic[D]):
     """One rank's answer in one trial."""
 
@@ -72,29 +62,8 @@ class Row(NamedTuple, Generic[D]):
     trial: Trial
 
 
-class Section(Struct, frozen=True, kw_only=True):
-    """A check's own part of the report, where the run was made for it: a benchmark, a training by strategies.
-
-    `question` is what is unknown where it could not look ("How well {} can communicate", {} being the ranks and hosts);
-    `sentence` is its answer, which `measured` says that there is.
-    """
-
-    question: str
-    sentence: str
-    measured: bool
-    bench: BenchReport | None = None
-    train: TrainReport | None = None
-
-
-class Workarounds(NamedTuple):
-    """Variables with which the job's backend works better; with `needed` it fails without them."""
-
-    variables: Mapping[str, str | None] = {}
-    needed: bool = False
-
-
 class Concern(NamedTuple):
-    """A finding that belongs to a stage, or to that of another check (its code), and a remark for the stage's line."""
+    """A finding that belongs to a stage, or to that of another check (its code), and a note for the stage's line."""
 
     where: Stage | str
     finding: Finding
@@ -129,24 +98,20 @@ class Seen(Generic[D]):
     @cached_property
     def rows(self) -> tuple[Row[D], ...]:
         """Answers of the ranks on which a trial was done."""
-        trials = {trial.number: trial for trial in self.trials}
-        places = self.world.places
-        return tuple(
-            Row(places[o.rank], decode(o.data, self.check.data), trials[o.trial])
-            for o in self.outcomes
-            if o.status is Status.DONE and o.rank in places and o.trial in trials
-        )
+        return self._rows((o, o.data) for o in self.outcomes if o.status is Status.DONE)
 
     @cached_property
     def rows_so_far(self) -> tuple[Row[D], ...]:
         """As `rows`, and what ranks had handed over whose trial was cut short."""
-        trials = {trial.number: trial for trial in self.trials}
-        places = self.world.places
         answers = ((o, o.data if o.status is Status.DONE else o.so_far) for o in self.outcomes)
+        return self._rows((o, data) for o, data in answers if bytes(data) != bytes(NOTHING))
+
+    def _rows(self, answers: Iterable[tuple[Outcome, Raw]]) -> tuple[Row[D], ...]:
+        trials, places = {trial.number: trial for trial in self.trials}, self.world.places
         return tuple(
             Row(places[o.rank], decode(data, self.check.data), trials[o.trial])
             for o, data in answers
-            if bytes(data) != bytes(NOTHING) and o.rank in places and o.trial in trials
+            if o.rank in places and o.trial in trials
         )
 
     @cached_property
@@ -177,9 +142,7 @@ class Seen(Generic[D]):
 
     def went_well(self, trial: Trial) -> bool:
         """Was this trial done on every rank that took part?"""
-        return all(o.status is Status.DONE for o in self.outcomes if o.trial == trial.number) and any(
-            o.trial == trial.number for o in self.outcomes
-        )
+        return {o.status for o in self.outcomes if o.trial == trial.number} == {Status.DONE}
 
     @property
     def hindrance(self) -> str | None:
@@ -260,24 +223,12 @@ def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
 
 
 def once(seen: Seen[D]) -> Sequence[Trial]:
-    """The plan of most checks: one trial, everybody in scope."""
-    return () if seen.trials else (new_trial(seen),)
+    """The plan of most checks: one trial, everybody in scope; none of a check that only judges what others measured."""
+    return () if seen.trials or seen.check.measure is None else (new_trial(seen),)
 
 
 # gloo connects every rank with every other: 128 ranks on 2 cores took 17 s (measured, torch 2.13), 0.13 s each.
 PER_RANK_SECONDS = 0.15
-
-
-# The start of a rank (supervisor, worker, `import torch` and what training needs of it) is 3 s of a core (measured,
-# torch 2.13): 16 ranks on 2 cores hold each other up for 24 s, and nobody among them hangs. Two ranks on a core are
-# within what the checks' own deadlines allow.
-START_CORE_SECONDS = 3.0
-USUAL_RANKS_PER_CORE = 2.0
-
-
-def crowded_seconds(ranks_per_core: float) -> float:
-    """What any trial may take longer because so many ranks share each core."""
-    return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
 
 
 # NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646).
@@ -322,16 +273,6 @@ def new_trial(
     )
 
 
-def nothing_planned(seen: Seen[D]) -> Sequence[Trial]:
-    """The plan of a check that only judges what others measured."""
-    return ()
-
-
-def has_ground(world: World) -> str | None:
-    """The ground of checks that always make sense."""
-    return None
-
-
 @dataclass(frozen=True)
 class Check(Generic[D]):
     """One documented question.
@@ -344,8 +285,8 @@ class Check(Generic[D]):
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs; `section` is its own part of the report, if the run was made for it;
     `runs_with` are versions and settings of the ranks. `concerns` says to which other stages its findings belong,
-    `excuse` why an error, of this check or of another one, does not concern the job; `exports` are variables that the
-    job needs.
+    `excuse` why an error, of this check or of another one, does not concern the job; `workarounds` are variables that
+    the job needs.
     `moot` says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). A check
     with `last` looks at what the others may have changed, after all of them: it tells the seconds that this takes,
     which are kept for it. It runs in its stage, too, if it has a plan there.
@@ -362,7 +303,7 @@ class Check(Generic[D]):
     data: type[D]
     measure: Callable[[Context], D] | None = None
     plan: Callable[[Seen[D]], Sequence[Trial]] = once
-    ground: Callable[[World], str | None] = has_ground
+    ground: Callable[[World], str | None] = lambda world: None
     columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
     figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
     matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None

@@ -2,11 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 
-from ddpdiag.checks.blame import Blame, is_echo
-from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.blame import Blame, in_words, is_echo, last
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Outcome, ProcessState, Scalar, Status
+from ddpdiag.text import begun
 
 _STATES = {
     "T": "stopped",
@@ -44,7 +45,8 @@ def last_words(output: str) -> str:
 def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
     """Who waits, in which collective, and how far the guilty came; empty if no rank says where it waits."""
     if blame.sides:
-        return _sides_text(blame) if not blame.ranks else ""
+        parts = [f"{ranks_text(ranks)} posted {in_words(collective)}" for collective, ranks in blame.sides[:4]]
+        return f"{begun('; '.join(parts))}." if not blame.ranks else ""
     others = [o for o in outcomes if o.rank not in blame.ranks and o.status in (Status.HUNG, Status.RAISED)]
     ends = {o.rank: end for o in others if (end := last(o.collectives)) is not None}
     if not ends:
@@ -53,7 +55,7 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
     waiting = tuple(rank for rank, end in ends.items() if end == awaited)
     verb = ("waits" if len(waiting) == 1 else "wait") if any(o.status is Status.HUNG for o in others) else "waited"
     if not blame.ranks:
-        return f"{_begun(ranks_text(waiting))} {verb} in {in_words(awaited)}."
+        return f"{begun(ranks_text(waiting))} {verb} in {in_words(awaited)}."
     whom, whose, who = ("it", "its", "it has") if len(blame.ranks) == 1 else ("them", "their", "they have")
     own = [last(o.collectives) for o in outcomes if o.rank in blame.ranks and o.collectives is not None]
     furthest = max((end for end in own if end is not None), key=lambda end: end.seq, default=None)
@@ -63,16 +65,7 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
         far = f"; {who} posted none"
     else:
         far = f"; {whose} own last is {in_words(furthest)}"
-    return f"{_begun(ranks_text(waiting))} {verb} for {whom} in {in_words(awaited)}{far}."
-
-
-def _begun(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _sides_text(blame: Blame) -> str:
-    parts = [f"{ranks_text(ranks)} posted {in_words(collective)}" for collective, ranks in blame.sides[:4]]
-    return f"{_begun('; '.join(parts))}."
+    return f"{begun(ranks_text(waiting))} {verb} for {whom} in {in_words(awaited)}{far}."
 
 
 def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
@@ -84,10 +77,7 @@ def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Sc
     }
 
 
-Standing = tuple[str, list[Outcome]]
-
-
-def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[Standing]:
+def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
     """Ranks that stand alike, and how: the guilty first, then the odd."""
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
     says = any(o.collectives for o in outcomes)
@@ -134,7 +124,8 @@ def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Map
     places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in guilty}
     blamed = [(rank, stack) for rank, stack in stacks if places.get(tuple(stack)) == rank][:_MOST_STACKS]
     others = [row for row in stacks if row[0] not in guilty][-1:]
-    return {f"stack_of_rank_{rank}": list(_own_frames(stack)) for rank, stack in (*blamed, *others)}
+    inner = {rank: list(takewhile(lambda frame: not frame.startswith(_OUTERMOST), stack)) for rank, stack in stacks}
+    return {f"stack_of_rank_{rank}": [*(inner[rank] or stack)] for rank, stack in (*blamed, *others)}
 
 
 def _ras(outcomes: Sequence[Outcome]) -> Mapping[str, list[Scalar]]:
@@ -146,8 +137,3 @@ def _ras(outcomes: Sequence[Outcome]) -> Mapping[str, list[Scalar]]:
     shown = lines[first:][:_MOST_RAS_LINES]
     left = len(lines) - first - len(shown)
     return {"nccl_ras": [*shown, *([f"... and {left} more lines, in the recording"] if left else [])]} if shown else {}
-
-
-def _own_frames(stack: Sequence[str]) -> Sequence[str]:
-    end = next((place for place, frame in enumerate(stack) if frame.startswith(_OUTERMOST)), len(stack))
-    return stack[:end] or stack

@@ -1,10 +1,17 @@
-"""What a check declares of its findings: the text of the manual page, the usual severity, the effect on the verdict."""
+"""What a check declares of its findings (the text of the manual page, the usual severity, the effect on the verdict),
+and what else it adds to the report: a section of its own, variables that the job needs.
+"""
 
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ddpdiag.model import Severity
+from ddpdiag.model.bench import BaselineSeries, BenchReport
+from ddpdiag.model.snapshot import Figure
+from ddpdiag.model.train import TrainReport
 
 
 class Effect(Enum):
@@ -52,8 +59,32 @@ class Explained(NamedTuple):
 COMMON = {
     "unreadable": Explained.not_seen(
         "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
-    ),
+    )
 }
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """A check's own part of the report, where the run was made for it: a benchmark, a training by strategies.
+
+    `question` is what is unknown where it could not look ("How well {} can communicate", {} being the ranks and hosts);
+    `sentence` is its answer, which `measured` says that there is. `figures` and `series` are what another run can be
+    held against.
+    """
+
+    question: str
+    sentence: str
+    measured: bool
+    bench: BenchReport | None = None
+    train: TrainReport | None = None
+    figures: tuple[Figure, ...] = ()
+    series: tuple[BaselineSeries, ...] = ()
+
+
+class Workarounds(NamedTuple):
+    """Variables with which the job's backend works better; with `needed` it fails without them."""
+
+    variables: Mapping[str, str | None] = {}
+    needed: bool = False
 
 
 def workarounds_text(env: Mapping[str, str | None]) -> str:

@@ -50,6 +50,11 @@ def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
+def who_text(seen: Seen[D], ranks: Sequence[int]) -> str:
+    """Ranks and their hosts, such as "ranks 0-1 on n1"; "?" for a host that nobody knows."""
+    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks)) or '?'}"
+
+
 def names_text(names: Sequence[str], most: int = 8) -> str:
     """Such as "n1, n2" or "n1, n2 and 30 more"; "and 1 more" would take the room of the one."""
     shown = names if len(names) <= most + 1 else names[:most]
@@ -62,9 +67,7 @@ def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
     hosts = len(seen.world.hosts)
     if hosts > most:
         yield seen.finding(
-            "partly",
-            f"not every host tried {what}",
-            f"{most} of {hosts} hosts tried {what}; the others were left out.",
+            "partly", f"not every host tried {what}", f"{most} of {hosts} hosts tried {what}; the others were left out."
         )
 
 

@@ -1,37 +1,41 @@
-"""Which hosts, directions or links explain the bad cells of a matrix of ways between hosts.
+"""A matrix of links between hosts: which hosts, directions or single links explain its bad cells; and as a table.
 
-A way is (from, to). A host is to blame when the ways from it and those to it are bad; only one of both is a direction
-of that host. What is left are links. Ways that are bad between everybody blame nobody.
+A link is (from, to). A host is to blame when the links from it and those to it are bad; only one of both is a direction
+of that host. What is left are single links. Links that are bad between all hosts blame no host.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-Way = tuple[int, int]
+from ddpdiag.model import Matrix
 
-# A host of many is to blame even if some of its ways are better than the others; up to four hosts, all must be bad.
+Link = tuple[int, int]
+
+# A host of many is to blame even if some of its links are better than the others; up to four hosts, all must be bad.
 _MOST = 0.7
+# A page has room for so many cells in a row.
+MOST_ROWS = 48
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
-    """What explains the bad ways. Of two hosts only links can be named: either end may be the cause.
+    """What explains the bad links. Of two hosts only these can be named: either end may be the cause.
 
-    `everywhere`: (nearly) all ways are bad, or most hosts would have to be blamed. `islands`: each of these groups is
+    `everywhere`: (nearly) all links are bad, or most hosts would have to be blamed. `islands`: each of these groups is
     fine inside, and none reaches another.
     """
 
     hosts: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
     receivers: tuple[int, ...] = ()
-    links: tuple[Way, ...] = ()
+    links: tuple[Link, ...] = ()
     islands: tuple[tuple[int, ...], ...] = ()
     everywhere: bool = False
 
 
-def explain(bad: Set[Way], good: Set[Way]) -> Pattern | None:
-    """The pattern in the bad ways, or None if there are none; ways in neither set were not measured."""
-    members = sorted({end for way in bad | good for end in way})
+def explain(bad: Set[Link], good: Set[Link]) -> Pattern | None:
+    """The pattern in the bad links, or None if there are none; links in neither set were not measured."""
+    members = sorted({end for link in bad | good for end in link})
     if not bad:
         return None
     if len(members) == 2:
@@ -53,15 +57,15 @@ def explain(bad: Set[Way], good: Set[Way]) -> Pattern | None:
     )
 
 
-def ways_of(pattern: Pattern, bad: Iterable[Way]) -> Iterator[tuple[str, tuple[int, ...], frozenset[Way]]]:
-    """Each thing to blame (a kind, its hosts) with the bad ways that it explains; all links are one thing."""
+def links_of(pattern: Pattern, bad: Iterable[Link]) -> Iterator[tuple[str, tuple[int, ...], frozenset[Link]]]:
+    """Each thing to blame (a kind, its hosts) with the bad links that it explains; all single links are one thing."""
     known = frozenset(bad)
     for host in pattern.hosts:
-        yield "host", (host,), frozenset(way for way in known if host in way)
+        yield "host", (host,), frozenset(link for link in known if host in link)
     for host in pattern.senders:
-        yield "sender", (host,), frozenset(way for way in known if way[0] == host)
+        yield "sender", (host,), frozenset(link for link in known if link[0] == host)
     for host in pattern.receivers:
-        yield "receiver", (host,), frozenset(way for way in known if way[1] == host)
+        yield "receiver", (host,), frozenset(link for link in known if link[1] == host)
     if pattern.links:
         yield "links", (), frozenset(pattern.links)
     if pattern.islands or pattern.everywhere:
@@ -72,26 +76,26 @@ def _most(count: int, total: int) -> bool:
     return count >= 2 and count > _MOST * total
 
 
-def _guilty(bad: Set[Way], good: Set[Way]) -> tuple[set[int], set[int]]:
+def _guilty(bad: Set[Link], good: Set[Link]) -> tuple[set[int], set[int]]:
     """Hosts that are bad at sending, and at receiving, judged by what the other end does with other hosts.
 
-    A way to somebody who receives badly from most says nothing about its sender, and vice versa.
+    A link to a host that receives badly from most says nothing about its sender, and vice versa.
     """
-    lines: dict[tuple[int, int], list[Way]] = {}  # rows (side 0) and columns (side 1)
-    for way in bad | good:
+    lines: dict[tuple[int, int], list[Link]] = {}  # rows (side 0) and columns (side 1)
+    for link in bad | good:
         for side in (0, 1):
-            lines.setdefault((side, way[side]), []).append(way)
-    suspects = {key for key, ways in lines.items() if _most(sum(way in bad for way in ways), len(ways))}
+            lines.setdefault((side, link[side]), []).append(link)
+    suspects = {key for key, links in lines.items() if _most(sum(link in bad for link in links), len(links))}
 
     def stands(side: int, host: int) -> bool:
-        telling = [way for way in lines[side, host] if (1 - side, way[1 - side]) not in suspects]
-        return _most(sum(way in bad for way in telling), len(telling))
+        telling = [link for link in lines[side, host] if (1 - side, link[1 - side]) not in suspects]
+        return _most(sum(link in bad for link in telling), len(telling))
 
     guilty = {key for key in suspects if stands(*key)}
     return {host for side, host in guilty if side == 0}, {host for side, host in guilty if side == 1}
 
 
-def _islands(members: Iterable[int], bad: Set[Way], good: Set[Way]) -> tuple[tuple[int, ...], ...]:
+def _islands(members: Iterable[int], bad: Set[Link], good: Set[Link]) -> tuple[tuple[int, ...], ...]:
     """Groups of at least two hosts that are fine inside, with nothing good between them; none if there is only one."""
     home = {member: {member} for member in members}
     for a, b in good:
@@ -102,3 +106,26 @@ def _islands(members: Iterable[int], bad: Set[Way], good: Set[Way]) -> tuple[tup
     islands = sorted({tuple(sorted(group)) for group in home.values()})
     inside = any(home[a] is home[b] for a, b in bad)
     return () if inside or len(islands) < 2 or min(map(len, islands)) < 2 else tuple(islands)
+
+
+def pair_matrix(name: str, title: str, hosts: Sequence[str], rates: Mapping[Link, float]) -> Matrix | None:
+    """The rates of links (from, to) between hosts by their numbers; 0 is a link that failed. None if there are none.
+
+    Of more than `MOST_ROWS` hosts, neighbours are put together, and a cell is the lowest rate between two such groups:
+    a mean would hide the one that is slow.
+    """
+    if not rates or len(hosts) < 2:
+        return None
+    step = -(-len(hosts) // MOST_ROWS)
+    labels = tuple(_label(hosts[first : first + step]) for first in range(0, len(hosts), step))
+    lowest: dict[Link, float] = {}
+    for (a, b), rate in rates.items():
+        cell = (a // step, b // step)
+        lowest[cell] = min(rate, lowest.get(cell, rate))
+    cells = tuple(tuple(lowest.get((a, b)) for b in range(len(labels))) for a in range(len(labels)))
+    groups = f", the lowest between groups of {step}" if step > 1 else ""
+    return Matrix(name=name, title=f"{title}{groups}", rows=labels, columns=labels, cells=cells, unit="bytes_per_s")
+
+
+def _label(hosts: Sequence[str]) -> str:
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}"

@@ -6,42 +6,43 @@ from typing import Any
 
 from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.findings import Section
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.checks.training import mnist
-from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.world import World
 from ddpdiag.comparison.peers import kept
-from ddpdiag.model.bench import BaselineSeries
+from ddpdiag.model import Recording
 from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps
-from ddpdiag.model.train import TrainReport
-from ddpdiag.stats import Samples
 
+_VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
 
 
-def snapshot_of(seen: Seen[Any], series: Iterable[BaselineSeries] = (), train: TrainReport | None = None) -> Snapshot:
-    """What this run can be held against another one by."""
-    steps = {rank: data.steps for rank, data in seen.of(ddp_step.CHECK).by_rank.items() if data.steps is not None}
-    world = seen.world
+def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] = ()) -> Snapshot:
+    """What this run can be held against another one by, with what the checks' own sections add."""
+    seen = Seen(world, ddp_step.CHECK, recording)
+    steps = {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
+    sections = tuple(sections)
     own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
     is_fleet = len(own) > KEPT_RANKS
+    shares = [median(window.core_share for window in one.windows) for one in steps.values() if one.windows]
     return Snapshot(
-        created=seen.recording.header.created,
+        created=recording.header.created,
         shape=_shape(world),
         facts=_facts(seen),
         figures=(
             *(() if is_fleet else own.values()),
             *_usual_work(steps),
             *_training(seen),
-            *_strategies(train),
+            *(figure for section in sections for figure in section.figures),
             *_all_reduce(seen),
         ),
-        series=tuple(series),
-        busy_share=None if world.gpus else _busy_share(steps),
+        series=tuple(series for section in sections for series in section.series),
+        busy_share=None if world.gpus else min(shares, default=None),
         on_gpus=bool(world.gpus),
         standings=tuple(kept(own)) if is_fleet else (),
     )
@@ -54,10 +55,6 @@ def _shape(world: World) -> dict[str, str]:
     never = f" ({missing} of {world.size} never came)" if missing > 0 else ""
     ranks = f"{world.size} rank{'' if world.size == 1 else 's'}{never}"
     return {**came, "ranks": ranks, "backend": world.backend}
-
-
-def _busy_share(steps: Mapping[int, Steps]) -> float | None:
-    return min((median(w.core_share for w in own.windows) for own in steps.values() if own.windows), default=None)
 
 
 def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:
@@ -96,7 +93,7 @@ def _rounded(value: float) -> float:
 
 
 def _training(seen: Seen[Any]) -> Iterator[Figure]:
-    speed = mnist.CHECK.figures(seen.of(mnist.CHECK)).get("training.samples_per_second") if mnist.CHECK.figures else 0
+    speed = mnist.figures(seen.of(mnist.CHECK)).get("training.samples_per_second")
     if isinstance(speed, int | float) and speed:
         yield Figure(
             name="training.samples_per_second",
@@ -105,20 +102,6 @@ def _training(seen: Seen[Any]) -> Iterator[Figure]:
             sampling=Sampling.SINGLE,
             is_rate=True,
         )
-
-
-def _strategies(train: TrainReport | None) -> Iterator[Figure]:
-    """How fast each strategy was that works."""
-    for row in train.rows if train is not None else ():
-        if row.samples_per_second:
-            name = row.strategy.value
-            yield Figure(
-                name=f"train.{name}.samples_per_second",
-                title=f"training by {name}, samples",
-                values=(row.samples_per_second,),
-                sampling=Sampling.SINGLE,
-                is_rate=True,
-            )
 
 
 def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
@@ -133,37 +116,32 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
             (found[0].large_bytes, [data.large_seconds for data in found]),
         ):
             own = sorted(seconds, key=lambda each: each.median)[len(seconds) // 2]
-            yield _summary(f"all_reduce.{backend}.{size}_bytes", f"all-reduce of {size:,} bytes over {backend}", own)
-
-
-def _summary(name: str, title: str, own: Samples) -> Figure:
-    values = (own.min, own.median, own.p95)
-    return Figure(name=f"{name}.seconds", title=title, values=values, sampling=Sampling.SUMMARY)
+            yield Figure(
+                name=f"all_reduce.{backend}.{size}_bytes.seconds",
+                title=f"all-reduce of {size:,} bytes over {backend}",
+                values=(own.min, own.median, own.p95),
+                sampling=Sampling.SUMMARY,
+            )
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
-    """As far as the checks that look at them were run."""
-    versions, variables = seen.of(lch003.CHECK).by_rank, seen.of(lch002.CHECK).by_rank
-    return {
-        **({"versions": _versions(seen)} if versions else {}),
-        **({"variables": _variables(seen)} if variables else {}),
-    }
+    """As far as the checks that look at them were run; variables that tell ranks apart on purpose are left out."""
+    versions = [
+        {name: value for name in _VERSIONS if (value := getattr(data, name)) is not None}
+        for data in seen.of(lch003.CHECK).by_rank.values()
+    ]
+    variables = [
+        {name: value for name, value in data.variables.items() if name not in lch002.OWN | _OF_THE_RUN}
+        for data in seen.of(lch002.CHECK).by_rank.values()
+    ]
+    facts = {"versions": versions, "variables": variables}
+    return {kind: _merged(by_rank) for kind, by_rank in facts.items() if by_rank}
 
 
-def _versions(seen: Seen[Any]) -> dict[str, str]:
+def _merged(by_rank: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Each name with all values that ranks have for it."""
     found: dict[str, set[str]] = {}
-    for data in seen.of(lch003.CHECK).by_rank.values():
-        for name in ("python", "torch", "cuda", "hip", "nccl", "driver"):
-            if (value := getattr(data, name)) is not None:
-                found.setdefault(name, set()).add(value)
-    return {name: " and ".join(sorted(values)) for name, values in found.items()}
-
-
-def _variables(seen: Seen[Any]) -> dict[str, str]:
-    """Variables that do not tell ranks apart on purpose."""
-    found: dict[str, set[str]] = {}
-    for data in seen.of(lch002.CHECK).by_rank.values():
-        for name, value in data.variables.items():
-            if name not in lch002.OWN | _OF_THE_RUN:
-                found.setdefault(name, set()).add(value)
+    for own in by_rank:
+        for name, value in own.items():
+            found.setdefault(name, set()).add(value)
     return {name: " and ".join(sorted(values)) for name, values in found.items()}

@@ -70,11 +70,11 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         known = self.options.topology
         short: dict[str, set[str]] = {}
         for name, leaf in known.items():
-            short.setdefault(_short(name), set()).add(leaf)
+            short.setdefault(short_name(name), set()).add(leaf)
         found: dict[str, str] = {}
         for name, _ in self.hosts:
-            alike = short.get(_short(name), set())
-            leaf = known.get(name) or known.get(_short(name)) or (min(alike) if len(alike) == 1 else "")
+            alike = short.get(short_name(name), set())
+            leaf = known.get(name) or known.get(short_name(name)) or (min(alike) if len(alike) == 1 else "")
             found |= {name: leaf} if leaf else {}
         return found
 
@@ -91,10 +91,23 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         return "nccl" if self.arrivals and all(a.gpus for a in self.arrivals.values()) else "gloo"
 
 
+# The start of a rank (supervisor, worker, `import torch` and what training needs of it) is 3 s of a core (measured,
+# torch 2.13): 16 ranks on 2 cores hold each other up for 24 s, and nobody among them hangs. Two ranks on a core are
+# within what the checks' own deadlines allow.
+START_CORE_SECONDS = 3.0
+USUAL_RANKS_PER_CORE = 2.0
+
+
+def crowded_seconds(ranks_per_core: float) -> float:
+    """What any trial may take longer because so many ranks share each core."""
+    return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
+
+
 def without_gpu(world: World) -> str | None:
     """The ground of checks that run over the job's own backend: nccl goes from GPU to GPU."""
     return "nccl needs GPUs, and no rank shows one" if world.backend == "nccl" and not world.gpus else None
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A host's name without its domain."""
     return name.partition(".")[0]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ddpdiag.checks.api import FIRST_USE_SECONDS, USUAL_RANKS_PER_CORE
+from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal

@@ -1,17 +1,20 @@
-"""What a run that was told to end had established before.
+"""What a run that was told to end had established before, and how far it came.
 
 Launchers and schedulers end ranks one after the other, and with them their workers: from the first signal on, what a
 rank did not complete says nothing about it. What failed before the first signal still counts, since a rank that dies
 makes its launcher end the others.
 """
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
 from ddpdiag.checks.blame import is_echo
+from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
-from ddpdiag.model import EventKind, Outcome, Recording, Report, Status, Trial
+from ddpdiag.judgement.judged import Judged, by_code, stages_of
+from ddpdiag.model import EventKind, Outcome, Recording, Report, Severity, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import NOTHING
 
@@ -31,10 +34,12 @@ def not_tried(recording: Recording) -> Recording:
     changed = {}
     for trial in recording.trials:
         for group in trial.groups:
-            for outcome in _cut_short(
-                trial, [parts[trial.number, r] for r in group if (trial.number, r) in parts], moment
-            ):
-                changed[trial.number, outcome.rank] = _skipped(outcome)
+            outcomes = [parts[trial.number, rank] for rank in group if (trial.number, rank) in parts]
+            for outcome in _truncated(trial, outcomes, moment):
+                # Without the reason, which is the signal.
+                changed[trial.number, outcome.rank] = structs.replace(
+                    outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, collectives=None
+                )
     return structs.replace(recording, outcomes=tuple(changed.get((o.trial, o.rank), o) for o in recording.outcomes))
 
 
@@ -64,6 +69,30 @@ def ended_by_a_signal(recording: Recording) -> bool:
     return first_signal_seconds(recording) is not None and not any(e.kind is EventKind.LOST for e in recording.events)
 
 
+def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -> str:
+    """Such as "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); launch, host were fine so far".
+
+    Empty where no Ctrl-C ended it.
+    """
+    seconds = ended_by_ctrl_c(recording)
+    if seconds is None:
+        return ""
+    cut = {outcome.code for outcome in recording.outcomes if _was_told(outcome)}
+    own = next((j.check for j in judged if j.check.code in cut), None)
+    came = f"{len(world.arrivals):,} of {world.size:,} ranks had come"
+    where = f", in {own.code} ({own.name})" if own else "" if recording.trials else f", before any check: {came}"
+    stages = stages_of(world, recording, judged, by_code(recording))
+    fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.NOTE)]
+    so_far = f"; {', '.join(fine)} {'was' if len(fine) == 1 else 'were'} fine so far" if fine else ""
+    return f"the run was interrupted after {seconds:.1f} s{where}{so_far}"
+
+
+def ended_by_ctrl_c(recording: Recording) -> float | None:
+    """When, in seconds since the start, or None."""
+    told = (e.seconds for e in recording.events if e.kind in TOLD_TO_LEAVE and e.detail == str(int(signal.SIGINT)))
+    return min(told, default=None)
+
+
 def with_signal(report: Report, signum: int | None) -> Report:
     """The report of a whole run during whose judgement or output a signal came, if one did: the verdict stands."""
     return report if signum is None else structs.replace(report, exit_code=ExitCode.of_signal(signum))
@@ -73,7 +102,7 @@ def _parts(recording: Recording) -> Parts:
     return {(outcome.trial, outcome.rank): outcome for outcome in recording.outcomes}
 
 
-def _cut_short(trial: Trial, outcomes: Sequence[Outcome], moment: float) -> list[Outcome]:
+def _truncated(trial: Trial, outcomes: Sequence[Outcome], moment: float) -> list[Outcome]:
     """Of a group, the outcomes that the end of the run brought about."""
     cut = [o for o in outcomes if _was_told(o) or _is_killed(o) or _is_later(trial, o, moment)]
     own = [o for o in outcomes if o.status not in _DID_NOT_FAIL and o not in cut and not is_echo(o)]
@@ -99,13 +128,6 @@ def _is_later(trial: Trial, outcome: Outcome, moment: float) -> bool:
     if trial.begin_seconds is None or outcome.status in (*_DID_NOT_FAIL, Status.UNHEARD):
         return False
     return trial.begin_seconds + outcome.seconds >= moment
-
-
-def _skipped(outcome: Outcome) -> Outcome:
-    """Without the reason, which is the signal."""
-    return structs.replace(
-        outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, collectives=None
-    )
 
 
 def _with_known_groups(trials: Sequence[Trial], parts: Parts, last: int) -> Iterator[Trial]:

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.judgement.interrupted import ended_by_ctrl_c
+from ddpdiag.judgement.cancelled import ended_by_ctrl_c
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
 
@@ -33,7 +33,8 @@ def sort_hosts(
     bad = tuple(dict.fromkeys(node for finding in errors for node in _hosts_of(world, finding)))
     why = _undecided(recording, errors, verdict)
     unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
-    doubtful = {*bad, *_ends(errors), *unseen}
+    ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
+    doubtful = {*bad, *ends, *unseen}
     good = () if why else tuple(name for name in _faithful(world, recording) if name not in doubtful)
     sorted_out = {*bad, *good}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
@@ -111,10 +112,6 @@ def _faithful(world: World, recording: Recording) -> tuple[str, ...]:
     out = world.out.union(e.rank for e in recording.events if e.kind is EventKind.LEAVING and e.rank is not None)
     faithless = {name for (name, _), ranks in world.hosts.items() if out.intersection(ranks)}
     return tuple(dict.fromkeys(name for name, _ in world.hosts if name not in faithless and _HOST_NAME.fullmatch(name)))
-
-
-def _ends(errors: Sequence[Finding]) -> set[str]:
-    return {end for finding in errors for link in finding.links for end in link.split(_ARROW)}
 
 
 def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:

@@ -1,38 +1,24 @@
 """A recording, judged: every check's findings, the verdict, and the one sentence."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from ddpdiag.checks.api import Check, Seen, Stage
-from ddpdiag.checks.launch import versions
+from ddpdiag.checks.findings import Section, Workarounds
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
-from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.need_nodes import enough
+from ddpdiag.judgement.judged import Judged, by_code, stages_of
 from ddpdiag.judgement.selection import asked_for, selected
-from ddpdiag.judgement.stages import by_code, stages_of
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
-from ddpdiag.judgement.verdict import conclude
-from ddpdiag.judgement.workarounds import excused, workarounds_of
-from ddpdiag.model import (
-    CheckLine,
-    EventKind,
-    Finding,
-    Outcome,
-    Recording,
-    Report,
-    Scalar,
-    Severity,
-    Skip,
-    WorldLine,
-)
-from ddpdiag.model.bench import BenchReport
+from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
+from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.snapshot import Snapshot
-from ddpdiag.model.train import TrainReport
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
@@ -56,23 +42,23 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     kept: dict[str, tuple[Finding, ...]] = {}
-    judged = excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
+    judged = _excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
     sections = [own.section for own in judged if own.section is not None]
-    bench = next((own.bench for own in sections if own.bench is not None), None)
-    train = next((own.train for own in sections if own.train is not None), None)
-    workarounds = workarounds_of(world, shown, judged)
+    workarounds = _workarounds_of(world, shown, judged)
     needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
     conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
     hosts, on_hosts = sort_hosts(world, recording, judged, conclusion.verdict)
-    conclusion = enough(world, shown, judged, conclusion, hosts, needed)
+    conclusion = verdict_of_needed_hosts(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
     return Report(
         verdict=conclusion.verdict,
         sentence=conclusion.sentence,
         exit_code=conclusion.exit_code,
-        seconds=recording.end.seconds if recording.end else _last_second(recording),
+        seconds=recording.end.seconds
+        if recording.end
+        else max((event.seconds for event in recording.events), default=0.0),
         budget_seconds=recording.header.options.budget_seconds,
         run_id=recording.header.run_id,
         world=_world_line(world),
@@ -83,8 +69,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         measurements=_measurements(shown, judged),
         notes=(*notes, *on_hosts),
         hosts=fastest_first(hosts, rows),
-        bench=bench,
-        train=train,
+        bench=next((own.bench for own in sections if own.bench is not None), None),
+        train=next((own.train for own in sections if own.train is not None), None),
         matrices=tuple(matrix for own in judged for matrix in own.matrices),
         workarounds=dict(workarounds.variables),
         timings=timings_of(recording, checks),
@@ -93,27 +79,25 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         settings=tuple(sorted((s for own in judged for s in own.settings), key=lambda s: s.kind != "version")),
         created=recording.header.created,
         version=recording.header.version,
-        snapshot=_snapshot(Seen(world, versions.CHECK, shown), bench, train),
+        snapshot=_snapshot(world, shown, sections),
     )
 
 
-def _snapshot(seen: Seen[Any], bench: BenchReport | None, train: TrainReport | None) -> Snapshot | None:
+def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -> Snapshot | None:
     """What another run can be held against; None of a recording that this version cannot read."""
     try:
-        return snapshot_of(seen, bench.saved if bench is not None else (), train)
+        return snapshot_of(world, recording, sections)
     except (ValueError, ArithmeticError, LookupError):
         return None  # `_judge_check` has said so
 
 
 def _world_line(world: World) -> WorldLine:
-    nodes = tuple(dict.fromkeys(node for node, _ in world.hosts))
-    leaves = leaves_of(world)
     return WorldLine(
         size=world.size,
-        nodes=nodes,
+        nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
         launcher=world.launcher,
         backend=world.backend,
-        leaves=leaves,
+        leaves=leaves_of(world),
         scheduler="slurm" if world.in_slurm else "",
     )
 
@@ -141,25 +125,52 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
     check = seen.check
     skip = _skip_of(seen)
     try:
-        findings = seen.findings
-        columns = dict(check.columns(seen)) if check.columns else {}
-        figures = dict(check.figures(seen)) if check.figures else {}
-        matrices = tuple(check.matrices(seen)) if check.matrices else ()
-        section = check.section(seen) if check.section else None
-        settings = tuple(check.runs_with(seen)) if check.runs_with else ()
+        return Judged(
+            check=check,
+            findings=seen.findings,
+            columns=dict(check.columns(seen)) if check.columns else {},
+            figures=dict(check.figures(seen)) if check.figures else {},
+            matrices=tuple(check.matrices(seen)) if check.matrices else (),
+            section=check.section(seen) if check.section else None,
+            settings=tuple(check.runs_with(seen)) if check.runs_with else (),
+            skip=skip,
+        )
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
         return Judged(check=check, readable=False)
-    return Judged(
-        check=check,
-        findings=findings,
-        columns=columns,
-        figures=figures,
-        matrices=matrices,
-        section=section,
-        settings=settings,
-        skip=skip,
+
+
+def _workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Workarounds:
+    """The variables that the job needs, if a check that this version can read found some."""
+    found = (
+        own.check.workarounds(Seen(world, own.check, recording))
+        for own in judged
+        if own.check.workarounds is not None and own.readable
     )
+    return next(found, Workarounds())
+
+
+def _excused(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
+    """Errors of which a check knows that they do not concern the job are warnings."""
+    asked = [Seen(world, own.check, recording) for own in judged if own.check.excuse is not None and own.readable]
+
+    def eased(finding: Finding) -> Finding:
+        why = next(filter(None, (_excuse(seen, finding) for seen in asked)), None)
+        if why is None:
+            return finding
+        return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
+
+    return [structs.replace(own, findings=tuple(map(eased, own.findings))) for own in judged]
+
+
+def _excuse(seen: Seen[Any], finding: Finding) -> str | None:
+    if seen.check.excuse is None or finding.severity is not Severity.ERROR:
+        return None
+    try:
+        reason: str | None = seen.check.excuse(seen, finding)
+    except (ValueError, ArithmeticError, LookupError):  # what another check recorded cannot be read
+        return None
+    return reason
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
@@ -174,12 +185,7 @@ def _skip_of(seen: Seen[Any]) -> Skip | None:
 def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar], ...]:
     rows: list[dict[str, Scalar]] = []
     for rank, place in sorted(world.places.items()):
-        row: dict[str, Scalar] = {
-            "rank": rank,
-            "local_rank": place.local_rank,
-            "node": place.node,
-            "gpu_uuid": None,
-        }
+        row: dict[str, Scalar] = {"rank": rank, "local_rank": place.local_rank, "node": place.node, "gpu_uuid": None}
         for own in judged:
             row.update(own.columns.get(rank, {}))
         rows.append(row)
@@ -208,16 +214,9 @@ def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, S
 
 def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
     """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
-    sums: dict[str, dict[int, float]] = {}
+    sums: dict[str, defaultdict[int, float]] = {}
     for outcome in recording.outcomes:
-        if not outcome.timings:
-            continue
-        for kind in _SPENT:
+        for kind in _SPENT if outcome.timings else ():
             if kind in outcome.timings:
-                ranks = sums.setdefault(kind, {})
-                ranks[outcome.rank] = ranks.get(outcome.rank, 0.0) + outcome.timings[kind]
-    return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items() if ranks}
-
-
-def _last_second(recording: Recording) -> float:
-    return max((event.seconds for event in recording.events), default=0.0)
+                sums.setdefault(kind, defaultdict(float))[outcome.rank] += outcome.timings[kind]
+    return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items()}

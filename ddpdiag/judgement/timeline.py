@@ -1,15 +1,15 @@
-"""The course of a run, rank by rank."""
+"""The timeline of a run, rank by rank."""
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from statistics import median_low
 from typing import Any
 
 from ddpdiag.checks.api import Check
-from ddpdiag.judgement.trial_seconds import known
-from ddpdiag.model import EventKind, Outcome, Recording, Status, Trial
+from ddpdiag.judgement.timings import known
+from ddpdiag.model import EventKind, Outcome, Recording, Status
 from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
 from ddpdiag.model.timings import OTHER
 
@@ -32,22 +32,19 @@ def timeline_of(recording: Recording, checks: Sequence[Check[Any]], blamed: Coll
     shown = tuple(bar for bar in bars if bar.number in longest)
     experiments = {trial.number for trial in recording.trials if trial.may_fail}
     ranks = _chosen(recording, blamed, experiments)
+    ends = (
+        known(recording.end.seconds) if recording.end else 0.0,
+        *(bar.begin_seconds + bar.seconds for bar in bars),
+        *(known(event.seconds) for event in recording.events),
+        *(known(arrival.seconds) for arrival in recording.arrivals.values()),
+    )
     return Timeline(
-        seconds=max((known(recording.end.seconds) if recording.end else 0.0, *_ends(recording, bars))),
+        seconds=max(ends),
         trials=shown,
         lanes=_lanes(recording, ranks, shown, outcomes),
         trials_in_all=len(bars),
         ranks_in_all=recording.header.world_size,
     )
-
-
-def _ends(recording: Recording, bars: Iterable[Bar]) -> list[float]:
-    """When what is known of the run was over."""
-    return [
-        *(bar.begin_seconds + bar.seconds for bar in bars),
-        *(known(event.seconds) for event in recording.events),
-        *(known(arrival.seconds) for arrival in recording.arrivals.values()),
-    ]
 
 
 def _bars(recording: Recording, outcomes: Mapping[int, Sequence[Outcome]], stages: Mapping[str, str]) -> list[Bar]:
@@ -59,20 +56,17 @@ def _bars(recording: Recording, outcomes: Mapping[int, Sequence[Outcome]], stage
         begin = known(trial.begin_seconds) if trial.begin_seconds is not None else now
         seconds = max((known(outcome.seconds) for outcome in own), default=0.0)
         now = max(now, begin + seconds)
-        bars.append(_bar(trial, own, stages.get(trial.code, OTHER), begin, seconds))
+        bar = Bar(
+            number=trial.number,
+            code=trial.code,
+            stage=stages.get(trial.code, OTHER),
+            begin_seconds=begin,
+            seconds=seconds,
+            deadline_seconds=known(trial.limit_seconds),
+            statuses={status.value: count for status, count in Counter(o.status for o in own).items()},
+        )
+        bars.append(bar)
     return bars
-
-
-def _bar(trial: Trial, outcomes: Iterable[Outcome], stage: str, begin: float, seconds: float) -> Bar:
-    return Bar(
-        number=trial.number,
-        code=trial.code,
-        stage=stage,
-        begin_seconds=begin,
-        seconds=seconds,
-        deadline_seconds=known(trial.limit_seconds),
-        statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
-    )
 
 
 def _chosen(recording: Recording, blamed: Collection[int], experiments: Collection[int]) -> list[int]:

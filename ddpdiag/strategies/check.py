@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained, Section
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
+from ddpdiag.model.snapshot import Figure, Sampling
 from ddpdiag.model.train import Strategy, TrainReport
 from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.judge import findings, train_of
@@ -143,6 +144,20 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
 
 
+def _speeds(train: TrainReport) -> Iterator[Figure]:
+    """How fast each strategy was that works."""
+    for row in train.rows:
+        if row.samples_per_second:
+            name = row.strategy.value
+            yield Figure(
+                name=f"train.{name}.samples_per_second",
+                title=f"training by {name}, samples",
+                values=(row.samples_per_second,),
+                sampling=Sampling.SINGLE,
+                is_rate=True,
+            )
+
+
 def section(seen: Seen[Data]) -> Section | None:
     """The table, if the run was made for it."""
     if seen.options.train is None:
@@ -153,6 +168,7 @@ def section(seen: Seen[Data]) -> Section | None:
         sentence=train.sentence,
         measured=any(row.samples_per_second is not None for row in train.rows),
         train=train,
+        figures=tuple(_speeds(train)),
     )
 
 

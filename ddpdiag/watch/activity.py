@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.blame import in_words, last
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import ProcessState

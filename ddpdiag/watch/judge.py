@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from ddpdiag.checks.collective_traces import in_words, last
+from ddpdiag.checks.blame import in_words, last
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.errors import UsageError

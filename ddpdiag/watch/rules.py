@@ -6,7 +6,7 @@ fewer; for whom the others wait in a collective; who is elsewhere than most.
 
 from collections.abc import Callable
 
-from ddpdiag.checks.collective_traces import in_words, lag, split
+from ddpdiag.checks.blame import in_words, lag, split
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.stats import odd_ones_out

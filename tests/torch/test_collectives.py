@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddpdiag.checks.blame import without_backend
-from ddpdiag.checks.collective.all_reduce.wrong_values import guilt
+from ddpdiag.checks.collective.wrong_values import guilt
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total

@@ -7,7 +7,7 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.checks.api import Seen, new_trial
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback import check as fallback

@@ -15,7 +15,7 @@ from ddpdiag.probes.net.mesh.connection import Cell
 from ddpdiag.probes.net.mesh.protocol import KIB, LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
 
-Way = tuple[int, int]
+Link = tuple[int, int]
 
 DROPPED: dict[str, object] = {"reach": Reach.DROPPED}
 REFUSED: dict[str, object] = {"reach": Reach.REFUSED}
@@ -49,7 +49,7 @@ def cell(peer: int, **more: object) -> Cell:
     return Cell(peer=peer, **(usual | more))  # type: ignore[arg-type]
 
 
-def row(size: int, rank: int, faults: Mapping[Way, Mapping[str, object]], nominal: float | None = None) -> mesh.Data:
+def row(size: int, rank: int, faults: Mapping[Link, Mapping[str, object]], nominal: float | None = None) -> mesh.Data:
     cells = [cell(peer, **faults.get((rank, peer), {})) for peer in range(size) if peer != rank]
     return mesh.Data(
         offered=f"10.0.0.{rank + 1}",
@@ -62,7 +62,7 @@ def row(size: int, rank: int, faults: Mapping[Way, Mapping[str, object]], nomina
 
 def meshed(
     size: int,
-    *trials: Mapping[Way, Mapping[str, object]],
+    *trials: Mapping[Link, Mapping[str, object]],
     settings: Mapping[str, str] | None = None,
     nominal: float | None = None,
     ended: Mapping[int, Status] | None = None,

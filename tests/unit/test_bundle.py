@@ -8,7 +8,7 @@ from test_run_checks import only, outcome, run_of
 
 from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
-from ddpdiag.checks.run.trials import check as trials
+from ddpdiag.checks.run import trials
 from ddpdiag.model import Outcome, ProcessState, Status
 
 WAIT = "connect all ranks: wait"

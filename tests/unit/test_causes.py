@@ -5,18 +5,18 @@ from msgspec import structs
 from seen import seen_of
 from test_run_checks import judge_as, only, outcome, run_of
 
-from ddpdiag.checks.api import Seen
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.rendezvous import coordinator_name
 from ddpdiag.checks.rendezvous.coordinator_name import Data
-from ddpdiag.checks.run.trials import check as run003
-from ddpdiag.checks.run.trials.causes import between, causes
+from ddpdiag.checks.run import trials as run003
+from ddpdiag.checks.run.trials import between, causes
 from ddpdiag.model import Collective, Finding, ProcessState, Severity, Status
 
 NAMES = Data("n0", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
 GOOD = Data("n0", ("10.0.0.1",), 0.0, "n0", ("10.0.0.1",), None)
 
 
-def a_hang_beside(rows: dict[int, Data]) -> Seen[run003.Nothing]:
+def a_hang_beside(rows: dict[int, Data]) -> Seen[Nothing]:
     """All ranks hang in COL001, one of them elsewhere; and what RDZ002 saw."""
     names = seen_of(coordinator_name.CHECK, rows, size=4)
     waits = ProcessState(pid=1, state="S", stack=("wait (a.py:1)",))
@@ -47,7 +47,7 @@ def test_a_cause_concerns_those_hosts_that_it_names() -> None:
     assert between((plain, link, host), {"n1"}) == (), "one host needs no network"
 
 
-def a_slow_hang(rate: float, *, short: int | None = None) -> Seen[run003.Nothing]:
+def a_slow_hang(rate: float, *, short: int | None = None) -> Seen[Nothing]:
     """Three hosts, n2's network carries `rate` B/s; all wait in an all-reduce of 32 MiB, but the one `short` of it."""
     mesh = meshed(3, every(3, slow(rate), sender=2, receiver=2))
     posted = Collective(seq=3, name="gloo:all_reduce", elements=8 << 20, dtype="Float")

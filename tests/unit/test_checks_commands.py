@@ -43,4 +43,6 @@ def test_thresholds_that_are_named_are_read():
     for code, name in {
         pair for text in SOURCES.values() for pair in re.findall(r"--set ([A-Z0-9]{3}\d{3})\.(\w+)", text)
     }:
-        assert f'number("{name}"' in SOURCES[Path(module_of(code).replace(".", "/")).with_suffix(".py")]
+        file = Path(module_of(code).replace(".", "/")).with_suffix(".py")
+        home = [path for path in SOURCES if path.parent == file.parent] if file.name == "check.py" else [file]
+        assert any(f'number("{name}"' in SOURCES[path] for path in home)

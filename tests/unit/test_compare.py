@@ -559,7 +559,7 @@ def judged(old: Snapshot | None) -> list[Finding]:
     header = structs.replace(recording.header, options=structs.replace(recording.header.options, baseline=old))
     recording = structs.replace(recording, header=header)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cmp001, "snapshot_of", lambda _: healthy().snapshot)
+        patched.setattr(cmp001, "snapshot_of", lambda *_: healthy().snapshot)
         return list(cmp001.CHECK.judge(Seen(world_of(recording), cmp001.CHECK, recording)))
 
 

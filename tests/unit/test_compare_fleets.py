@@ -9,7 +9,7 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.training import ddp_step
 from ddpdiag.codec import decode, encode
 from ddpdiag.comparison.figures import Change, Direction, compared_figures
 from ddpdiag.comparison.peers import fields, kept, ranks_of
@@ -30,7 +30,8 @@ def steps_of(rank: int, slower: float) -> Steps:
 def run(size: int, **slower: float) -> Snapshot:
     """A run of `size` ranks with GPUs; a keyword such as `rank7=1.2` makes one slower."""
     rows = {rank: ddp_step.Data(steps=steps_of(rank, slower.get(f"rank{rank}", 1.0))) for rank in range(size)}
-    return snapshot_of(seen_of(ddp_step.CHECK, rows, ranks_per_node=8, gpus=8))
+    seen = seen_of(ddp_step.CHECK, rows, ranks_per_node=8, gpus=8)
+    return snapshot_of(seen.world, seen.recording)
 
 
 def without_repeats(snapshot: Snapshot) -> Snapshot:

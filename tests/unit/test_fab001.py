@@ -7,7 +7,7 @@ from msgspec import Raw, structs
 from seen import seen_of, world_of
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World

@@ -6,12 +6,11 @@ import pytest
 from msgspec import Raw, structs
 from seen import seen_of
 
-from ddpdiag.checks.api import FIRST_USE_SECONDS, Seen, new_trial
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.api import FIRST_USE_SECONDS, Nothing, Seen, new_trial
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.checks.run.trials import check as trials
-from ddpdiag.checks.training.ddp_step import check as ddp_step
+from ddpdiag.checks.run import trials
+from ddpdiag.checks.training import ddp_step
 from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
 from ddpdiag.runtime.coordinator.dispatch import with_number

@@ -6,12 +6,10 @@ import pytest
 from msgspec import structs
 from seen import arrival_of, seen_of, world_of
 
-from ddpdiag.checks.api import Seen
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.host import memory
 from ddpdiag.checks.registry import all_checks, by_code
-from ddpdiag.checks.run import budget
-from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.checks.run.trials import check as trials
+from ddpdiag.checks.run import budget, trials
 from ddpdiag.cli.host import WITH_TORCH, WITHOUT_TORCH, codes
 from ddpdiag.judgement import judge
 from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial

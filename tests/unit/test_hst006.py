@@ -11,7 +11,7 @@ from seen import seen_of, together
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.host.network_ports.check import CHECK
 from ddpdiag.checks.host.network_ports.deltas import Limits, Pair, rises
-from ddpdiag.checks.rendezvous.interfaces import check as interfaces
+from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.net.interfaces import Interface, Wanted
 from ddpdiag.probes.net.port_counters import NetworkLook, PortCounters

@@ -5,7 +5,7 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.checks.api import Stage
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.rendezvous import coordinator_name
 from ddpdiag.codec import encode

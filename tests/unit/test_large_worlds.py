@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import arrival_of, world_of
 
-from ddpdiag.checks.api import crowded_seconds
-from ddpdiag.checks.world import World
+from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.model import Arrival, Kind, Trial
 from ddpdiag.runtime.control.messages import Ping, RunTrial
 from ddpdiag.runtime.control.wire import Wire

@@ -6,29 +6,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.matrix import Pattern, Way, explain, ways_of
+from ddpdiag.checks.matrix import Link, Pattern, explain, links_of
 
 few = settings(max_examples=40, deadline=None)
 
 
-def ways(size: int) -> set[Way]:
+def links(size: int) -> set[Link]:
     return set(permutations(range(size), 2))
 
 
-def explained(size: int, bad: set[Way]) -> Pattern | None:
-    return explain(bad, ways(size) - bad)
+def explained(size: int, bad: set[Link]) -> Pattern | None:
+    return explain(bad, links(size) - bad)
 
 
-def of_host(size: int, host: int) -> set[Way]:
-    return {way for way in ways(size) if host in way}
+def of_host(size: int, host: int) -> set[Link]:
+    return {link for link in links(size) if host in link}
 
 
-def from_host(size: int, host: int) -> set[Way]:
-    return {way for way in ways(size) if way[0] == host}
+def from_host(size: int, host: int) -> set[Link]:
+    return {link for link in links(size) if link[0] == host}
 
 
-def to_host(size: int, host: int) -> set[Way]:
-    return {way for way in ways(size) if way[1] == host}
+def to_host(size: int, host: int) -> set[Link]:
+    return {link for link in links(size) if link[1] == host}
 
 
 def test_nothing_bad_is_nothing_to_explain():
@@ -53,9 +53,9 @@ def test_a_bad_row_is_that_hosts_sending_and_a_column_its_receiving(size, data):
 @few
 @given(st.integers(3, 20), st.data())
 def test_one_bad_cell_is_a_link(size, data):
-    way = data.draw(st.sampled_from(sorted(ways(size))))
-    assert explained(size, {way}) == Pattern(links=(way,))
-    both = {way, way[::-1]}
+    link = data.draw(st.sampled_from(sorted(links(size))))
+    assert explained(size, {link}) == Pattern(links=(link,))
+    both = {link, link[::-1]}
     assert explained(size, both) == Pattern(links=tuple(sorted(both)))
 
 
@@ -67,7 +67,7 @@ def test_two_hosts_cannot_tell_which_side_is_at_fault(bad):
 @few
 @given(st.integers(3, 20))
 def test_bad_everywhere_blames_nobody(size):
-    assert explained(size, ways(size)) == Pattern(everywhere=True)
+    assert explained(size, links(size)) == Pattern(everywhere=True)
 
 
 @few
@@ -105,8 +105,8 @@ def test_a_host_of_many_is_to_blame_although_some_of_its_ways_are_fine():
 
 
 def test_two_groups_that_do_not_reach_each_other_are_islands():
-    inside = {(a, b) for a, b in ways(6) if (a < 2) == (b < 2)}
-    assert explain(ways(6) - inside, inside) == Pattern(islands=((0, 1), (2, 3, 4, 5)))
+    inside = {(a, b) for a, b in links(6) if (a < 2) == (b < 2)}
+    assert explain(links(6) - inside, inside) == Pattern(islands=((0, 1), (2, 3, 4, 5)))
 
 
 def test_a_single_host_that_nobody_reaches_is_no_island():
@@ -114,7 +114,7 @@ def test_a_single_host_that_nobody_reaches_is_no_island():
 
 
 matrices = st.integers(3, 8).flatmap(
-    lambda size: st.tuples(st.just(size), st.sets(st.sampled_from(sorted(ways(size)))), st.randoms())
+    lambda size: st.tuples(st.just(size), st.sets(st.sampled_from(sorted(links(size)))), st.randoms())
 )
 
 
@@ -126,10 +126,10 @@ def test_hosts_without_a_bad_way_are_never_blamed_and_every_bad_way_is_explained
     if pattern is None:
         assert not bad
         return
-    touched = {end for way in bad for end in way}
+    touched = {end for link in bad for end in link}
     assert touched.issuperset((*pattern.hosts, *pattern.senders, *pattern.receivers))
     assert bad.issuperset(pattern.links)
-    assert set().union(*(own for _, _, own in ways_of(pattern, bad))) == bad
+    assert set().union(*(own for _, _, own in links_of(pattern, bad))) == bad
 
 
 @few
@@ -153,6 +153,6 @@ def test_who_is_blamed_does_not_depend_on_the_numbering(matrix):
 @given(matrices)
 def test_the_transposed_matrix_swaps_senders_and_receivers(matrix):
     size, bad, _ = matrix
-    pattern, other = explained(size, bad), explained(size, {way[::-1] for way in bad})
+    pattern, other = explained(size, bad), explained(size, {link[::-1] for link in bad})
     if pattern is not None and other is not None:
         assert (pattern.senders, pattern.receivers) == (other.receivers, other.senders)

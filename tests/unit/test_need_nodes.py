@@ -20,8 +20,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.judge import world_of as world_of_run
 from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.need_nodes import enough
-from ddpdiag.judgement.verdict import Conclusion, conclude
+from ddpdiag.judgement.verdict import Conclusion, conclude, verdict_of_needed_hosts
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
@@ -43,7 +42,7 @@ def concluded(
         Judged(check=check, skip=skip) for check in all_checks() for skip in run.skips if skip.code == check.code
     ]
     whole = conclude(world, run, judged)
-    return enough(world, run, judged, whole, sort_hosts(world, run, judged, whole.verdict)[0])
+    return verdict_of_needed_hosts(world, run, judged, whole, sort_hosts(world, run, judged, whole.verdict)[0])
 
 
 UNREAD = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(1,))
@@ -219,5 +218,5 @@ def test_exports_that_the_good_ones_need_are_told(golden) -> None:
     world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
     judged = judged_of([BAD])
     hosts = HostsLine(bad=("n2",), good=("n0", "n1", "n3"))
-    found = enough(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
+    found = verdict_of_needed_hosts(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
     golden(found.sentence)

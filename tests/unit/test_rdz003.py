@@ -5,8 +5,8 @@ from msgspec import Raw, structs
 from seen import seen_of, together, world_of
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.rendezvous.interfaces import check as interfaces
-from ddpdiag.checks.rendezvous.interfaces.offers import offers
+from ddpdiag.checks.rendezvous import interfaces
+from ddpdiag.checks.rendezvous.mesh.data import offers
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.net.interfaces import Interface, Wanted
@@ -42,7 +42,7 @@ def test_hosts_that_offer_their_own_address_are_silent():
 
 
 def test_one_host_has_no_ground():
-    assert interfaces.ground(world_of(2, ranks_per_node=2)) is not None
+    assert interfaces.CHECK.ground(world_of(2, ranks_per_node=2)) is not None
 
 
 def test_an_interface_that_one_host_does_not_have_names_that_host(golden):

@@ -15,7 +15,7 @@ def knocked(reach=Reach.ACCEPTED, *, ours=True, address="10.0.0.1", **more):
     """What a host found that knocked and ended so."""
     ours = ours if reach is Reach.ACCEPTED else None
     reached = Reached(reach=reach, address=address, seconds=0.001)
-    return Data(name="n0", port=29500, knock=PortAnswer(reached=reached, ours=ours), **more)
+    return Data(name="n0", port=29500, port_check=PortAnswer(reached=reached, ours=ours), **more)
 
 
 def found(*answers, agent_store=False):

@@ -7,11 +7,10 @@ from msgspec import Raw, structs
 from seen import seen_of, together, with_arrivals, world_of
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
-from ddpdiag.checks.rendezvous import coordinator_name, master_port
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.rendezvous import coordinator_name, master_port, shared_dir
 from ddpdiag.checks.rendezvous import methods as rdz001
-from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
-from ddpdiag.checks.rendezvous.shared_dir.data import Data as Directory
+from ddpdiag.checks.rendezvous.directory_faults import Data as Directory
 from ddpdiag.codec import encode
 from ddpdiag.model import Depth, Finding, Options, Outcome, Severity, Status, Trial
 from ddpdiag.stats import Samples

@@ -4,19 +4,19 @@ import pytest
 from msgspec import Raw, structs
 from seen import seen_of, with_arrivals, with_events
 
-from ddpdiag.checks.api import Check, Seen
+from ddpdiag.checks.api import Check, Nothing, Seen
 from ddpdiag.checks.run import budget as run004
 from ddpdiag.checks.run import joined, stayed, survivors
-from ddpdiag.checks.run.trials import check as run003
+from ddpdiag.checks.run import trials as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
 from ddpdiag.stats import Samples
 
 STEADY = Samples(min=1.0, median=1.0, p95=1.0, count=1)
 
 
-def run_of(*outcomes: Outcome, size: int = 4) -> Seen[joined.Nothing]:
+def run_of(*outcomes: Outcome, size: int = 4) -> Seen[Nothing]:
     """A trial of COL001 over `size` ranks that ended like this."""
-    seen = seen_of(run003.CHECK, dict.fromkeys(range(size), joined.Nothing()))
+    seen = seen_of(run003.CHECK, dict.fromkeys(range(size), Nothing()))
     trial = structs.replace(seen.trials[0], code="COL001", groups=(tuple(range(size)),), params={"backend": "gloo"})
     recording = structs.replace(seen.recording, trials=(trial,), outcomes=outcomes)
     return Seen(seen.world, seen.check, recording)
@@ -26,7 +26,7 @@ def outcome(rank: int, status: Status, **more: object) -> Outcome:
     return Outcome(trial=0, code="COL001", rank=rank, status=status, **more)  # type: ignore[arg-type]
 
 
-def judge_as(check: Check[joined.Nothing], seen: Seen[joined.Nothing]) -> list[Finding]:
+def judge_as(check: Check[Nothing], seen: Seen[Nothing]) -> list[Finding]:
     return list(check.judge(Seen(seen.world, check, seen.recording)))
 
 
@@ -41,7 +41,7 @@ def test_a_clean_run_is_silent() -> None:
         assert list(check.judge(seen)) == []
 
 
-def absent_in(seen: Seen[joined.Nothing], *ranks: int, layout: tuple[str, ...] = (), **more: object) -> Finding:
+def absent_in(seen: Seen[Nothing], *ranks: int, layout: tuple[str, ...] = (), **more: object) -> Finding:
     """RUN001's finding for ranks that never came."""
     arrivals = {rank: arrival for rank, arrival in seen.world.arrivals.items() if rank not in ranks}
     events = [Event(kind=EventKind.ABSENT, rank=rank, seconds=15.0, **more) for rank in ranks]  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def lost(*ranks: int, seconds: float = 8.0, **more: object) -> list[Event]:
     return [Event(kind=EventKind.LOST, rank=rank, seconds=seconds, detail="x", **more) for rank in ranks]  # type: ignore[arg-type]
 
 
-def losses(seen: Seen[joined.Nothing], *events: Event, writer: int = 0) -> list[Finding]:
+def losses(seen: Seen[Nothing], *events: Event, writer: int = 0) -> list[Finding]:
     """RUN002's findings, as the host of rank `writer` sees them."""
     seen = with_events(seen, *events)
     header = structs.replace(seen.recording.header, writer=writer)

@@ -9,9 +9,9 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.training.ddp_step import check as ddp_step
-from ddpdiag.checks.training.ddp_step.check import Data
-from ddpdiag.checks.training.ddp_step.stragglers import Limits, Why, slow_ways, stragglers
+from ddpdiag.checks.training import ddp_step
+from ddpdiag.checks.training.ddp_step import Data
+from ddpdiag.checks.training.stragglers import Limits, Why, slow_links, stragglers
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.steps import Proof, Steps, Window
 
@@ -197,26 +197,26 @@ def with_slow_network(found: dict[int, Steps], slow: int, seconds: float) -> dic
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_host_that_is_slow_with_both_neighbours_is_named(hosts, slow):
     found = with_slow_network(steps(hosts), slow, 20 * EDGE)
-    assert [own.ranks for own in slow_ways(found, [(rank,) for rank in range(hosts)])] == [(slow,)]
+    assert [own.ranks for own in slow_links(found, [(rank,) for rank in range(hosts)])] == [(slow,)]
     assert stragglers(found, LIMITS) == ()
 
 
 def test_one_slow_way_names_neither_end():
     found = steps(4)
     found[1].edges[2] = found[2].edges[1] = 20 * EDGE
-    assert slow_ways(found, [(rank,) for rank in range(4)]) == ()
+    assert slow_links(found, [(rank,) for rank in range(4)]) == ()
 
 
 def test_of_two_hosts_none_is_named():
     found = with_slow_network(steps(2), 1, 20 * EDGE)
-    assert slow_ways(found, [(0,), (1,)]) == ()
+    assert slow_links(found, [(0,), (1,)]) == ()
 
 
 def test_hosts_of_several_ranks_are_held_against_each_other_by_their_ways_out():
     found = steps(6)
     for one, other in ((1, 2), (3, 4)):  # the ways of host 1 (ranks 2 and 3)
         found[one].edges[other] = found[other].edges[one] = 20 * EDGE
-    assert [own.ranks for own in slow_ways(found, [(0, 1), (2, 3), (4, 5)])] == [(2, 3)]
+    assert [own.ranks for own in slow_links(found, [(0, 1), (2, 3), (4, 5)])] == [(2, 3)]
 
 
 @given(st.integers(2, 12), st.data())
@@ -232,7 +232,7 @@ def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ran
     }  # fmt: skip
     found = stragglers(rows, LIMITS)
     assert 2 * sum(len(own.ranks) for own in found) <= ranks
-    slow_ways(rows, [(rank,) for rank in range(ranks)])
+    slow_links(rows, [(rank,) for rank in range(ranks)])
 
 
 def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.collective.all_reduce.wrong_values import guilt, suspects
+from ddpdiag.checks.collective.wrong_values import guilt, suspects
 from ddpdiag.checks.fabric.matching import round_robin
 
 
@@ -17,7 +17,7 @@ def heard(ranks, *wrong):
 
 def judged(ranks, *wrong):
     found = guilt(heard(ranks, *wrong), ranks)
-    return found.ranks, found.ways
+    return found.ranks, found.links
 
 
 @given(st.integers(3, 64), st.data())
@@ -73,7 +73,7 @@ def test_scattered_errors_blame_nobody():
 
 def test_right_broadcasts_point_at_the_summing(golden):
     found = guilt(heard(4), 4)
-    assert (found.ranks, found.ways) == ((), ())
+    assert (found.ranks, found.links) == ((), ())
     golden(found.why)
 
 
@@ -102,4 +102,4 @@ def test_pairs_that_all_sum_right_leave_nobody():
 @given(st.integers(3, 64), st.integers(1, 2))
 def test_one_way_alone_condemns_neither_end_however_few_broadcast(ranks, senders):
     found = guilt({rank: (0,) if rank == 2 else () for rank in range(ranks)}, senders)
-    assert (found.ranks, found.ways) == ((), ((0, 2),))
+    assert (found.ranks, found.links) == ((), ((0, 2),))

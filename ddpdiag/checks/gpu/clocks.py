@@ -20,11 +20,10 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
@@ -153,7 +152,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=memory_errors.ground,
     settings={
         # gpud's comment on its own limit: 10 C tells before the slowdown comes.

@@ -23,13 +23,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, by_model, cards_of, not_looked_at
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.launch import versions
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import odd_ones_out
 
@@ -116,6 +115,5 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=memory_errors.ground,
 )

@@ -19,12 +19,11 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 
 FINDINGS = {
@@ -162,7 +161,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=memory_errors.ground,
     settings={
         # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).

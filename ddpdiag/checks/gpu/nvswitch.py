@@ -17,11 +17,10 @@ Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-mana
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Broken
 
@@ -176,6 +175,5 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=memory_errors.ground,
 )

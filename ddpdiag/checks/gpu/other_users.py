@@ -17,12 +17,11 @@ nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-u
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
 from ddpdiag.checks.hosts import MIB, ranks_text
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 
 FINDINGS = {
@@ -136,7 +135,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=memory_errors.ground,
     settings={
         # GCM's limit: an idle driver holds a few MiB.

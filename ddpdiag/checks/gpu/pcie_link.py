@@ -19,11 +19,10 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurr
 
 from collections.abc import Iterator, Mapping
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
@@ -108,7 +107,6 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
     ground=memory_errors.ground,
     figures=figures,
 )

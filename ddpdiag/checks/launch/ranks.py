@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
@@ -246,5 +246,4 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Data,
-    plan=nothing_planned,
 )

@@ -19,13 +19,11 @@ Sources: RFC 5905 (NTP: offset and delay of four time stamps).
 from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh import check as rdz004
 from ddpdiag.checks.rendezvous.mesh.data import mesh_of
-from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.checks.world import World
 from ddpdiag.model import Finding
 
 FINDINGS = {
@@ -40,19 +38,24 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Hosts that disagree with most others."""
     met = seen.of(rdz004.CHECK)
     if len(seen.world.hosts) > 1 and not met.trials and seen.options.select:
-        yield _not_compared(seen)
-    mesh = mesh_of(met, lambda data: data.cells)
+        yield seen.finding(
+            "unreadable",
+            "the clocks were not compared",
+            "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
+            fix="Select RDZ004 as well.",
+        )
+    mesh = mesh_of(met)
     limit = seen.number("off_seconds")
     for group in mesh.groups:
-        offsets = {way: cell.offset_seconds for way, cell in mesh.cells.items() if way[0] in group}
-        behind = _differences({way: value for way, value in offsets.items() if value is not None})
+        offsets = {link: cell.offset_seconds for link, cell in mesh.cells.items() if link[0] in group}
+        behind = _differences({link: value for link, value in offsets.items() if value is not None})
         members = sorted(rank for rank in group if behind.get(rank))
         usual = {rank for rank in members if _agrees(behind[rank], limit, len(members))}
         others = {rank: _ahead(behind[rank], usual) for rank in members if rank not in usual}
         for rank, ahead in others.items():
             if ahead is not None and abs(ahead) > limit:
                 yield _off(seen, mesh.names[rank], ahead, len(usual))
-        unsettled = [rank for rank, ahead in others.items() if ahead is None and _differs(behind[rank], limit)]
+        unsettled = [rank for rank in others if others[rank] is None and max(map(abs, behind[rank].values())) > limit]
         if unsettled:
             yield _undecided(seen, [mesh.names[rank] for rank in unsettled], behind[unsettled[0]], mesh.names)
 
@@ -72,12 +75,8 @@ def _agrees(differences: Mapping[int, float], limit: float, members: int) -> boo
 
 
 def _ahead(differences: Mapping[int, float], usual: Collection[int]) -> float | None:
-    """How far a host's clock is ahead of those that agree; None if no way to one of them could be measured."""
+    """How far a host's clock is ahead of those that agree; None if no link to one of them could be measured."""
     return median(known) if (known := [-own for other, own in differences.items() if other in usual]) else None
-
-
-def _differs(differences: Mapping[int, float], limit: float) -> bool:
-    return any(abs(seconds) > limit for seconds in differences.values())
 
 
 def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
@@ -89,15 +88,6 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
         nodes=[node],
         evidence={"ahead_seconds": round(ahead, 3)},
         fix=f"Let chrony or NTP set the clock of {node} (`chronyc tracking`, `timedatectl`).",
-    )
-
-
-def _not_compared(seen: Seen[Nothing]) -> Finding:
-    return seen.finding(
-        "unreadable",
-        "the clocks were not compared",
-        "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
-        fix="Select RDZ004 as well.",
     )
 
 
@@ -115,11 +105,6 @@ def _undecided(
     )
 
 
-def ground(world: World) -> str | None:
-    """One clock agrees with itself."""
-    return rdz004.ground(world)
-
-
 CHECK = Check(
     "RDZ007",
     "clock",
@@ -129,8 +114,7 @@ CHECK = Check(
     findings=FINDINGS,
     judge=judge,
     data=Nothing,
-    plan=nothing_planned,
-    ground=ground,
+    ground=rdz004.ground,  # one clock agrees with itself
     optional=True,
     settings={"off_seconds": 2.0},
 )

@@ -24,7 +24,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
@@ -70,7 +70,7 @@ FINDINGS = {
 
 # A lost first packet is sent again after 1 s, and after 3 s: three tries.
 _CONNECT_SECONDS = 4.0
-# A host that cannot get through is given up by rank 0 after this time, counted from the gate.
+# A host that cannot get through is given up by rank 0 after this time, counted from the barrier.
 _VISIT_SECONDS = 6.0
 # Hosts beyond these are not tried: rank 0 greets one after the other.
 MAX_HOSTS = 1024
@@ -78,7 +78,7 @@ _AGENT = "agent"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What this host found. `knock` is None where nobody could listen, so that nobody was asked.
+    """What this host found. `port_check` is None where nobody could listen, so that nobody was asked.
 
     `is_own` says whether the address tried is one of this host. Rank 0's host says why it could not listen (`error` is
     the errno's name, `holder` who has the port), and whether outgoing connections get such ports (`ephemeral`).
@@ -86,7 +86,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     name: str
     port: int
-    knock: PortAnswer | None = None
+    port_check: PortAnswer | None = field(default=None, name="knock")
     error: str | None = None
     holder: str | None = None
     ephemeral: tuple[int, int] | None = None
@@ -99,7 +99,7 @@ def measure(ctx: Context) -> Data:
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         word = ctx.barrier(_AGENT).offer
         found = _checked(ctx, name, port, word) if word else None
-        return Data(name=name, port=port, knock=found, is_own=_is_own(found))
+        return Data(name=name, port=port, port_check=found, is_own=_is_own(found))
     return _measure_first(ctx, name, port)
 
 
@@ -124,7 +124,7 @@ def _measure_first(ctx: Context, name: str, port: int) -> Data:
         listener.wait(len(ctx.group), end - time.monotonic())
     finally:
         listener.close()
-    return Data(name=name, port=port, knock=found, ephemeral=ephemeral, is_own=_is_own(found))
+    return Data(name=name, port=port, port_check=found, ephemeral=ephemeral, is_own=_is_own(found))
 
 
 def _checked(ctx: Context, name: str, port: int, word: str) -> PortAnswer:
@@ -154,7 +154,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     elif first is not None and (own := _failure(seen, 0, first)) is not None:
         yield _not_even_itself(seen, first, own)
     else:
-        yield from _ways(seen, answers)
+        yield from _failures(seen, answers)
     if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
         yield _ephemeral(seen, first, first.ephemeral)
     if seen.trials:
@@ -168,7 +168,7 @@ def usable(seen: Seen[Data]) -> bool:
 
 def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
     """Why this host did not get through, in one word; None if it did, or if the reason is RDZ002's."""
-    found = data.knock
+    found = data.port_check
     if found is None or answered(found):
         return None
     reached = found.reached
@@ -223,17 +223,17 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
     return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
 
 
-def _ways(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
+def _failures(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
     """Hosts that do not get to rank 0's, by how they failed."""
-    knocks = {rank: data.knock for rank, data in answers.items() if rank != 0 and data.knock is not None}
-    got = sum(map(answered, knocks.values()))
-    failed = {rank: why for rank in knocks if (why := _failure(seen, rank, answers[rank])) is not None}
+    port_checks = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
+    got = sum(map(answered, port_checks.values()))
+    failed = {rank: why for rank in port_checks if (why := _failure(seen, rank, answers[rank])) is not None}
     if itself := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
         yield _itself(seen, itself)
     failed = {rank: why for rank, why in failed.items() if rank not in itself}
     for why in dict.fromkeys(failed.values()):
         ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
-        yield _way(seen, ranks, why, got=got, of=got + len(failed))
+        yield _failure_finding(seen, ranks, why, got=got, of=got + len(failed))
 
 
 def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
@@ -266,7 +266,7 @@ _CAUSES = {
 }
 
 
-def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
+def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
     """Hosts that failed in one way, where so many of so many others got there."""
     first = next(iter(failed.values()))
     hosts, node = seen.world.nodes_of(list(failed)), seen.world.node_of(0)
@@ -288,7 +288,7 @@ def _way(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of
 
 
 def _address(data: Data) -> str:
-    address = data.knock.reached.address if data.knock else None
+    address = data.port_check.reached.address if data.port_check else None
     return f" ({address})" if address not in (None, data.name) else ""
 
 
@@ -297,7 +297,7 @@ def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
     return {
         host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
         for host, data in list(answers.items())[:16]
-        if (found := data.knock) is not None
+        if (found := data.port_check) is not None
     }
 
 
@@ -316,7 +316,11 @@ def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """How long the slowest of the hosts that got through took, and how many did."""
-    seconds = [d.knock.reached.seconds for d in seen.by_rank.values() if d.knock is not None and answered(d.knock)]
+    seconds = [
+        d.port_check.reached.seconds
+        for d in seen.by_rank.values()
+        if d.port_check is not None and answered(d.port_check)
+    ]
     if not seconds:
         return {}
     return {"master_port.hosts": len(seconds), "master_port.slowest_seconds": max(seconds)}

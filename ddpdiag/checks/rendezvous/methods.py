@@ -34,8 +34,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.rendezvous import master_port
-from ddpdiag.checks.rendezvous.shared_dir import check as shared_dir
+from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.context import Context
@@ -56,7 +55,7 @@ RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
-    """Seconds from the gate until the group stood on this rank; or why this torch cannot be asked to."""
+    """Seconds from the barrier until the group stood on this rank; or why this torch cannot be asked to."""
 
     method: str
     seconds: float
@@ -97,9 +96,8 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
     out = set()
     if not master_port.usable(seen.of(master_port.CHECK)):
         out.add("env")
-    if seen.options.shared_dir and not shared_dir.usable(seen.of(shared_dir.CHECK)):
-        out.update(_NEED_DIRECTORY)
-    if _lacks_directory(seen.world):
+    shared = seen.options.shared_dir
+    if _lacks_directory(seen.world) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
         out.update(_NEED_DIRECTORY)
     if seen.options.depth is Depth.QUICK:
         return tuple(method for method in METHODS if method not in out)
@@ -138,7 +136,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if failed and works:
         beside = [trial for trial in seen.trials if trial.params["method"] in failed]
         excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
-        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if _gloo_is_beside(seen) else ""
+        is_gloo_beside = all(map(seen.is_excused, seen.trials))
+        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
         yield seen.finding(
             "method",
@@ -149,10 +148,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             evidence={"works": list(works), "fails": list(failed)},
             fix=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
         )
-
-
-def _gloo_is_beside(seen: Seen[Data]) -> bool:
-    return all(map(seen.is_excused, seen.trials))
 
 
 def _reason(seen: Seen[Data], method: str) -> str:

@@ -32,12 +32,12 @@ tests/benchmarks/compare.py (how often equal runs were told apart, and slow rank
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Change, Direction, changed_facts, comparable, compared_figures
 from ddpdiag.model import Finding
+from ddpdiag.text import begun
 
 FINDINGS = {
     "worse": Explained.warning("a rank, or the whole world, is slower than it was."),
@@ -57,7 +57,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     old = seen.options.baseline
     if old is None:
         return
-    new = snapshot_of(seen)
+    new = snapshot_of(seen.world, seen.recording)
     if (why := comparable(old, new)) is not None:
         yield seen.finding(
             "incomparable",
@@ -86,7 +86,7 @@ def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
     return seen.finding(
         "worse" if is_worse else "better",
         f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
-        f"{change.text[:1].upper()}{change.text[1:]}. The baseline is of {created}.",
+        f"{begun(change.text)}. The baseline is of {created}.",
         ranks=change.ranks,
         evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
         fix="Look at what has changed since: driver, firmware, clocks, cables, neighbours." if is_worse else "",
@@ -94,13 +94,5 @@ def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
 
 
 CHECK = Check(
-    "CMP001",
-    "baseline",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    plan=nothing_planned,
-    judge=judge,
-    data=Nothing,
+    "CMP001", "baseline", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
 )

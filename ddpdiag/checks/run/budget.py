@@ -15,11 +15,10 @@ Sources: none: it is this program's own account of its time.
 import signal
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import goes_on, unfinished
 from ddpdiag.checks.findings import Effect, Explained
-from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.checks.run.trials.check import failures
+from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 
@@ -63,7 +62,14 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if leaving or signals:
         first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
         if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
-            yield _interrupted(seen, first.seconds)
+            # Who pressed it knows; the verdict says how far the run came.
+            yield seen.finding(
+                "told",
+                "the run was interrupted",
+                f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start; what came before was judged.",
+                severity=Severity.NOTE,
+                of_the_run=True,
+            )
             return
         name = _NAMES.get(first.detail, "a signal")
         who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
@@ -75,17 +81,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             fix="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
-
-
-def _interrupted(seen: Seen[Nothing], seconds: float) -> Finding:
-    """Nobody has to find out who ended it; the verdict says how far it came."""
-    return seen.finding(
-        "told",
-        "the run was interrupted",
-        f"Ctrl-C (SIGINT) ended it {seconds:.1f} s after the start; what came before was judged.",
-        severity=Severity.NOTE,
-        of_the_run=True,
-    )
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -112,13 +107,5 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "RUN004",
-    "completeness",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
+    "RUN004", "completeness", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
 )

@@ -23,23 +23,18 @@ Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pu
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from msgspec import Struct
-
-from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.world import short_name
 from ddpdiag.model import Event, EventKind, Finding, Scalar
 
-FINDINGS = {
-    "absent": Explained.error("a rank never came. Its host is named where it is known.", effect=Effect.UNKNOWN),
-}
+FINDINGS = {"absent": Explained.error("a rank never came. Its host is named where it is known.", effect=Effect.UNKNOWN)}
 
 _NOTES_SHOWN = 8
+_MEND = "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
+_LOOK = "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
 _LOOPBACK = ("localhost", "127.", "::1")
-
-
-class Nothing(Struct, frozen=True):
-    """This check judges what others saw."""
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -55,14 +50,23 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks came within {waited:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
     where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
+    # What absent ranks wrote of themselves; the first stands for all in the message.
+    notes: list[Scalar] = [events[rank].detail for rank in absent if events[rank].detail]
+    more = f" ({len(notes) - 1} more wrote, too)" if len(notes) > 1 else ""
+    told = f" In the shared folder: {notes[0]}{more}." if notes else ""
+    evidence: dict[str, Scalar | list[Scalar]] = {
+        "came": len(seen.world.arrivals),
+        "expected": seen.world.size,
+        "waited_seconds": round(waited, 1),
+    }
     yield seen.finding(
         "absent",
         f"{who} never came",
-        came + where + _told(events) + doubt,
+        came + where + told + doubt,
         ranks=blamed,
         nodes=_named(homes, blamed),
-        evidence=_evidence(seen, events, waited),
-        fix=_fix(events) + _slurm_fix(seen, _named(homes, absent)),
+        evidence=evidence | ({"notes": notes[:_NOTES_SHOWN]} if notes else {}),
+        fix=(_MEND if notes else _LOOK) + _slurm_fix(seen, _named(homes, absent)),
     )
 
 
@@ -70,14 +74,12 @@ def _homes(seen: Seen[Nothing], events: Mapping[int, Event]) -> dict[int, str]:
     """Hosts of absent ranks, from their notes or from the launcher's layout, if that is true of those who came."""
     layout = seen.recording.header.layout
     places = seen.world.places
-    if len(layout) != seen.world.size or any(_short(layout[rank]) != _short(places[rank].node) for rank in places):
+    if len(layout) != seen.world.size or any(
+        short_name(layout[rank]) != short_name(places[rank].node) for rank in places
+    ):
         layout = ()
     homes = {rank: event.node or (layout[rank] if layout else "") for rank, event in events.items()}
     return {rank: home for rank, home in homes.items() if home}
-
-
-def _short(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _named(homes: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
@@ -106,15 +108,9 @@ def _is_here(seen: Seen[Nothing], rank: int, homes: Mapping[int, str]) -> bool:
     """Does an absent rank belong on the only host from which ranks came?"""
     place = next(iter(seen.world.places.values()))
     if rank in homes:
-        return _short(homes[rank]) == _short(place.node)
+        return short_name(homes[rank]) == short_name(place.node)
     size = place.local_world_size or 1
     return size >= seen.world.size or rank // size == place.rank // size
-
-
-def _fix(events: Mapping[int, Event]) -> str:
-    if any(event.detail for event in events.values()):
-        return "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
-    return "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
 
 
 def _slurm_fix(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
@@ -122,25 +118,6 @@ def _slurm_fix(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
     if seen.world.launcher != "slurm" or not hosts:
         return ""
     return f" What Slurm knows of it: scontrol show node {hosts[0]}, and slurmd's log there."
-
-
-def _told(events: Mapping[int, Event]) -> str:
-    """What absent ranks wrote of themselves; the first stands for all in the message."""
-    notes = [event.detail for _, event in sorted(events.items()) if event.detail]
-    if not notes:
-        return ""
-    more = f" ({len(notes) - 1} more wrote, too)" if len(notes) > 1 else ""
-    return f" In the shared folder: {notes[0]}{more}."
-
-
-def _evidence(seen: Seen[Nothing], events: Mapping[int, Event], waited: float) -> dict[str, Scalar | list[Scalar]]:
-    evidence: dict[str, Scalar | list[Scalar]] = {
-        "came": len(seen.world.arrivals),
-        "expected": seen.world.size,
-        "waited_seconds": round(waited, 1),
-    }
-    notes: list[Scalar] = [event.detail for _, event in sorted(events.items()) if event.detail]
-    return evidence | ({"notes": notes[:_NOTES_SHOWN]} if notes else {})
 
 
 def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
@@ -171,5 +148,4 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     concerns=concerns,
-    plan=nothing_planned,
 )

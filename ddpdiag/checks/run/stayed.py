@@ -24,10 +24,9 @@ to all as soon as one fails).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
 
 FINDINGS = {
@@ -76,11 +75,13 @@ class Loss(NamedTuple):
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each host that fell silent, and for each rank of others that did; or for their common cause."""
     losses = _losses(seen)
-    here = _here(seen)
+    # The host from which this run is seen: that of rank 0, or of the rank in its place.
+    reporter = seen.world.arrivals.get(seen.recording.header.writer)
+    here = reporter.host if reporter else None
     others = [host for host in seen.world.hosts if host != here]
     silent = [losses[host] for host in others if host in losses and losses[host].silent]
     if here is not None and silent and len(silent) == len(others) and _together([loss.seconds for loss in silent]):
-        yield _cut_off(seen, here[0], silent) if len(others) > 1 else _link(seen, here[0], silent[0])
+        yield _unreachable(seen, here[0], silent) if len(others) > 1 else _link(seen, here[0], silent[0])
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
         if loss.whole and len(loss.events) > 1:
@@ -113,13 +114,7 @@ def _together(seconds: Sequence[float]) -> bool:
     return max(seconds) - min(seconds) <= _TOGETHER_SECONDS
 
 
-def _here(seen: Seen[Nothing]) -> tuple[str, str] | None:
-    """The host from which this run is seen: that of rank 0, or of the rank in its place."""
-    arrival = seen.world.arrivals.get(seen.recording.header.writer)
-    return arrival.host if arrival else None
-
-
-def _cut_off(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
+def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
     names = [loss.name for loss in silent]
     rank = seen.recording.header.writer
     return seen.finding(
@@ -179,11 +174,10 @@ def _fix(loss: Loss) -> str:
 
 def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
     event = loss.events[rank]
-    answers = _state(loss)
     return seen.finding(
         "lost",
         f"rank {rank} was lost",
-        f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{answers}",
+        f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{_state(loss)}",
         ranks=[rank],
         evidence={"seconds": round(event.seconds, 1)},
         fix=_fix(loss),
@@ -209,5 +203,4 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     concerns=concerns,
-    plan=nothing_planned,
 )

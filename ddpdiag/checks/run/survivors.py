@@ -16,13 +16,12 @@ Sources: signal(7); proc_pid_stack(5); Linux's hung task detector (kernel.hung_t
 
 from collections.abc import Iterator
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding
 
 FINDINGS = {
-    "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named."),
+    "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.")
 }
 
 
@@ -44,13 +43,5 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "RUN005",
-    "children",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
+    "RUN005", "children", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
 )

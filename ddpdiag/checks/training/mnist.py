@@ -28,12 +28,13 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import names_text, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import begun
 
 FINDINGS = {
     "diverged": Explained.error(
@@ -177,7 +178,7 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
         yield seen.finding(
             "data",
             "The digits cannot be read",
-            f"{_begun(_who(seen, ranks))}: {error}. No rank trained.",
+            f"{begun(who_text(seen, ranks))}: {error}. No rank trained.",
             ranks=ranks,
             evidence={"error": error},
             fix="Copy the file anew to these hosts and compare `sha256sum` with another host"
@@ -190,11 +191,8 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
     if odd is None:
         return
     found = f"{len(odd.groups)} different sets of parameters on {len(checksums)} ranks after training, 1 expected"
-    whose = (
-        f"{_begun(_who(seen, odd.ranks))}: not the majority's"
-        if odd.ranks
-        else "No set has a majority, nobody can be blamed"
-    )
+    theirs = f"{begun(who_text(seen, odd.ranks))}: not the majority's"
+    whose = theirs if odd.ranks else "No set has a majority, nobody can be blamed"
     yield seen.finding(
         "diverged",
         "Ranks ended with different parameters",
@@ -218,22 +216,18 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     elif 1 < len(ranks) == len(trained):
         ranks, where = [], f"on all ranks at once, in step {first + 1}, so nobody can be blamed"
     else:
-        where = f"{_who(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
+        where = f"{who_text(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
-        "Training gives numbers that are not finite" + (f", and {_who(seen, ranks)} began" if ranks else ""),
+        "Training gives numbers that are not finite" + (f", and {who_text(seen, ranks)} began" if ranks else ""),
         f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
         fix=f"Take {names_text(seen.world.nodes_of(ranks))} out of the allocation, and test the memory and "
-        f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if _on_gpus(seen) else 'processors'}."
+        f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if seen.world.gpus else 'processors'}."
         if ranks
         else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives right sums.",
     )
-
-
-def _on_gpus(seen: Seen[Data]) -> bool:
-    return any(arrival.gpus for arrival in seen.world.arrivals.values())
 
 
 def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
@@ -301,15 +295,6 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
-
-
-def _begun(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
-    """Ranks and their hosts."""
-    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
 
 
 CHECK = Check(

@@ -2,7 +2,7 @@
 
 import os
 
-from ddpdiag.checks.api import USUAL_RANKS_PER_CORE
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 
 # Rank 0 beats every second, and more slowly in a world of more than 5,000 ranks; on an overloaded machine a healthy one
 # was seen silent for 3 s.

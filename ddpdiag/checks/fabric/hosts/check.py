@@ -35,16 +35,16 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
-from ddpdiag.checks.collective.all_reduce.check import affordable
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricState
 from ddpdiag.checks.fabric.hosts.judge import findings
 from ddpdiag.checks.fabric.pair_confirm_cover import Phase
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Located
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.pair_matrix import pair_matrix
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.context import Context

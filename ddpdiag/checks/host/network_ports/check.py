@@ -35,7 +35,7 @@ from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.network_ports.deltas import Limits, Pair, rises
 from ddpdiag.checks.host.network_ports.judge import damages, mishaps
 from ddpdiag.checks.hosts import Host, hosts_of
-from ddpdiag.checks.rendezvous.interfaces import check as rdz003
+from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Status, Trial
 from ddpdiag.model.context import Context

@@ -10,7 +10,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
-from ddpdiag.checks.matrix import Way
+from ddpdiag.checks.matrix import Link
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
 
 
@@ -24,7 +24,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     rank: int
     alone: bool
     gpus: Mapping[int, GpuCopies]
-    pairs: Mapping[Way, PairCopies]
+    pairs: Mapping[Link, PairCopies]
     both: tuple[BothWays, ...]
     ring_bytes_per_s: float | None
     done: int
@@ -43,7 +43,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         shown = ", ".join(filter(None, known))
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
 
-    def link_label(self, link: Way) -> str:
+    def link_label(self, link: Link) -> str:
         """Such as "GPU 2 -> GPU 5"."""
         return " -> ".join(map(self.label, link))
 

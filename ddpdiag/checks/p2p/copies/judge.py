@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.matrix import Way, explain, ways_of
+from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
@@ -35,7 +35,7 @@ class Subject(NamedTuple):
     copies: RankCopies
     kind: str
     gpus: tuple[int, ...]
-    links: tuple[Way, ...]
+    links: tuple[Link, ...]
     where: str
     usual_bytes_per_s: float = 0.0
 
@@ -63,16 +63,16 @@ class Subject(NamedTuple):
         )
 
 
-def subjects(copies: RankCopies, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
+def subjects(copies: RankCopies, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
     """Each thing that explains some of the bad links."""
     pattern = explain(bad, good - bad)
-    for kind, gpus, links in ways_of(pattern, bad) if pattern is not None else ():
+    for kind, gpus, links in links_of(pattern, bad) if pattern is not None else ():
         ordered = tuple(sorted(links))
         ends = tuple(dict.fromkeys(end for link in ordered for end in link)) if kind == "links" else gpus
         yield Subject(copies, kind, ends, ordered, _where(copies, kind, gpus, ordered))
 
 
-def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Way, ...]) -> str:
+def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Link, ...]) -> str:
     name = copies.host.name
     match kind:
         case "host":
@@ -157,7 +157,7 @@ def slow(seen: Seen[Copies], subject: Subject) -> Finding:
     )
 
 
-def _usual(rates: Mapping[Way, float]) -> float | None:
+def _usual(rates: Mapping[Link, float]) -> float | None:
     """What most GPUs reach on most of their links; None of two GPUs, of which neither is usual.
 
     Not the median of all links: of four GPUs, one that is slow has its part in half of them.
@@ -169,7 +169,7 @@ def _usual(rates: Mapping[Way, float]) -> float | None:
     return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
 
 
-def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
+def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Finding]:
     """Links that are slower than the same link back; those in `told` are known to be slow already."""
     rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s is not None}
     back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
@@ -188,7 +188,7 @@ def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterat
         )
 
 
-def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Way]) -> Iterator[Finding]:
+def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Finding]:
     """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
     hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
     # NCCL goes through memory there by itself.
@@ -222,7 +222,7 @@ def _gain(pair: PairCopies) -> float | None:
     return pair.bytes_per_s / pair.through_host_bytes_per_s
 
 
-def _links(copies: RankCopies, links: Iterable[Way]) -> str:
+def _links(copies: RankCopies, links: Iterable[Link]) -> str:
     return names_text([" -> ".join(map(copies.full_label, link)) for link in links], _SHOWN_LINKS)
 
 

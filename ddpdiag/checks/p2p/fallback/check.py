@@ -38,11 +38,11 @@ from msgspec import Struct, structs
 
 from ddpdiag.bandwidth.expectations import expect
 from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, Workarounds, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
-from ddpdiag.checks.collective.all_reduce.check import affordable
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.collective.all_reduce import affordable
+from ddpdiag.checks.findings import Explained, Workarounds
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import is_echo, without_backend
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import limits as hst004
@@ -14,7 +14,7 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
-from ddpdiag.checks.rendezvous.interfaces import check as interfaces
+from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Status, Trial
 from ddpdiag.probes.net.tcp_connect import is_loopback
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text

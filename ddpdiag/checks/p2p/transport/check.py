@@ -25,7 +25,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.collective.all_reduce.check import LARGE_BYTES, SMALL_BYTES
+from ddpdiag.checks.collective.all_reduce import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport import judge as findings

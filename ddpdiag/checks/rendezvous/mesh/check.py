@@ -26,32 +26,20 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from statistics import median
-
-from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.pair_matrix import pair_matrix
-from ddpdiag.checks.rendezvous.mesh.data import failure, mesh_of
-from ddpdiag.checks.rendezvous.mesh.rates import Limits, Rates, lossy, slow
-from ddpdiag.checks.rendezvous.mesh.reach import Surroundings, black_holes, dropped_everywhere, failures, transients
+from ddpdiag.checks.matrix import pair_matrix
+from ddpdiag.checks.rendezvous.mesh.data import Data, failure, mesh_of
+from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judge
 from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Matrix, Scalar, Trial
+from ddpdiag.model import Matrix, Scalar, Trial
 from ddpdiag.model.context import Context, Opening
-from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.probes.host.sysfs import sys_root
-from ddpdiag.probes.net.interfaces import (
-    Interface,
-    bindable,
-    interface_of,
-    interfaces,
-    library_of,
-    offered_address,
-    wanted,
-)
-from ddpdiag.probes.net.mesh.connection import Cell, Peer
+from ddpdiag.probes.net.interfaces import bindable, interface_of, interfaces, library_of, offered_address, wanted
+from ddpdiag.probes.net.mesh.connection import Peer
 from ddpdiag.probes.net.mesh.survey import Listener, survey
 from ddpdiag.probes.net.port_check import ephemeral_ports
 from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
@@ -93,19 +81,8 @@ _MARGIN_SECONDS = 3.0
 _NAME_SECONDS = 2.0
 
 
-class Data(Struct, frozen=True, kw_only=True):
-    """What one host saw: the address that a job would offer (None: none that others could use), its listener's port,
-    the interfaces that its connections went out of, the kernel's ephemeral ports, and a cell for each other host."""
-
-    offered: str | None
-    port: int
-    interfaces: tuple[Interface, ...]
-    ephemeral: tuple[int, int] | None
-    cells: tuple[Cell, ...]
-
-
 def measure(ctx: Context) -> Data:
-    """Listen, exchange addresses, and measure the way to every other host of the group."""
+    """Listen, exchange addresses, and measure the link to every other host of the group."""
     seconds = ctx.trial.deadline_seconds
     end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
     known = interfaces(sys_root(os.environ)) or ()
@@ -148,21 +125,17 @@ def ground(world: World) -> str | None:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """All ways once, and once more if one of them looks bad."""
+    """All links once, and once more if one of them looks bad."""
     if not seen.trials:
         groups = _groups([group[0] for group in scope_groups(Scope.NODE, seen.world)])
         return (new_trial(seen, groups=groups, params={"library": library_of(seen.world.backend)}),) if groups else ()
     if len(seen.trials) > 1 or not seen.went_well(seen.trials[0]):
         return ()
-    mesh = mesh_of(seen, _cells)
-    rates = Rates(mesh, _in_use(seen), _limits(seen))
-    cells = mesh.cells.values()
+    mesh = mesh_of(seen)
+    rates, cells = Rates(seen, mesh), mesh.cells.values()
     doubtful = rates.short or rates.lossy or any(cell.missed or failure(cell) for cell in cells)
-    return (_again(seen),) if doubtful and not dropped_everywhere(mesh) else ()
-
-
-def _again(seen: Seen[Data]) -> Trial:
-    return new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
+    again = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
+    return (again,) if doubtful and not dropped_everywhere(mesh) else ()
 
 
 def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -172,56 +145,14 @@ def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(group for group in groups if len(group) > 1)
 
 
-def _cells(data: Data) -> tuple[Cell, ...]:
-    return data.cells
-
-
-def _in_use(seen: Seen[Data]) -> dict[int, Interface]:
-    return {rank: data.interfaces[0] for rank, data in seen.by_rank.items() if data.interfaces}
-
-
-def _limits(seen: Seen[Data]) -> Limits:
-    return Limits(
-        slow_ratio=seen.number("slow_ratio"),
-        very_slow_ratio=seen.number("very_slow_ratio"),
-        noise_seconds=seen.number("noise_seconds"),
-        expected_bytes_per_s=seen.number("expected_bytes_per_s"),
-        least_bytes_per_s=seen.number("least_bytes_per_s"),
-        lost_share=seen.number("lost_share"),
-        lost_segments=seen.number("lost_segments"),
-    )
-
-
-def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
-    mesh, limits, interfaces = mesh_of(seen, _cells), _limits(seen), _in_use(seen)
-    around = Surroundings(_ports(seen), {rank: data.port for rank, data in seen.by_rank.items()}, interfaces)
-    yield from failures(seen, mesh, around)
-    yield from black_holes(seen, mesh, around)
-    # A cancelled run may end before the repetition, and what a busy host gave once is no rate of the network.
-    if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and plan(seen)):
-        rates = Rates(mesh, interfaces, limits)
-        yield from slow(seen, mesh, rates, limits)
-        yield from lossy(seen, mesh, rates)
-    yield from transients(seen, mesh, [(row.place.rank, cell) for row in seen.rows for cell in row.data.cells])
-
-
-def _ports(seen: Seen[Data]) -> str:
-    """The ports that a job would use."""
-    if seen.options.port_range:
-        return seen.options.port_range
-    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
-    return f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
-
-
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """How many pairs of hosts were looked at, the slowest and the usual way, and the longest round trip."""
-    mesh = mesh_of(seen, _cells)
+    """How many pairs of hosts were looked at, the slowest and the usual link, and the longest round trip."""
+    mesh = mesh_of(seen)
     if not mesh.cells:
         return {}
     rates = [cell.bytes_per_s for cell in mesh.cells.values() if cell.bytes_per_s is not None]
     trips = [cell.round_trip_seconds for cell in mesh.cells.values() if cell.round_trip_seconds is not None]
-    pairs = {frozenset(way) for way in mesh.cells}
+    pairs = {frozenset(link) for link in mesh.cells}
     hosts = len(seen.world.hosts)
     return {
         "mesh.pairs": f"{len(pairs)} of {hosts * (hosts - 1) // 2}",
@@ -232,8 +163,8 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """The rate of each way between hosts; 0 where nothing, or nothing large, passed."""
-    mesh = mesh_of(seen, _cells)
+    """The rate of each link between hosts; 0 where nothing, or nothing large, passed."""
+    mesh = mesh_of(seen)
     number = {rank: host for host, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
     names = tuple(name for name, _ in seen.world.hosts)
     rates = {(number[a], number[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}

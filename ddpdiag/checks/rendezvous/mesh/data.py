@@ -1,36 +1,45 @@
-"""The ways between hosts as a matrix of cells, and whom to name for the bad ones.
+"""What the hosts measured: the links between them as a matrix of cells, and whom to name for the bad ones.
 
 A cell that was measured twice counts as the better of both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.matrix import Way, explain, ways_of
+from ddpdiag.checks.matrix import Link, explain, links_of
+from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh.connection import Cell
-from ddpdiag.probes.net.mesh.protocol import LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
-
-D = TypeVar("D")
 
 TWO_HOSTS = "Two hosts cannot tell which side is at fault; add a third one to find out."
 _NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 
 
+class Data(Struct, frozen=True, kw_only=True):
+    """What one host saw: the address that a job would offer (None: none that others could use), its listener's port,
+    the interfaces that its connections went out of, the kernel's ephemeral ports, and a cell for each other host."""
+
+    offered: str | None
+    port: int
+    interfaces: tuple[Interface, ...]
+    ephemeral: tuple[int, int] | None
+    cells: tuple[Cell, ...]
+
+
 class Subject(NamedTuple):
-    """Who is named for some bad ways; `where` says it in words, such as "from the other hosts to h1"."""
+    """Who is named for some bad links; `where` says it in words, such as "from the other hosts to h1"."""
 
     kind: str
     where: str
     nodes: tuple[str, ...]
     links: tuple[str, ...]
-    cells: Mapping[Way, Cell]
+    cells: Mapping[Link, Cell]
 
     @property
     def doubt(self) -> str:
@@ -39,36 +48,35 @@ class Subject(NamedTuple):
 
 
 class Mesh(Struct, frozen=True):
-    """The cells between the hosts' leaders, by way (rank from, rank to), within groups that were measured together.
+    """The cells between the hosts' leaders, by link (rank from, rank to), within groups that were measured together.
 
-    `inside` are ways that never leave a machine, between containers on it, where there are several machines: what they
+    `inside` are links that never leave a machine, between containers on it, where there are several machines: what they
     reach, no network does.
     """
 
     groups: tuple[tuple[int, ...], ...]
-    cells: dict[Way, Cell]
+    cells: dict[Link, Cell]
     names: dict[int, str]
-    inside: frozenset[Way] = frozenset()
+    inside: frozenset[Link] = frozenset()
 
-    def ways(self, fits: Callable[[Cell], bool]) -> frozenset[Way]:
-        """The ways whose cell fits."""
-        return frozenset(way for way, cell in self.cells.items() if fits(cell))
+    def links(self, fits: Callable[[Cell], bool]) -> frozenset[Link]:
+        """The links whose cell fits."""
+        return frozenset(link for link, cell in self.cells.items() if fits(cell))
 
-    def subjects(self, bad: Set[Way], good: Set[Way]) -> Iterator[Subject]:
-        """Whom to name for the bad ways; those that are neither bad nor good say nothing."""
+    def subjects(self, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
+        """Whom to name for the bad links; those that are neither bad nor good say nothing."""
         for group in self.groups:
             members = frozenset(group)
-            own = {way for way in bad if way[0] in members}
-            pattern = explain(own, {way for way in good - bad if way[0] in members})
-            for kind, hosts, ways in ways_of(pattern, own) if pattern is not None else ():
-                yield self._subject(kind if len(group) > 2 else "pair", group, hosts, ways)
+            own = {link for link in bad if link[0] in members}
+            pattern = explain(own, {link for link in good - bad if link[0] in members})
+            for kind, hosts, links in links_of(pattern, own) if pattern is not None else ():
+                yield self._subject(kind if len(group) > 2 else "pair", group, hosts, links)
 
-    def _subject(self, kind: str, group: Sequence[int], hosts: Sequence[int], ways: frozenset[Way]) -> Subject:
+    def _subject(self, kind: str, group: Sequence[int], hosts: Sequence[int], links: frozenset[Link]) -> Subject:
         nodes = tuple(self.names[host] for host in hosts)
-        named = kind in ("links", "pair")
-        links = tuple(f"{self.names[a]} -> {self.names[b]}" for a, b in sorted(ways)) if named else ()
-        cells = {way: self.cells[way] for way in sorted(ways)}
-        return Subject(kind, self._where(kind, group, nodes, links), nodes, links, cells)
+        cells = {link: self.cells[link] for link in sorted(links)}
+        named = tuple(f"{self.names[a]} -> {self.names[b]}" for a, b in cells) if kind in ("links", "pair") else ()
+        return Subject(kind, self._where(kind, group, nodes, named), nodes, named, cells)
 
     def _where(self, kind: str, group: Sequence[int], nodes: Sequence[str], links: Sequence[str]) -> str:
         match kind:
@@ -86,24 +94,24 @@ class Mesh(Struct, frozen=True):
                 return f"between {names_text([self.names[rank] for rank in group])}"
 
 
-def mesh_of(seen: Seen[D], cells_of: Callable[[D], Sequence[Cell]]) -> Mesh:
+def mesh_of(seen: Seen[Data]) -> Mesh:
     """All cells of a check's trials; what a host says of one that gave no answer is an echo, and left out."""
     answered = {row.place.rank for row in seen.rows}
-    merged: dict[Way, Cell] = {}
+    merged: dict[Link, Cell] = {}
     for row in seen.rows:
-        for cell in cells_of(row.data):
+        for cell in row.data.cells:
             if cell.peer in answered:
-                way = (row.place.rank, cell.peer)
-                merged[way] = better(merged[way], cell) if way in merged else cell
+                link = (row.place.rank, cell.peer)
+                merged[link] = better(merged[link], cell) if link in merged else cell
     groups = tuple(dict.fromkeys(group for trial in seen.trials for group in trial.groups))
     return Mesh(groups, merged, {rank: seen.world.node_of(rank) for rank in answered}, _inside(seen, merged))
 
 
-def _inside(seen: Seen[D], ways: Iterable[Way]) -> frozenset[Way]:
+def _inside(seen: Seen[Data], links: Iterable[Link]) -> frozenset[Link]:
     machines = {rank: arrival.host_id for rank, arrival in seen.world.arrivals.items() if arrival.host_id}
     if len(set(machines.values())) < 2:
         return frozenset()
-    return frozenset((a, b) for a, b in ways if machines.get(a, a) == machines.get(b, b))
+    return frozenset((a, b) for a, b in links if machines.get(a, a) == machines.get(b, b))
 
 
 def failure(cell: Cell) -> str | None:
@@ -118,7 +126,7 @@ def failure(cell: Cell) -> str | None:
 
 
 def better(one: Cell, other: Cell) -> Cell:
-    """The better of two measurements of one way, with the best that either saw."""
+    """The better of two measurements of one link, with the best that either saw."""
 
     def rank(cell: Cell) -> tuple[int, bool, int, float]:
         reach = -list(Reach).index(cell.reach)  # they are in order, the best first
@@ -147,19 +155,14 @@ def lost_share(cell: Cell) -> float | None:
     return cell.retransmitted / cell.segments if cell.segments and cell.retransmitted is not None else None
 
 
-def large_seconds(bytes_per_s: float) -> float:
-    """How long the large size takes at this rate."""
-    return LARGE / bytes_per_s
+def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
+    """What more than half of the hosts reach on their best link, or None without rates.
 
-
-def usual_rate(cells: Mapping[Way, Cell]) -> float | None:
-    """What more than half of the hosts reach on their best way, or None without rates.
-
-    Not the median of all ways: of three hosts, one slow one has its part in four of six.
+    Not the median of all links: of three hosts, one slow one has its part in four of six.
     """
     best: dict[int, float] = {}
-    for way, cell in cells.items():
-        for end in way:
+    for link, cell in cells.items():
+        for end in link:
             if cell.bytes_per_s is not None:
                 best[end] = max(best.get(end, 0.0), cell.bytes_per_s)
     ordered = sorted(best.values())
@@ -169,3 +172,34 @@ def usual_rate(cells: Mapping[Way, Cell]) -> float | None:
 def median_rate(cells: Iterable[Cell]) -> float:
     """The median of those that have a rate; some must."""
     return median(cell.bytes_per_s for cell in cells if cell.bytes_per_s is not None)
+
+
+class Offers(Struct, frozen=True):
+    """The address that each rank offered, None if it had none, and which of the others got there.
+
+    Who reached a rank at another address only did not get there; who did not reach it at all says nothing.
+    """
+
+    addresses: Mapping[int, str | None]
+    got_there: Mapping[int, Mapping[int, bool]]
+
+    def reached(self, ranks: Sequence[int], address: str | None) -> bool | None:
+        """Did the other hosts reach the host of these ranks there? None: not tried, or some did and some did not."""
+        rank = next((rank for rank in ranks if rank in self.addresses), None)
+        if rank is None or self.addresses[rank] != address:
+            return None
+        answers = set(self.got_there.get(rank, {}).values())
+        return answers.pop() if len(answers) == 1 else None
+
+
+def offers(met: Seen[Data]) -> Offers:
+    """All tries of a run; of a link that was tried twice the better one counts."""
+    addresses = {rank: data.offered for rank, data in met.by_rank.items()}
+    got_there: dict[int, dict[int, bool]] = {}
+    for row in met.rows:
+        for cell in row.data.cells:
+            if cell.connect_seconds is not None:
+                others = got_there.setdefault(cell.peer, {})
+                got = cell.missed is None and cell.address == addresses.get(cell.peer)
+                others[row.place.rank] = got or others.get(row.place.rank, False)
+    return Offers(addresses, got_there)

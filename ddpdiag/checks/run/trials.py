@@ -27,19 +27,17 @@ states.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Concern, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
-from ddpdiag.checks.collective.all_reduce import check as all_reduce
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run.joined import Nothing
-from ddpdiag.checks.run.trials.causes import between, causes, slow_ways, too_slow
-from ddpdiag.checks.run.trials.judge import blaming, explained, undecided, word_of
+from ddpdiag.checks.run.failed_trials import blaming, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
@@ -70,14 +68,19 @@ FINDINGS = {
 
 D = TypeVar("D")
 
+_SLOW = "RDZ004.slow"
+# As torch's flight recorder names them; of others an element has one byte at least.
+_BYTES = {"Float": 4, "Double": 8, "Long": 8, "Int": 4, "Half": 2, "BFloat16": 2}
+# What needs so much of a trial's time for one collective leaves too little for the others.
+_SHARE_OF_TIME = 0.5
 # The word of a finding's code, the ranks, and whether it does not concern the job.
-Way = tuple[str, tuple[int, ...], bool]
+FailureKey = tuple[str, tuple[int, ...], bool]
 
 
 class Failure(NamedTuple):
     """A group that failed in a trial; `causes` are findings of other checks that explain it.
 
-    `bypassed` says that these found a way around, which shows that no rank is at fault by itself.
+    `bypassed` says that these found a workaround, which shows that no rank is at fault by itself.
     """
 
     trial: Trial
@@ -91,11 +94,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each way in which the same ranks failed, with the first trial in which they did."""
     unsupported = _unsupported(seen)
     yield from unsupported.values()
-    told: set[Way] = set()
+    told: set[FailureKey] = set()
     for failure in _ended(seen, unsupported):
         trial, outcomes, blame, own, bypassed = failure
-        if (way := _way_of(seen, failure)) not in told:
-            told.add(way)
+        if (key := _failure_key(seen, failure)) not in told:
+            told.add(key)
             if bypassed or (own and not blame.ranks and not blame.sides):
                 found = explained(seen, trial, blame, outcomes, own)
             elif blame.ranks:
@@ -112,9 +115,9 @@ def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Conce
     A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
     """
     of_trials = {finding.evidence.get("trial"): finding for finding in findings}
-    first: dict[Way, int] = {}
+    first: dict[FailureKey, int] = {}
     for failure in _ended(seen, _unsupported(seen)) if findings else ():
-        number = first.setdefault(_way_of(seen, failure), failure.trial.number)
+        number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
         if number in of_trials:
             yield Concern(failure.trial.code, of_trials[number])
 
@@ -128,7 +131,7 @@ def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterat
             yield failure
 
 
-def _way_of(seen: Seen[Nothing], failure: Failure) -> Way:
+def _failure_key(seen: Seen[Nothing], failure: Failure) -> FailureKey:
     return word_of(failure.blame), failure.blame.ranks, seen.is_excused(failure.trial)
 
 
@@ -155,7 +158,7 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
     }
 
 
-def _way(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
+def _workarounds(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
     """What P2P003 found to get around the failure of the job's backend, as it was in this trial."""
     known = seen.of(fallback.CHECK)
     if trial.code != all_reduce.CHECK.code or trial.params.get("backend") != seen.world.backend:
@@ -169,20 +172,61 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
     known_causes = causes(seen) if trials else ()
-    known_slow = slow_ways(seen) if trials else ()
+    known_slow = slow_links(seen) if trials else ()
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            way = _way(seen, trial)
-            own = way or between(known_causes, frozenset(seen.world.nodes_of(group)))
+            workarounds = _workarounds(seen, trial)
+            own = workarounds or between(known_causes, frozenset(seen.world.nodes_of(group)))
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
                 continue  # RUN002 names the lost
             if not own and not blame.ranks and blame.status is Status.HUNG:
                 nodes = frozenset(seen.world.nodes_of(group))
-                if slow := too_slow(between(known_slow, nodes), trial, outcomes):
-                    blame, own = structs.replace(blame, why=slow.why), (slow.cause,)
-            yield Failure(trial, outcomes, blame, own, bool(way))
+                if slow := _too_slow(between(known_slow, nodes), trial, outcomes):
+                    blame, own = structs.replace(blame, why=slow[1]), slow[:1]
+            yield Failure(trial, outcomes, blame, own, bool(workarounds))
+
+
+def causes(seen: Seen[D]) -> tuple[Finding, ...]:
+    """Errors about links on which nothing passes, then about addresses that peers cannot reach."""
+    found = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
+    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code != _SLOW)
+
+
+def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
+    """Those causes that concern a collective of these hosts.
+
+    Of hosts that share the cause (no host, no link) all are concerned.
+    """
+    return tuple(finding for finding in known if _concerns(finding, nodes)) if len(nodes) > 1 else ()
+
+
+def _concerns(finding: Finding, nodes: Set[str]) -> bool:
+    if finding.links:
+        return any(nodes >= {*link.split(" -> ")} for link in finding.links)
+    return not finding.nodes or not nodes.isdisjoint(finding.nodes)
+
+
+def slow_links(seen: Seen[D]) -> tuple[Finding, ...]:
+    """Errors about links on which far less passes than on others."""
+    found = seen.findings_of("RDZ004")
+    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code == _SLOW)
+
+
+def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Finding, str] | None:
+    """The link on which what was posted last takes half of the trial's time or longer, and in words how long.
+
+    Whatever the collective, nearly all of its bytes come from each host or go to it once: no less time than that.
+    """
+    posted = [o.collectives[-1] for o in outcomes if o.collectives]
+    size_bytes = max((own.elements * _BYTES.get(own.dtype, 1) for own in posted), default=0)
+    for cause in known:
+        rate = cause.evidence["bytes_per_s"]
+        if isinstance(rate, float) and size_bytes >= rate * trial.deadline_seconds * _SHARE_OF_TIME:
+            took = f"its {size_bytes / 1e6:.3g} MB need {size_bytes / rate:.3g} s at {rate / 1e6:.3g} MB/s"
+            return cause, f"{took}, and all of the trial had {trial.deadline_seconds:.3g} s"
+    return None
 
 
 def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
@@ -196,27 +240,24 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
     """The slowest context, with the ranks whose own it was, and the slowest communicator, in which all wait for all."""
+    limit = seen.number("slow_start_seconds")
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
     for step, what in ((CONTEXT_STEP, "a CUDA context"), (COMMUNICATOR_STEP, "a communicator")):
-        slow = [o for o in done if o.timings.get(step, 0.0) > seen.number("slow_start_seconds")]
+        slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
-            ranks = tuple(sorted({o.rank for o in slow})) if step == CONTEXT_STEP else ()
-            yield _slow_start(seen, step, what, max(slow, key=lambda own: own.timings[step]), ranks)
-
-
-def _slow_start(seen: Seen[Nothing], step: str, what: str, slowest: Outcome, ranks: tuple[int, ...]) -> Finding:
-    seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
-    return seen.finding(
-        "slow-start",
-        f"creating {what} takes {seconds:.1f} s",
-        f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
-        f"{seen.number('slow_start_seconds'):g} s is expected. Training waits as long at each start.",
-        ranks=ranks,
-        evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-        fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local disk, and "
-        "use a torch that was built for this GPU.",
-    )
+            slowest = max(slow, key=lambda own: own.timings[step])
+            seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
+            yield seen.finding(
+                "slow-start",
+                f"creating {what} takes {seconds:.1f} s",
+                f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
+                f"{limit:g} s is expected. Training waits as long at each start.",
+                ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
+                evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
+                fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local "
+                "disk, and use a torch that was built for this GPU.",
+            )
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
@@ -237,7 +278,6 @@ CHECK = Check(
     judge=judge,
     data=Nothing,
     concerns=concerns,
-    plan=nothing_planned,
     # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
     settings={"slow_start_seconds": 10.0},
 )

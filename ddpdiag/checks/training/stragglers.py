@@ -2,16 +2,23 @@
 
 All ranks leave an all-reduce together, so who comes last waits least. A rank is a straggler if its own work takes
 longer than that of most, and it waits less than most, in nearly all windows: one window says nothing, since ranks are
-disturbed by chance. Where the ranks work alike, ways are looked at: each rank exchanged messages with two neighbours,
+disturbed by chance. Where the ranks work alike, links are looked at: each rank exchanged messages with two neighbours,
 and who is slow with both, while others are not, has a slow network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import StrEnum
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.model import Finding
 from ddpdiag.model.steps import Steps, Window
+from ddpdiag.text import share_text
+
+D = TypeVar("D")
 
 # Chosen by us: a cable at a twentieth of the others' rate was found in 20 of 20 runs (tests/benchmarks/stragglers.py).
 # An exchange with a neighbour that takes so many times as long as those of others, and so much longer, is slow. Inside
@@ -30,6 +37,20 @@ class Why(StrEnum):
     CORES = "cores"
     CLOCKS = "clocks"
     NETWORK = "network"
+
+
+_CLASSES = {
+    Why.DATA: "it waits for its images",
+    Why.COMPUTE: "it computes longer",
+    Why.CORES: "something else uses its cores",
+    Why.CLOCKS: "its GPU's clocks are held down",
+}
+_FIXES = {
+    Why.DATA: "Look at the disk or file server of that host, and at the number of its DataLoader workers.",
+    Why.COMPUTE: "Look at the health of that GPU or CPU, and at what else runs there.",
+    Why.CORES: "Look for other processes on that host (top), at the pinning of ranks to cores, and at cgroup limits.",
+    Why.CLOCKS: "Look at its temperature and power (GPU005).",
+}
 
 
 class Limits(NamedTuple):
@@ -83,7 +104,7 @@ def _of(steps: Steps, part: str) -> float:
     return median(float(getattr(window, part)) for window in steps.windows)
 
 
-def slow_ways(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> tuple[Straggler, ...]:
+def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> tuple[Straggler, ...]:
     """The host, or on a single one the rank, that is slow with both its neighbours; of two nobody can tell."""
     units = hosts if len(hosts) > 1 else [(rank,) for rank in sorted(steps)]
     unit_of = {rank: number for number, ranks in enumerate(units) for rank in ranks}
@@ -96,7 +117,7 @@ def slow_ways(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> t
         others = [seconds for ends, seconds in edges.items() if number not in ends]
         if len(own) > 1 and others and min(own) > max(slow * median(others), median(others) + least):
             found.append(Straggler(tuple(ranks), Why.NETWORK, min(own), median(others), 1.0))
-    # Two neighbours that are both slow with everybody would leave one good way or none to hold them against.
+    # Two neighbours that are both slow with everybody would leave one good link or none to hold them against.
     return tuple(found) if 2 * len(found) < len(units) else ()
 
 
@@ -114,3 +135,47 @@ def _edges(steps: Mapping[int, Steps], unit_of: Mapping[int, int]) -> dict[froze
 def usual_step(steps: Mapping[int, Steps]) -> Window:
     """The median over ranks of each rank's medians."""
     return Window(*(median(_of(own, name) for own in steps.values()) for name in Window.__struct_fields__))
+
+
+def step_findings(seen: Seen[D], steps: Mapping[int, Steps], limits: Limits, throttled: Set[str]) -> Iterator[Finding]:
+    """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down."""
+    found = stragglers(steps, limits)
+    for own in found:
+        yield _straggler_finding(seen, own, limits, throttled)
+    if not found:
+        hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
+        for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
+            yield _network(seen, own)
+
+
+def _straggler_finding(seen: Seen[D], own: Straggler, limits: Limits, throttled: Set[str]) -> Finding:
+    (rank,) = own.ranks
+    gpus = devices.uuids_of(seen, own.ranks)
+    why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
+    return seen.finding(
+        "straggler",
+        f"all wait for rank {rank}: {_CLASSES[why]}",
+        f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
+        f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows that is more than {limits.ratio:g} "
+        "times the median of all ranks, and it waits less than most in the all-reduce.",
+        ranks=(rank,),
+        gpus=gpus,
+        evidence={"class": why.value, "own_seconds": own.own, "usual_seconds": own.usual, "windows": own.windows},
+        fix=_FIXES[why],
+    )
+
+
+def _network(seen: Seen[D], own: Straggler) -> Finding:
+    nodes = seen.world.nodes_of(own.ranks)
+    hosts = len(seen.world.hosts) > 1
+    who = f"{', '.join(nodes)} ({ranks_text(own.ranks)})" if hosts else f"rank {own.ranks[0]} on {nodes[0]}"
+    return seen.finding(
+        "network",
+        f"all wait for the network of {nodes[0] if hosts else f'rank {own.ranks[0]}'}",
+        f"The ranks work alike, and {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either neighbour; others "
+        f"need {1e3 * own.usual:.1f} ms.",
+        ranks=() if hosts else own.ranks,
+        nodes=nodes,
+        evidence={"class": own.why.value, "own_seconds": own.own, "usual_seconds": own.usual},
+        fix="Look at its links: RDZ004 measures them, `--stage fabric` (FAB001) holds it against more partners.",
+    )

@@ -66,7 +66,7 @@ def where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> Where:
     return Where("every host", ()) if len(ranks) == hosts > 1 else Where(names_text(names), names)
 
 
-class _Way(Struct, frozen=True):
+class _WriteError(Struct, frozen=True):
     """A way in which writing fails: its word, what is the matter, and what to do."""
 
     word: str
@@ -74,12 +74,16 @@ class _Way(Struct, frozen=True):
     fix: str
 
 
-_MISSING = _Way("missing", "is not there", "Mount it there, or give another directory with --shared-dir.")
-_DENIED = _Way("denied", "may not be written to by this user", "Give this user write permission (mode, ACL, squash).")
-_FULL = _Way("full", "is full", "Make room there, or raise the quota.")
-_READ_ONLY = _Way("read-only", "is mounted read-only", "Mount it read-write, or find out why the kernel made it so.")
-_BROKEN = _Way("broken", "cannot be written to", "Look at the mount and at the kernel log there.")
-_WAYS = {
+_MISSING = _WriteError("missing", "is not there", "Mount it there, or give another directory with --shared-dir.")
+_DENIED = _WriteError(
+    "denied", "may not be written to by this user", "Give this user write permission (mode, ACL, squash)."
+)
+_FULL = _WriteError("full", "is full", "Make room there, or raise the quota.")
+_READ_ONLY = _WriteError(
+    "read-only", "is mounted read-only", "Mount it read-write, or find out why the kernel made it so."
+)
+_BROKEN = _WriteError("broken", "cannot be written to", "Look at the mount and at the kernel log there.")
+_WRITE_ERRORS = {
     "ENOENT": _MISSING,
     "ENOTDIR": _MISSING,
     "EACCES": _DENIED,
@@ -95,14 +99,14 @@ def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findin
     failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
     for error in dict.fromkeys(failed.values()):
         ranks = [rank for rank, own in failed.items() if own == error]
-        way, data, hosts = _WAYS.get(error, _BROKEN), answers[ranks[0]], where(seen, ranks, len(answers))
+        failure, data, hosts = _WRITE_ERRORS.get(error, _BROKEN), answers[ranks[0]], where(seen, ranks, len(answers))
         yield seen.finding(
-            way.word,
-            f"{data.directory} {way.what}",
-            f"{data.name} {way.what} on {hosts.text}: writing a small file gave {error}{data.room}.",
+            failure.word,
+            f"{data.directory} {failure.what}",
+            f"{data.name} {failure.what} on {hosts.text}: writing a small file gave {error}{data.room}.",
             nodes=hosts.nodes,
             evidence={"error": error, **data.evidence},
-            fix=way.fix,
+            fix=failure.fix,
         )
 
 

@@ -2,7 +2,7 @@
 
 First, from what every rank heard when one after the other broadcast what all know: a rank whose own copy changed is
 guilty by itself; in the matrix of senders and receivers, a bad row is a sender and a bad column a receiver; a row and a
-column together are the way between the two, and a single bad cell is a way as well.
+column together are the link between the two, and a single bad cell is a link as well.
 
 Where all broadcasts are right, pairs of ranks sum by themselves, with new partners in each round: who is in a wrong
 pair each time is guilty.
@@ -18,11 +18,11 @@ _MOST = 0.5
 
 
 class Guilt(Struct, frozen=True):
-    """Ranks, or else ways (sender, receiver), to blame, and why; neither if the evidence cannot decide."""
+    """Ranks, or else links (sender, receiver), to blame, and why; neither if the evidence cannot decide."""
 
     why: str
     ranks: tuple[int, ...] = ()
-    ways: tuple[tuple[int, int], ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
 
 
 def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
@@ -30,12 +30,12 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
     changed = tuple(rank for rank, wrong in sorted(wrong_from.items()) if rank in wrong)
     if changed:
         return Guilt("what it sends is spoilt in its own memory already", changed)
-    ways = tuple((sender, rank) for rank, wrong in sorted(wrong_from.items()) for sender in sorted(wrong))
-    if not ways:
+    links = tuple((sender, rank) for rank, wrong in sorted(wrong_from.items()) for sender in sorted(wrong))
+    if not links:
         return Guilt("what ranks broadcast arrives right, so that the fault lies in the summing")
-    if len(ways) == 1:  # it has two ends, and condemns neither
+    if len(links) == 1:  # it has two ends, and condemns neither
         return Guilt(
-            "only what goes this way arrives wrong, by the sender, the receiver or what is between them", ways=ways
+            "only what goes this way arrives wrong, by the sender, the receiver or what is between them", links=links
         )
     rows, columns = _shares(wrong_from, senders)
     bad_senders = tuple(rank for rank, share in rows.items() if share > _MOST)
@@ -44,7 +44,7 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
         return Guilt("what it sends arrives wrong, and what the others send arrives right", bad_senders)
     if bad_receivers and not bad_senders:
         return Guilt("what it receives is wrong, and right at the others", bad_receivers)
-    return _way(rows, columns)
+    return _link(rows, columns)
 
 
 def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ def _shares(wrong_from: Mapping[int, Sequence[int]], senders: int) -> tuple[dict
     return rows, columns
 
 
-def _way(rows: Mapping[int, float], columns: Mapping[int, float]) -> Guilt:
+def _link(rows: Mapping[int, float], columns: Mapping[int, float]) -> Guilt:
     """One sender that nobody hears right, and one receiver that hears nobody right: in a ring, neighbours.
 
     Broadcasts pass through other ranks, so that a bad cable spoils what others send as well.
@@ -72,5 +72,5 @@ def _way(rows: Mapping[int, float], columns: Mapping[int, float]) -> Guilt:
     receivers = [rank for rank, share in columns.items() if share == 1.0]
     whole = [(sender, receiver) for sender in senders for receiver in receivers if sender != receiver]
     if len(whole) == 1:
-        return Guilt("either the sender, the receiver or what is between them spoils it", ways=tuple(whole))
+        return Guilt("either the sender, the receiver or what is between them spoils it", links=tuple(whole))
     return Guilt("neither one sender nor one receiver accounts for what arrives wrong")

@@ -28,9 +28,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.training.ddp_step.gradients import proof_findings
-from ddpdiag.checks.training.ddp_step.judge import step_findings
-from ddpdiag.checks.training.ddp_step.stragglers import Limits, usual_step
+from ddpdiag.checks.training.gradients import proof_findings
+from ddpdiag.checks.training.stragglers import Limits, step_findings, usual_step
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context

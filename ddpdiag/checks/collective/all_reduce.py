@@ -29,10 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.collective.all_reduce.wrong_values import Guilt, guilt, suspects
+from ddpdiag.checks.collective.wrong_values import Guilt, guilt, suspects
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import names_text, ranks_text, who_text
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
@@ -41,7 +41,7 @@ from ddpdiag.stats import Samples, odd_ones_out, samples
 FINDINGS = {
     "wrong": Explained.error(
         "a sum is not what was contributed. The message says whose part is wrong, as far as it can be told."
-    ),
+    )
 }
 
 SMALL_BYTES = 4
@@ -78,14 +78,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Check both sizes; then time them, or find out whose values are wrong."""
-    from ddpdiag.workloads.collectives import (
-        Calls,
-        broadcasts,
-        check_all_reduce,
-        connect,
-        on_any_rank,
-        time_all_reduce,
-    )
+    from ddpdiag.workloads.collectives import Calls, broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
@@ -156,7 +149,7 @@ def _is_a_riddle(seen: Seen[Data], backend: str, whole: Trial) -> bool:
     if len(rows) < 3 or not seen.went_well(whole) or not any(data.wrong for data in rows.values()):
         return False
     found = _by_broadcasts(rows)
-    return not found.ranks and not found.ways and len(_suspects(seen, backend, rows)) > 1
+    return not found.ranks and not found.links and len(_suspects(seen, backend, rows)) > 1
 
 
 def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
@@ -197,26 +190,19 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     most = max(data.wrong for data in rows.values())
     found = _guilt(seen, backend, rows)
     whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
-    ways = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.ways]
+    links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
+    who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "Nobody is blamed"
+    where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
     return seen.finding(
         "wrong",
-        f"wrong values from {backend}" + (f", because of {_who(seen, found.ranks)}" if found.ranks else ""),
+        f"wrong values from {backend}" + (f", because of {who}" if found.ranks else ""),
         f"The all-reduce over {backend} gave wrong values on {whose}: {most} elements differ from the exact sum"
-        f"{_as_if(rows)}. {_because(seen, found, ways)}.",
+        f"{_as_if(rows)}. {who}: {found.why}.",
         ranks=found.ranks,
-        links=ways,
-        evidence={
-            "backend": backend,
-            "wrong_elements": most,
-            "ranks": [*got],
-            "wrong_from": _heard(rows),
-        },
-        fix=f"Do not train {_on(seen, found)}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
+        links=links,
+        evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": _heard(rows)},
+        fix=f"Do not train on {where}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
     )
-
-
-def _who(seen: Seen[Data], ranks: Sequence[int]) -> str:
-    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
 
 
 def _heard(rows: Mapping[int, Data]) -> list[Scalar]:
@@ -228,21 +214,11 @@ def _heard(rows: Mapping[int, Data]) -> list[Scalar]:
     return [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in alike.items()]
 
 
-def _on(seen: Seen[Data], found: Guilt) -> str:
-    return f"on {names_text(seen.world.nodes_of(found.ranks))}" if found.ranks else "on this allocation"
-
-
-def _because(seen: Seen[Data], found: Guilt, ways: Sequence[str]) -> str:
-    if found.ranks:
-        return f"{_who(seen, found.ranks)}: {found.why}"
-    return f"{', '.join(ways)}: {found.why}" if ways else f"Nobody is blamed: {found.why}"
-
-
 def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
     """By what the broadcasts told; else those that differ from most of the others by their sums."""
     senders = min(data.senders for data in rows.values())
     found = guilt({rank: data.wrong_from for rank, data in rows.items()}, senders)
-    if found.ranks or found.ways:
+    if found.ranks or found.links:
         return found
     odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
     if odd is not None and odd.ranks and odd.usual is False:
@@ -252,13 +228,13 @@ def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
 
 def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
     found = _by_broadcasts(rows)
-    if found.ranks or found.ways or not _trials(seen, backend, in_pairs=True):
+    if found.ranks or found.links or not _trials(seen, backend, in_pairs=True):
         return found
     left = _suspects(seen, backend, rows)
     rounds = _trials(seen, backend, in_pairs=True)
     if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
         one, other = left
-        return Guilt("these two sum wrong together, and were not tried with others", ways=((one, other), (other, one)))
+        return Guilt("these two sum wrong together, and were not tried with others", links=((one, other), (other, one)))
     if 0 < 2 * len(left) < len(rows):
         return Guilt("pairs of ranks sum right without it, and none does with it", left)
     return Guilt(f"{found.why}; sums of two ranks do not show where")
@@ -275,33 +251,27 @@ def _as_if(rows: Mapping[int, Data]) -> str:
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """Each rank's numbers over the backend that the job would use (the last one tried)."""
+    whole = {row.place.rank: row.data for row in seen.rows if "round" not in row.trial.params}
     return {
         rank: {
             "busbw_bytes_per_s": busbw(data.large_bytes, data.large_seconds.median, data.ranks),
             "latency_seconds": data.small_seconds.median,
         }
-        for rank, data in _last_whole(seen).items()
+        for rank, data in whole.items()
         if data.ranks > 1
     }
-
-
-def _last_whole(seen: Seen[Data]) -> dict[int, Data]:
-    """Each rank's last answer of a trial in which all took part."""
-    return {row.place.rank: row.data for row in seen.rows if "round" not in row.trial.params}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """Per backend, the slowest rank's numbers: an all-reduce is as fast as the last of them."""
     out: dict[str, Scalar] = {}
-    for backend in dict.fromkeys(row.data.backend for row in seen.rows):
-        whole = [row.data for row in seen.rows if "round" not in row.trial.params]
-        rows = [data for data in whole if data.backend == backend and data.ranks > 1]
-        if rows:
-            slowest = max(rows, key=lambda data: data.large_seconds.median)
-            name = f"all_reduce.{backend}"
-            out[f"{name}.bytes"] = slowest.large_bytes
-            out[f"{name}.busbw_bytes_per_s"] = busbw(slowest.large_bytes, slowest.large_seconds.median, slowest.ranks)
-            out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
+    whole = [row.data for row in seen.rows if "round" not in row.trial.params and row.data.ranks > 1]
+    for backend in dict.fromkeys(data.backend for data in whole):
+        rows, name = [data for data in whole if data.backend == backend], f"all_reduce.{backend}"
+        slowest = max(rows, key=lambda data: data.large_seconds.median)
+        out[f"{name}.bytes"] = slowest.large_bytes
+        out[f"{name}.busbw_bytes_per_s"] = busbw(slowest.large_bytes, slowest.large_seconds.median, slowest.ranks)
+        out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
     return out
 
 

@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 
-from ddpdiag.checks.api import Seen
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
-from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.run.joined import Nothing
+from ddpdiag.checks.hosts import names_text, ranks_text, who_text
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
+from ddpdiag.text import begun
 
-_VERBS = {
-    Status.UNHEARD: "sent no result",
-    Status.DIED: "died",
-    Status.RAISED: "failed",
-    Status.HUNG: "hung",
-}
+_VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
 _MISMATCH = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
@@ -31,7 +26,8 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
     """Of a trial in which some ranks stopped the others."""
     what = _what(trial)
     first = next(o for o in outcomes if o.rank in blame.ranks)
-    who = f"{_who(seen, blame.ranks)} {_verb(blame)}"
+    verb = "posted another collective than most" if blame.sides else _VERBS[blame.status]
+    who = f"{who_text(seen, blame.ranks)} {verb}"
     return seen.finding(
         word_of(blame),
         f"{who} in {what}",
@@ -45,10 +41,6 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
 def word_of(blame: Blame) -> str:
     """The word in the code of the finding."""
     return "mismatch" if blame.sides else blame.status.value
-
-
-def _verb(blame: Blame) -> str:
-    return "posted another collective than most" if blame.sides else _VERBS[blame.status]
 
 
 def _what(trial: Trial) -> str:
@@ -74,10 +66,10 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
 def explained(
     seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
 ) -> Finding:
-    """The way between the ranks is known to be broken, so who waits where proves nothing. The cause says the rest."""
+    """The link between the ranks is known to be broken, so who waits where proves nothing. The cause says the rest."""
     cause = own[0]
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else _begun(f"{blame.why}.")
+    why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else begun(f"{blame.why}.")
     said = "" if is_echo(first) else _own_words(first)
     told = " ".join(filter(None, (waits_text(blame, outcomes), why, said)))
     return seen.finding(
@@ -89,15 +81,6 @@ def explained(
         evidence=_measured(first, trial) | standings((), outcomes),
         fix=f"See {cause.code}.",
     )
-
-
-def _begun(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _who(seen: Seen[Nothing], ranks: Sequence[int]) -> str:
-    nodes = seen.world.nodes_of(ranks)
-    return f"{ranks_text(ranks)} on {names_text(nodes) or '?'}"
 
 
 def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
@@ -168,21 +151,19 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
         case Status.HUNG, "D":
             return f"Look at {logs}: a driver or file system does not answer."
         case Status.DIED, _:
-            return f"Look at {logs} (out of memory, segfault){_and_output(outcome)}."
+            said = (
+                f" and at what it said last: {last_words(outcome.detail)[:160].rstrip('.')}" if outcome.detail else ""
+            )
+            return f"Look at {logs} (out of memory, segfault){said}."
         case Status.RAISED, _:
-            each = f"the causes that {ranks_text(blame.ranks)} give on" if several else _cause_of(outcome)
-            return f"Mend {each} {hosts}; the others only waited for {'them' if several else 'it'}."
+            if several:
+                return (
+                    f"Mend the causes that {ranks_text(blame.ranks)} give on {hosts}; the others only waited for them."
+                )
+            return f"Mend the cause that rank {outcome.rank} gives on {hosts}; the others only waited for it."
         case _ if alone:
             return f"Look at {logs}, and run there by hand what it stands at (`nvidia-smi -q`)."
         case _ if several:
             return f"Look at {ranks_text(blame.ranks)} on {hosts}: any of them stops the others, which only waited."
         case _:
             return f"Look at rank {outcome.rank} on {hosts} first; the others only waited for it."
-
-
-def _and_output(outcome: Outcome) -> str:
-    return f" and at what it said last: {last_words(outcome.detail)[:160].rstrip('.')}" if outcome.detail else ""
-
-
-def _cause_of(outcome: Outcome) -> str:
-    return f"the cause that rank {outcome.rank} gives on"

@@ -25,7 +25,7 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
-from ddpdiag.checks.rendezvous.shared_dir.data import Data, little_room, unwritable, where, without_locks
+from ddpdiag.checks.rendezvous.directory_faults import Data, little_room, unwritable, where, without_locks
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
@@ -80,7 +80,7 @@ def measure(ctx: Context) -> Data:
         ctx.step(f"look through {directory}")
         mount, room = mount_of(directory.resolve()), space(directory)
         left = stores(directory) if ctx.group_rank == 0 else ()
-        view = _view(ctx, directory, token, own, error)
+        view = _look(ctx, directory, token, own, error)
     finally:
         shared_files.remove((own, shared_files.done_of(own)))
     return Data(
@@ -97,7 +97,7 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def _view(ctx: Context, directory: Path, token: str, own: Path, error: str | None) -> View:
+def _look(ctx: Context, directory: Path, token: str, own: Path, error: str | None) -> View:
     """Everybody learns what everybody wrote; who wrote nothing looks for nothing."""
     with shared_files.locked(own):
         peers = ctx.exchange("" if error else token)

@@ -28,9 +28,8 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
-from ddpdiag.checks.rendezvous.interfaces.offers import Offers, offers
 from ddpdiag.checks.rendezvous.mesh import check as mesh
-from ddpdiag.checks.world import World
+from ddpdiag.checks.rendezvous.mesh.data import Offers, offers
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.sysfs import sys_root
@@ -135,20 +134,24 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def ground(world: World) -> str | None:
-    """Within one host every address will do."""
-    return mesh.ground(world)
-
-
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Variables that lead nowhere, and addresses that peers cannot use."""
     choices: list[Choice] = []
     for host, rows in answers_by_host(seen):
         data = next(iter(rows.values()))
         if data.interfaces is None:
-            yield _unreadable(seen, host)
+            yield seen.finding(
+                "unreadable",
+                f"the interfaces of {host.name} cannot be listed",
+                f"{host.name} does not say which network interfaces it has: UNKNOWN which of them a job would use.",
+                nodes=[host.name],
+                fix="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
+            )
             continue
-        own = [_choice(seen, library, host, data, data.interfaces) for library in _libraries(seen.world, data)]
+        # A job over nccl uses gloo beside it; NCCL matters to other jobs if its variable is set.
+        with_nccl = library_of(seen.world.backend) == "nccl" or data.names.nccl
+        libraries = ("nccl", "gloo") if with_nccl else ("gloo",)
+        own = [_choice(seen, library, host, data, data.interfaces) for library in libraries]
         for choice in own:
             yield from _useless(seen, choice) if choice.variable else ()
         choices += own
@@ -160,11 +163,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         for choice in own:
             if choice.address not in shared:
                 yield from _elsewhere(seen, choice, met)
-
-
-def _libraries(world: World, data: Data) -> Sequence[str]:
-    """A job over nccl uses gloo beside it; NCCL matters to other jobs if somebody speaks to it."""
-    return ("nccl", "gloo") if library_of(world.backend) == "nccl" or data.names.nccl else ("gloo",)
 
 
 def _choice(seen: Seen[Data], library: str, host: Host, data: Data, known: tuple[Interface, ...]) -> Choice:
@@ -199,14 +197,9 @@ def _in_words(interface: Interface) -> str:
 
 def _env(seen: Seen[Data]) -> Mapping[str, str]:
     """The interface that leads to the coordinator, if it has the same name everywhere: one export serves all hosts."""
-    routes = {_route_name(data) for data in seen.by_rank.values()}
-    (route,) = routes if len(routes) == 1 else (None,)
-    return dict.fromkeys(_VARIABLES.values(), route) if route else {}
-
-
-def _route_name(data: Data) -> str | None:
-    route = interface_of(data.source, data.interfaces or ())
-    return None if route is None or route.name == "lo" else route.name
+    routes = [interface_of(data.source, data.interfaces or ()) for data in seen.by_rank.values()]
+    names = {route.name if route else "lo" for route in routes}
+    return dict.fromkeys(_VARIABLES.values(), names.pop()) if len(names) == 1 and names != {"lo"} else {}
 
 
 def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
@@ -216,8 +209,8 @@ def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
     if missing := [word for word, interface in named if interface is None]:
         has = names_text([interface.name for interface in choice.known])
         exact = choice.library == "gloo" and missing[0][0] in "^="
-        hint = " gloo takes exact names; ^ and = are NCCL's." if exact else ""
-        message = f"{choice.setting} on {name}, which has no such interface; it has {has}.{hint}"
+        advice = " gloo takes exact names; ^ and = are NCCL's." if exact else ""
+        message = f"{choice.setting} on {name}, which has no such interface; it has {has}.{advice}"
         yield _finding(seen, "missing", choice, f"{name} has no interface {missing[0]}", message)
     for word, interface in named:
         if interface is not None and not interface.addresses:
@@ -323,16 +316,6 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return chosen
 
 
-def _unreadable(seen: Seen[Data], host: Host) -> Finding:
-    return seen.finding(
-        "unreadable",
-        f"the interfaces of {host.name} cannot be listed",
-        f"{host.name} does not say which network interfaces it has: UNKNOWN which of them a job would use.",
-        nodes=[host.name],
-        fix="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
-    )
-
-
 CHECK = Check(
     "RDZ003",
     "interface",
@@ -343,7 +326,7 @@ CHECK = Check(
     judge=judge,
     data=Data,
     measure=measure,
-    ground=ground,
+    ground=mesh.ground,  # within one host every address will do
     optional=True,
     figures=figures,
     deadline=15,

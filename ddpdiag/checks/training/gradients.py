@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import ranks_text, who_text
 from ddpdiag.model import Finding
 from ddpdiag.model.steps import Proof
 from ddpdiag.stats import odd_ones_out
@@ -43,15 +43,11 @@ def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
     return all(math.isfinite(a - b) and abs(a - b) <= least for a, b in zip(one, other, strict=True))
 
 
-def _who(seen: Seen[D], ranks: Sequence[int]) -> str:
-    return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}"
-
-
 def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     odd = odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()})
     if odd is None:
         return None
-    whose = f"{_who(seen, odd.ranks)} has others than most" if odd.ranks else "no set has a majority"
+    whose = f"{who_text(seen, odd.ranks)} has others than most" if odd.ranks else "no set has a majority"
     return seen.finding(
         "weights",
         f"{ranks_text(odd.ranks)} begins with other weights" if odd.ranks else "ranks begin with different weights",
@@ -66,28 +62,28 @@ def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
 def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     """What a rank handed to the all-reduce, against what others computed from the same images."""
     denied = {
-        (witness, rank)
-        for witness, proof in proofs.items()
+        (checker, rank)
+        for checker, proof in proofs.items()
         for rank, sketch in proof.witnessed.items()
         if rank in proofs and not _alike(sketch, proofs[rank].handed, proof)
     }
     if not denied:
         return None
     asked: dict[int, list[int]] = {rank: [] for rank in proofs}
-    for witness, proof in proofs.items():
+    for checker, proof in proofs.items():
         for rank in proof.witnessed:
-            asked.setdefault(rank, []).append(witness)
+            asked.setdefault(rank, []).append(checker)
     suspects = {
         rank
-        for rank, witnesses in asked.items()
-        if len(witnesses) > 1 and all((witness, rank) in denied for witness in witnesses)
+        for rank, checkers in asked.items()
+        if len(checkers) > 1 and all((checker, rank) in denied for checker in checkers)
     }
     # What suspects testify counts for nothing.
     handed = {rank for rank in suspects if not suspects.issuperset(asked[rank])}
-    # Who denies what the rank itself and another witness agree about is one against two.
+    # Who denies what the rank itself and another rank that checked it agree about is one against two.
     outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in asked[rank] if other != w)}
     guilty = tuple(sorted(handed | outvoted))
-    explained = all(witness in guilty or rank in guilty for witness, rank in denied)
+    explained = all(checker in guilty or rank in guilty for checker, rank in denied)
     blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
     return seen.finding(
         "gradient",
@@ -95,7 +91,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         _gradient_text(seen, blamed, handed, sorted(denied))
         + f" Equal within {tolerance(next(iter(proofs.values()))):g} of their size was expected.",
         ranks=blamed,
-        evidence={"denied_by": [f"rank {witness}: rank {rank}" for witness, rank in sorted(denied)[:16]]},
+        evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)[:16]]},
         fix="Take that host out, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`). Other "
         "versions or models of CPU and GPU may round differently: compare them first.",
     )
@@ -103,17 +99,12 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
 
 def _gradient_text(seen: Seen[D], blamed: tuple[int, ...], handed: Set[int], denied: Sequence[tuple[int, int]]) -> str:
     """Who computed what, and against whom."""
+    another = "computed another gradient from the same weights and images than"
     if blamed and handed >= set(blamed):
-        return (
-            f"{_who(seen, blamed)}: two others computed another gradient from the same weights and images than what "
-            "was handed to the all-reduce."
-        )
+        return f"{who_text(seen, blamed)}: two others {another} what was handed to the all-reduce."
     if blamed:
-        return (
-            f"{_who(seen, blamed)} computed another gradient from the same weights and images than two others that "
-            "agree."
-        )
-    pairs = ", ".join(f"rank {witness} another one than rank {rank}" for witness, rank in denied[:4])
+        return f"{who_text(seen, blamed)} {another} two others that agree."
+    pairs = ", ".join(f"rank {checker} another one than rank {rank}" for checker, rank in denied[:4])
     return (
         f"From the same weights and images ranks computed different gradients ({pairs}), and no majority says whose "
         "is wrong."
@@ -133,7 +124,7 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "average",
         "DistributedDataParallel does not average the gradients" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {_who(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
+        f"On {who_text(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
         + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
         ranks=blamed,
         evidence={"ranks": [*wrong]},
@@ -154,8 +145,8 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "unequal",
         "DDP's gradient is not that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {_who(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images in "
-        f"one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
+        f"On {who_text(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images "
+        f"in one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong]},
         fix="Test the arithmetic of the named host." if blamed else "See what COL001 says of the values.",
@@ -197,7 +188,7 @@ def _metrics(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     yield seen.finding(
         "metrics",
         "Metrics that are summed over ranks are wrong",
-        f"On {_who(seen, wrong)} an all-reduce counts {proof.reduced} right predictions, and {proof.gathered} are "
+        f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} right predictions, and {proof.gathered} are "
         f"right among all {proof.predicted} gathered.",
         ranks=wrong if 2 * len(wrong) < len(proofs) else (),
         evidence={"reduced": proof.reduced, "gathered": proof.gathered},

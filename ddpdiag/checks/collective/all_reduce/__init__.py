@@ -1,1 +1,0 @@
-"""COL001: all-reduce."""

@@ -1,1 +1,0 @@
-"""RDZ003: the interface that every host offers to its peers."""

@@ -1,0 +1,294 @@
+"""Findings about links between hosts: nothing passes, nothing large, less than on others, or with losses."""
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.matrix import Link
+from ddpdiag.checks.rendezvous.mesh.data import (
+    Data,
+    Mesh,
+    Subject,
+    failure,
+    lost_share,
+    median_rate,
+    mesh_of,
+    usual_rate,
+)
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.probes.net.interfaces import Interface
+from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.mesh.protocol import LARGE
+from ddpdiag.probes.net.tcp_connect import Reach
+from ddpdiag.text import rate_text, size_text
+
+_VERBS = {
+    "refused": "are refused",
+    "dropped": "get no answer",
+    "unreachable": "find no way",
+    "silent": "are accepted, and then nothing comes",
+    "broken": "are cut",
+}
+_WORKS = "gloo works all the same: there the other side connects."
+_SHOWN = 16
+# One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
+_ONE_CONNECTION_BYTES_PER_S = 1.25e9
+_ADVICE = {
+    "host": "Compare `ethtool` (speed, duplex) and `ip -s link` of {0} with another host; try its cable and port.",
+    "sender": "Look at what {0} sends through: shapers (`tc qdisc`), `ethtool`, `ip -s link`, its cable and port.",
+    "receiver": "Look at what {0} receives through: `ethtool`, `ip -s link` (drops), policers, its cable and port.",
+    "links": "Look at what lies between these hosts: switches, routes (`ip route get`), cables.",
+    "pair": "Compare `ethtool`, `tc qdisc` and `ip -s link` of both hosts.",
+}
+_ALL_ADVICE = "Compare `ethtool` with what the network should give, and name the fast one (GLOO_SOCKET_IFNAME)."
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
+    mesh = mesh_of(seen)
+    yield from _failures(seen, mesh)
+    yield from _black_holes(seen, mesh)
+    # A cancelled run may end before the repetition, and what a busy host gave once is no rate of the network.
+    if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and seen.check.plan(seen)):
+        rates = Rates(seen, mesh)
+        yield from _slow(seen, mesh, rates)
+        yield from _lossy(seen, mesh, rates)
+    yield from _transients(seen, mesh)
+
+
+def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
+    """Links on which no connection works.
+
+    Of two ranks gloo lets one listen and the other one connect: as long as it works, a link in the other direction
+    harms no job over gloo.
+    """
+    works = seen.world.backend == "gloo" and seen.own_backend_works
+    bad, good = mesh.links(lambda cell: failure(cell) in _VERBS), mesh.links(lambda cell: failure(cell) is None)
+    ports = _ports(seen)
+    for subject in mesh.subjects(bad, good):
+        counts = Counter(failure(cell) or "" for cell in subject.cells.values())
+        word = counts.most_common(1)[0][0]
+        yield seen.finding(
+            word,
+            f"TCP connections {subject.where} {_VERBS[word]}",
+            f"TCP connections {subject.where} {_VERBS[word]}{_example(seen, mesh, subject, word)}. "
+            f"{_WORKS if works else _contrast(subject)} {subject.doubt}".strip(),
+            severity=Severity.WARNING if works else Severity.ERROR,
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={"ways": _links(mesh, subject), "ports": ports},
+            fix=_open_ports(subject, word, ports),
+        )
+
+
+def _example(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
+    (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
+    count = f"{len(subject.cells)} of {len(mesh.cells)} ways"
+    port = seen.by_rank[cell.peer].port
+    return f" ({count}, such as {mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {port})"
+
+
+def _contrast(subject: Subject) -> str:
+    match subject.kind:
+        case "host" | "sender" | "receiver":
+            return "The other hosts reach each other, and rank 0's control port is reached by all."
+        case "islands":
+            return "Inside these groups all is well, and rank 0's control port is reached by all."
+        case "everywhere":
+            return "Rank 0's control port is reached by all, so a firewall lets only some ports through."
+        case _:
+            return "Rank 0's control port is reached by all."
+
+
+def _links(mesh: Mesh, subject: Subject) -> list[Scalar]:
+    links = list(subject.cells.items())[:_SHOWN]
+    return [f"{mesh.names[a]} -> {mesh.names[b]}: {failure(cell)}" for (a, b), cell in links]
+
+
+def _open_ports(subject: Subject, word: str, ports: str) -> str:
+    if word == "unreachable":
+        return "Look at the routes (`ip route get ADDRESS`), and name the interface that all hosts share."
+    who = names_text(subject.nodes)
+    match subject.kind:
+        case "receiver":
+            return f"Open TCP ports {ports} for the other hosts in the firewall of {who}."
+        case "sender":
+            return f"Let {who} connect to TCP ports {ports} of the other hosts (its firewall's outgoing rules)."
+        case "host":
+            return f"Open TCP ports {ports} in both directions in the firewall of {who}."
+        case "links" | "pair":
+            return f"Open TCP ports {ports} between these hosts, in their own firewalls and in those between them."
+        case _:
+            return (
+                f"Open TCP ports {ports} between all hosts; or open a few, narrow net.ipv4.ip_local_port_range to them "
+                "on every host, and try again with --port-range LOW-HIGH."
+            )
+
+
+def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
+    """Links on which small messages pass, and large ones do not."""
+    bad, good = mesh.links(lambda cell: failure(cell) == "black-hole"), mesh.links(lambda cell: failure(cell) is None)
+    for subject in mesh.subjects(bad, good):
+        stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
+        yield seen.finding(
+            "black-hole",
+            f"large packets vanish {subject.where}",
+            f"{size_text(stalled)} {subject.where} get stuck, although smaller messages pass ({len(subject.cells)} of "
+            f"{len(mesh.cells)} ways): packets of full size vanish. {subject.doubt}".strip(),
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={"interfaces": _mtus(seen, mesh), "stalled_bytes": stalled, "ways": _links(mesh, subject)},
+            fix="Find what lies between these hosts and carries less than their MTU, a switch or a tunnel (`ping -M "
+            "do -s 1472 HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller one; "
+            "net.ipv4.tcp_mtu_probing=1 helps until then.",
+        )
+
+
+def _mtus(seen: Seen[Data], mesh: Mesh) -> list[Scalar]:
+    """Each host's interface in use, with its MTU."""
+    known = [(mesh.names[rank], interface) for rank, interface in _in_use(seen).items() if rank in mesh.names]
+    return [f"{name} {interface.name}: mtu {interface.mtu}" for name, interface in known[:_SHOWN]]
+
+
+def _transients(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
+    """Links that failed, and worked when they were tried again."""
+    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
+    links = [
+        f"{mesh.names[a]} -> {mesh.names[b]}"
+        for a, b in sorted(failed)
+        if (a, b) in mesh.cells and failure(mesh.cells[a, b]) is None
+    ]
+    if links:
+        yield seen.finding(
+            "transient",
+            "some ways between hosts failed once",
+            f"{names_text(links)} failed, and worked when they were tried again.",
+            links=links,
+            fix="Try again; if it comes back, look at the error counters of these hosts (`ip -s link`).",
+        )
+
+
+def dropped_everywhere(mesh: Mesh) -> bool:
+    """Is no connection accepted at all? Then trying again tells nothing new."""
+    return all(cell.reach is not Reach.ACCEPTED for cell in mesh.cells.values())
+
+
+class Expected(NamedTuple):
+    """A rate that a link falls short of, and where it comes from. `serious`: far below it is an error."""
+
+    bytes_per_s: float
+    source: str
+    serious: bool
+
+
+class Rates:
+    """The rates of a mesh, held against what can be expected of them."""
+
+    def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._interfaces = _in_use(seen)
+        self._seen = seen
+        between = {link: cell for link, cell in mesh.cells.items() if link not in mesh.inside}
+        self._usual = usual_rate(between)
+        self.short = {link: short for link in between if (short := self._short(link)) is not None}
+        self.lossy = mesh.links(self._loses)
+
+    def _short(self, link: Link) -> Expected | None:
+        """The first expectation that the link falls short of; one of 0 is none."""
+        rate, ratio = self._mesh.cells[link].bytes_per_s, self._seen.number("slow_ratio")
+        wanted, least = self._seen.number("expected_bytes_per_s"), self._seen.number("least_bytes_per_s")
+        if rate is None:
+            return None
+        if rate * ratio < wanted:
+            return Expected(wanted, "as --set RDZ004.expected_bytes_per_s expects", True)
+        if self._usual and rate * ratio < self._usual and self._beyond_noise(rate, self._usual):
+            two = len(self._mesh.names) == 2
+            source = "what the other direction reaches" if two else "what most hosts reach on their best way"
+            return Expected(self._usual, source, True)
+        for possible, name in self._nominal(link):
+            if rate * self._seen.number("very_slow_ratio") < possible:
+                return Expected(possible, f"what {name} can carry", False)
+        return Expected(least, "the least that a job should have", False) if rate < least else None
+
+    def _nominal(self, link: Link) -> Iterator[tuple[float, str]]:
+        """What the interfaces at both ends can carry, as far as they say."""
+        ends = [(self._mesh.names[end], self._interfaces.get(end)) for end in link]
+        known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
+        if known:
+            slowest, whose = min(known)
+            yield min(slowest, _ONE_CONNECTION_BYTES_PER_S), whose
+
+    def _beyond_noise(self, rate: float, usual: float) -> bool:
+        """On a busy host a process may have to wait for a core; that is no matter of the network."""
+        return LARGE / rate - LARGE / usual > self._seen.number("noise_seconds")
+
+    def _loses(self, cell: Cell) -> bool:
+        """Were segments lost in every repetition?"""
+        share = lost_share(cell)
+        some = (cell.retransmitted or 0) >= self._seen.number("lost_segments")
+        return share is not None and share > self._seen.number("lost_share") and some
+
+
+def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
+    """Links that fall short of what is expected."""
+    rated = mesh.links(lambda cell: cell.bytes_per_s is not None) - mesh.inside
+    for subject in mesh.subjects(rates.short.keys(), rated):
+        rate = median_rate(subject.cells.values())
+        expected = max(rates.short[link] for link in subject.cells)
+        very = expected.serious and rate * seen.number("very_slow_ratio") < expected.bytes_per_s
+        lost = median(lost_share(cell) or 0.0 for cell in subject.cells.values())
+        again = f"; {100 * lost:.2g} % of the segments had to be sent again" if lost > seen.number("lost_share") else ""
+        yield seen.finding(
+            "slow",
+            f"slow network {subject.where}: {rate_text(rate)}",
+            f"{rate_text(rate)} {subject.where} (median of {len(subject.cells)}), and "
+            f"{rate_text(expected.bytes_per_s)} is {expected.source}{again}. {subject.doubt}".strip(),
+            severity=Severity.ERROR if very else Severity.WARNING,
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={
+                "bytes_per_s": rate,
+                "expected_bytes_per_s": expected.bytes_per_s,
+                "source": expected.source,
+                "lost_share": lost,
+            },
+            fix=_fix(subject),
+        )
+
+
+def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
+    """Links that lose packets, and are not slow already."""
+    counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
+    for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
+        share = max(lost_share(cell) or 0.0 for cell in subject.cells.values())
+        yield seen.finding(
+            "loss",
+            f"packets are lost {subject.where}",
+            f"{100 * share:.2g} % of the segments {subject.where} had to be sent again, in every repetition. "
+            f"{subject.doubt}".strip(),
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={"lost_share": share, "bytes_per_s": median_rate(subject.cells.values())},
+            fix=_fix(subject),
+        )
+
+
+def _fix(subject: Subject) -> str:
+    return _ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes)
+
+
+def _ports(seen: Seen[Data]) -> str:
+    """The ports that a job would use."""
+    if seen.options.port_range:
+        return seen.options.port_range
+    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
+    return f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
+
+
+def _in_use(seen: Seen[Data]) -> dict[int, Interface]:
+    """The interface that each host's connections went out of."""
+    return {rank: data.interfaces[0] for rank, data in seen.by_rank.items() if data.interfaces}

@@ -1,1 +1,0 @@
-"""RDZ006: the shared directory."""

@@ -1,1 +1,0 @@
-"""RUN003: trials that did not end by themselves."""

@@ -1,1 +1,0 @@
-"""TRN003: one step of DistributedDataParallel."""
