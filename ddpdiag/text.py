@@ -36,6 +36,11 @@ def times_text(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Such as "1 host" or "3 hosts"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _text(value: float, units: Sequence[tuple[float, str]]) -> str:
     if not math.isfinite(value):
         return str(value)

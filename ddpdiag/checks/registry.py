@@ -16,7 +16,7 @@ MODULES = {
     "LCH001": "launch.ranks",
     "LCH002": "launch.variables",
     "LCH003": "launch.versions",
-    "LCH004": "launch.slurm_step.check",
+    "LCH004": "launch.slurm_step",
     "HST001": "host.cores",
     "HST002": "host.memory",
     "HST003": "host.shared_memory",
