@@ -20,10 +20,10 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, finding_of, usual
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
 
@@ -43,15 +43,17 @@ FINDINGS = {
 }
 
 # nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
-_HARDWARE = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
 _SOFTWARE_THERMAL = 0x20
-_HEAT = 0x8 | 0x20 | 0x40
+HARMFUL = {
+    0x8: "hardware slowdown",
+    _SOFTWARE_THERMAL: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    cards = cards_of(met)
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card in cards:
         for fault in (*_slowed(card), *_close(seen, card)):
             yield finding_of(seen, card, fault)
@@ -63,7 +65,7 @@ def _slowed(card: Card) -> Iterator[Fault]:
     clocks = card.health.clocks
     events = clocks.events or 0
     evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
-    if harmful := [name for bit, name in _HARDWARE.items() if events & bit]:
+    if harmful := [name for bit, name in HARMFUL.items() if events & bit & ~_SOFTWARE_THERMAL]:
         yield Fault(
             "slowdown",
             # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
@@ -144,17 +146,12 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
     )
 
 
-CHECK = Check(
+CHECK = health_check(
     "GPU005",
     "gpu-clocks",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
-    ground=memory_errors.ground,
+    __doc__,
+    FINDINGS,
+    judge,
     settings={
         # gpud's comment on its own limit: 10 C tells before the slowdown comes.
         "margin_celsius": 10,

@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, by_model, cards_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, by_model
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.run.joined import Nothing
@@ -60,11 +60,9 @@ _ECC = Trait("ecc", "ECC mode", "Set it alike with `nvidia-smi -e 1`, and reset 
 _PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
+def judge(seen: Seen[Nothing], all_cards: Sequence[Card]) -> Iterator[Finding]:
     told = len({row.driver for row in seen.of(versions.CHECK).by_rank.values()}) > 1
-    for model, cards in by_model(cards_of(met)):
+    for model, cards in by_model(all_cards):
         for trait, values in (
             (_DRIVER, [None if told else card.driver for card in cards]),
             (_MAKERS if "GeForce" in model else _VBIOS, [card.health.vbios for card in cards]),
@@ -107,15 +105,4 @@ def _unlike(
     )
 
 
-CHECK = Check(
-    "GPU009",
-    "gpus-alike",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
-    ground=memory_errors.ground,
-)
+CHECK = health_check("GPU009", "gpus-alike", __doc__, FINDINGS, judge)

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity

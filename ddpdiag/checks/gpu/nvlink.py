@@ -19,13 +19,15 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Pair, by_model, finding_of, risen, usual
+from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu.links import NvLink
 
 FINDINGS = {
     "down": Explained(
@@ -43,14 +45,8 @@ FINDINGS = {
     ),
 }
 
-# nvml.h, nvmlGpuFabricState_t: the GPU has joined an NVSwitch fabric.
-_JOINED = 3
 
-
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    cards = cards_of(met)
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for _, own in by_model(cards):
         yield from _missing(seen, own)
     for card in cards:
@@ -64,7 +60,7 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     told = [card for card in whole if card.health.nvlinks]
     yield from _silent(seen, [card for card in whole if not card.health.nvlinks], len(told))
     up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
-    switched = 2 * sum(card.health.fabric.state == _JOINED for card in told) > len(told)
+    switched = 2 * sum(card.health.fabric.state == JOINED for card in told) > len(told)
     counts = Counter(number for own in up.values() for number in own)
     common = {number for number, count in counts.items() if 2 * count > len(up)}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
@@ -79,11 +75,8 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
 def _silent(seen: Seen[Nothing], silent: Sequence[Card], told: int) -> Iterator[Finding]:
     """GPUs that do not even tell the links' state, where most of their model do."""
     for card in silent if told > len(silent) else ():
-        title, said = (
-            "a GPU tells nothing of its NVLinks",
-            f"no state of any link is told; {told} others of its model do",
-        )
-        yield finding_of(seen, card, Fault("untold", title, said, Action.MONITOR))
+        said = f"no state of any link is told; {told} others of its model do"
+        yield finding_of(seen, card, Fault("untold", "a GPU tells nothing of its NVLinks", said, Action.MONITOR))
 
 
 def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
@@ -97,12 +90,11 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     without = [
         card for card, own in up.items() if any(not link.up and link.number in odd for link in card.health.nvlinks)
     ]
-    links = ", ".join(map(str, sorted(odd)))
     yield seen.finding(
         "uneven",
         "NVLinks are up on some GPUs and down on others of the same model",
-        f"{without[0].health.name}: {'link' if len(odd) == 1 else 'links'} {links} down on {len(without)} of {len(up)} "
-        f"GPUs ({names_text([card.label for card in without], 4)}); no majority says which is right.",
+        f"{without[0].health.name}: {_numbers_text(sorted(odd))} down on {len(without)} of {len(up)} GPUs "
+        f"({names_text([card.label for card in without], 4)}); no majority says which is right.",
         evidence={
             "links": [*sorted(odd)],
             "down_on": [card.health.uuid for card in without],
@@ -115,14 +107,13 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
 
 def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) -> Fault:
     """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
-    which, count = ", ".join(map(str, missing)), sum(link.up for link in card.health.nvlinks)
+    count = sum(link.up for link in card.health.nvlinks)
     # Drivers tell of a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
     fixed = switched or "SXM" in (card.health.name or "")
     return Fault(
         "down",
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
-        f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
-        "model have them up",
+        f"{_numbers_text(missing)} down, {count} of {expected} links up; most GPUs of that model have them up",
         Action.RESET if fixed else Action.MONITOR,
         "If they stay down, isolate the host and have the links looked at."
         if fixed
@@ -153,17 +144,64 @@ def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     )
 
 
-CHECK = Check(
+def changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
+    """Links that went down during the run, had to recover or send again, or whose CRC found errors; for GPU010."""
+    before = {link.number: link for link in pair.before.nvlinks}
+    pairs = [(before[link.number], link) for link in pair.after.nvlinks if link.number in before]
+    if down := [new.number for old, new in pairs if old.up and not new.up]:
+        yield Fault(
+            "nvlink-down",
+            "an NVLink of a GPU went down during the run",
+            f"{_numbers_text(down)} up at the beginning and down at the end{pair.span}",
+            Action.RESET,
+            severity=Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING,
+            evidence={"links": list(down), "seconds": pair.seconds},
+        )
+    if errors := {new.number: text for old, new in pairs if (text := _deltas_text(old, new))}:
+        yield Fault(
+            "nvlink-errors",
+            "an NVLink of a GPU had errors during the run",
+            f"{'; '.join(f'link {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
+            Action.MONITOR,
+            "If they come back, reset all GPUs of the host, then run the field diagnostic.",
+            {"links": list(errors), "seconds": pair.seconds},
+        )
+    deltas = {new.number: delta for old, new in pairs if (delta := risen(old.crc_errors, new.crc_errors))}
+    if deltas:
+        worst = max(deltas, key=lambda number: deltas[number])
+        # One second at least, since a single event has no rate.
+        per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)
+        yield Fault(
+            "nvlink-crc",
+            "CRC found errors on an NVLink during the run",
+            f"CRC errors rose on {_numbers_text(sorted(deltas))}, by {deltas[worst]} on link {worst}{pair.span}; they "
+            f"were sent again, and at most {most_crc_per_second:g} a second are expected",
+            Action.MONITOR,
+            severity=Severity.WARNING if per_second > most_crc_per_second else Severity.NOTE,
+            evidence={
+                "links": [*sorted(deltas)],
+                "rises": [deltas[number] for number in sorted(deltas)],
+                "seconds": pair.seconds,
+            },
+        )
+
+
+def _deltas_text(old: NvLink, new: NvLink) -> str:
+    counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in counts if risen(before, after))
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    """Such as "link 3" or "links 3, 4"."""
+    return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
+
+
+CHECK = health_check(
     "GPU006",
     "nvlink",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
-    ground=memory_errors.ground,
+    __doc__,
+    FINDINGS,
+    judge,
     settings={
         # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
         "link_errors": 0,

@@ -15,12 +15,13 @@ Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-mana
 (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetGpuFabricInfoV; CUDA runtime API, cudaErrorSystemNotReady (802).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Broken
@@ -76,12 +77,10 @@ _HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
 _SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is limited"}
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     rows = seen.of(devices.CHECK).by_rank.values()
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
-    for card in cards_of(met):
+    for card in cards:
         for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card), *_recovery(card)):
             yield finding_of(seen, card, fault)
 
@@ -167,15 +166,4 @@ def _recovery(card: Card) -> Iterator[Fault]:
         yield Fault("lost", title, said, Action.REBOOT, "Isolate the host if it happens again.")
 
 
-CHECK = Check(
-    "GPU007",
-    "fabric",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
-    ground=memory_errors.ground,
-)
+CHECK = health_check("GPU007", "fabric", __doc__, FINDINGS, judge)

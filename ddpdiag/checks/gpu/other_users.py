@@ -15,12 +15,12 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetComp
 nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-user-guide).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
@@ -49,10 +49,8 @@ _EXCLUSIVE = (1, 3)
 _CONTEXT_BYTES = 96 * MIB
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    for card in cards_of(met):
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    for card in cards:
         for fault in (*_in_use(seen, card), *_mode(card), *_cut(card, alone=seen.world.size == 1)):
             yield finding_of(seen, card, fault)
 
@@ -86,10 +84,10 @@ def _holders(card: Card) -> str:
 
 def _mode(card: Card) -> Iterator[Fault]:
     mode, index = card.health.compute_mode, card.health.index
-    hint = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
+    advice = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
-        yield Fault("prohibited", title, said, Action.NONE, hint, {"compute_mode": mode})
+        yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
         taken, crowded = bool(card.health.processes), len(card.takers) > 1
         yield Fault(
@@ -98,7 +96,7 @@ def _mode(card: Card) -> Iterator[Fault]:
             "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
             f"compute mode 'exclusive process', {_consequence(card)}",
             Action.NONE,
-            hint,
+            advice,
             {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
             severity=Severity.WARNING if taken or crowded else Severity.NOTE,
         )
@@ -127,17 +125,12 @@ def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
         )
 
 
-CHECK = Check(
+CHECK = health_check(
     "GPU008",
     "gpu-users",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
-    ground=memory_errors.ground,
+    __doc__,
+    FINDINGS,
+    judge,
     settings={
         # GCM's limit: an idle driver holds a few MiB.
         "used_mib": 15,

@@ -17,12 +17,12 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurr
 (current_link_width, max_link_width); PCI Express base specification, link training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, nothing_planned
+from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Scalar, Severity
 
@@ -37,10 +37,8 @@ FINDINGS = {
 }
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    for _, own in by_model(cards_of(met)):
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    for _, own in by_model(cards):
         # Where all of several are alike it is the board's design (clouds give an L4 8 of its 16 lanes).
         alike = len(own) > 1 and len({card.health.pcie.width for card in own}) == 1
         for card in own:
@@ -99,16 +97,11 @@ def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:
     return {name: min(values) for name, values in known.items() if values}
 
 
-CHECK = Check(
+CHECK = memory_errors.health_check(
     "GPU004",
     "pcie-link",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    plan=nothing_planned,
-    ground=memory_errors.ground,
+    __doc__,
+    FINDINGS,
+    judge,
     figures=figures,
 )

@@ -7,9 +7,8 @@ name the probable cause.
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu import memory_errors, nvswitch
+from ddpdiag.checks.gpu import memory_errors, nvswitch, present
 from ddpdiag.checks.gpu.cards import cards_of
-from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.p2p.paths.data import Data, Pair, PathView, gpus_of, pairs_text, path_views
 from ddpdiag.checks.p2p.paths.obstacles import addresses, hides_acs, redirecting, translated
 from ddpdiag.checks.p2p.paths.pairs import said_of_pairs

@@ -17,17 +17,19 @@ Sources: NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors); fabric manager u
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, todo
-from ddpdiag.checks.gpu.driver_log.xids import Kind, Meaning, meaning_of
+from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
-from ddpdiag.model import Finding, Scalar, Severity, Trial
+from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.health import Look
 from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
@@ -54,7 +56,87 @@ _HOUR_SECONDS = 3600
 _READ_SECONDS = 0.5
 
 
-class Said(NamedTuple):
+class Kind(Enum):
+    """Whose fault it is: the GPU's (or its link's), a program's, nobody's; or it is open what it means for a job."""
+
+    DEVICE = "device"
+    PROGRAM = "program"
+    HARMLESS = "harmless"
+    OPEN = "open"
+
+
+class Meaning(NamedTuple):
+    """What a number means."""
+
+    kind: Kind
+    action: Action
+    text: str
+
+
+# Meanings after NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, catalogue of driver 590); actions after its
+# resolution buckets, as AWS's and Azure's health checks sort them. A number that is not here is told with its own text.
+_TEXTS = {
+    (Kind.DEVICE, Action.ISOLATE): {54: "auxiliary power is not connected to the board"},
+    (Kind.DEVICE, Action.REBOOT): {
+        79: "the GPU has fallen off the bus",
+        151: "key rotation error",
+        168: "errors in write-protected memory",
+    },
+    (Kind.DEVICE, Action.RESET): {
+        46: "the GPU stopped processing",
+        48: "uncorrectable (double bit) ECC error",
+        62: "its micro-controller halted",
+        64: "a bad row or page could not be replaced",
+        95: "uncontained memory error",
+        109: "context switch timed out",
+        110: "security fault",
+        119: "its GSP firmware did not answer in time",
+        120: "error in its GSP firmware",
+        136: "training of a link failed",
+        140: "uncorrected ECC error that got away",
+        143: "initialization failed",
+        155: "an NVLink went down",
+        156: "a part of it was retired",
+        158: "fatal timeout",
+    },
+    # Reset or monitor: at one end of a link it may be the other end's fault.
+    (Kind.DEVICE, Action.MONITOR): {
+        74: "NVLink error",
+        **{
+            code: f"NVLink error ({part})"
+            for code, part in enumerate(("SAW", "RLW", "TLW", "TREX", "NVLPW_CTRL", "NETIR", "MSE"), 144)
+        },
+    },
+    (Kind.PROGRAM, Action.NONE): {
+        8: "a program stopped",
+        13: "exception of a program on the GPU",
+        25: "invalid commands of a program",
+        31: "page fault of a program on the GPU",
+        32: "corrupted commands of a program",
+        69: "invalid call of a program",
+        94: "memory error contained to one program",
+        137: "access of a program over NVLink that is not allowed",
+        **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "error of a copy engine"),
+    },
+    (Kind.HARMLESS, Action.NONE): {
+        **dict.fromkeys((37, 38), "error of the driver's firmware"),
+        43: "a program stopped after a fault of its own",
+        44: "fault during a context switch",
+        # A SIGKILL is enough, so that a deadline of our own leaves one.
+        45: "a program was ended while it used the GPU",
+        63: "a bad row or page was marked for replacement",
+        **dict.fromkeys((66, 67), "illegal access by the driver"),
+        92: "many correctable ECC errors",
+        **dict.fromkeys((106, 107), "test message"),
+        121: "corrected errors on the link to the CPU",
+    },
+}
+XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
+_RECOVERY = 154
+_CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
+
+
+class XidGroup(NamedTuple):
     """The lines of one device and one number within the window, the newest one, and how many came during the run."""
 
     newest: Xid
@@ -88,42 +170,44 @@ def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
 def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
     unread: dict[str, str] = {}
     looks = {host.ranks: tuple(found.values()) for host, found in answers_by_host(seen.of(memory_errors.CHECK))}
-    cards = _cards(seen)
+    cards: dict[tuple[int, ...], list[Card]] = defaultdict(list)
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        cards[card.host.ranks].append(card)
     for host, answers in answers_by_host(seen):
         log = next(iter(answers.values()))
         if log.error is not None:
             unread[host.name] = log.error
-            continue
-        own = cards.get(host.ranks, ())
-        elsewhere: list[str] = []
-        for said in _said(log, _start(looks.get(host.ranks, ())), seen.number("window_hours") * _HOUR_SECONDS):
-            card = next((card for card in own if _is_at(card, said.newest)), None)
-            if (
-                card is None
-                and not said.newest.switch
-                and _is_elsewhere(host, own, looks.get(host.ranks, ()), said.newest)
-            ):
-                elsewhere.append(f"{said.newest.pci}: {said.text}")
-            else:
-                yield _finding(seen, host, card, said)
-        yield from _elsewhere(seen, host, elsewhere)
-    yield from _unread(seen, unread)
+        else:
+            yield from _of_host(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
+    if unread:
+        yield _unread(seen, unread)
 
 
-def _start(looks: Collection[Look]) -> int | None:
-    """The newest line of a host when GPU003 asked its GPUs."""
-    return min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
+def _of_host(
+    seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
+) -> Iterator[Finding]:
+    elsewhere: list[str] = []
+    # The newest line of the host when GPU003 asked its GPUs.
+    start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
+    for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
+        xid = group.newest
+        card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
+        if card is None and not xid.switch and _is_elsewhere(host, cards, looks, xid):
+            elsewhere.append(f"{xid.pci}: {group.text}")
+        else:
+            yield _finding(seen, host, card, group)
+    if elsewhere:
+        yield seen.finding(
+            "elsewhere",
+            "the kernel log speaks of GPUs that are not this job's",
+            f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs is this job's.",
+            nodes=(host.name,),
+            evidence={"lines": list(elsewhere[:16])},
+        )
 
 
-def _cards(seen: Seen[KernelLog]) -> Mapping[tuple[int, ...], Sequence[Card]]:
-    cards: dict[tuple[int, ...], list[Card]] = defaultdict(list)
-    for card in cards_of(seen.of(memory_errors.CHECK)):
-        cards[card.host.ranks].append(card)
-    return cards
-
-
-def _said(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[Said]:
-    """What was said within the window; without a start, nothing is known to be of the run."""
+def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
+    """What was logged within the window; without a start, nothing is known to be of the run."""
     groups: dict[tuple[str, int], list[Xid]] = defaultdict(list)
     for xid in log.xids:
         if log.now_seconds - xid.seconds <= window_seconds:
@@ -131,18 +215,14 @@ def _said(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[
     for xids in groups.values():
         newest = max(xids, key=lambda xid: xid.line)
         recent = sum(start is not None and xid.line > start for xid in xids)
-        yield Said(newest, len(xids), recent, max(0.0, log.now_seconds - newest.seconds))
+        yield XidGroup(newest, len(xids), recent, max(0.0, log.now_seconds - newest.seconds))
 
 
-def _is_at(card: Card, xid: Xid) -> bool:
-    return (card.health.pci or "").rpartition(".")[0] == xid.pci
-
-
-def _is_elsewhere(host: Host, own: Sequence[Card], looks: Collection[Look], xid: Xid) -> bool:
+def _is_elsewhere(host: Host, cards: Sequence[Card], looks: Collection[Look], xid: Xid) -> bool:
     """Is it another GPU than the job's? Where GPUs of the job are not known, it may be one of them."""
     listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
     lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
-    return xid.pci in listed or (bool(own) and not lost and len(own) >= host.gpus)
+    return xid.pci in listed or (bool(cards) and not lost and len(cards) >= host.gpus)
 
 
 def _severity(meaning: Meaning, *, recent: bool) -> Severity:
@@ -159,17 +239,23 @@ def _severity(meaning: Meaning, *, recent: bool) -> Severity:
             return Severity.ERROR if recent or lasting else Severity.WARNING
 
 
-def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, said: Said) -> Finding:
-    xid = said.newest
+def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
+    xid = group.newest
     meaning = meaning_of(xid, card.health.name if card else None)
     fault = Fault(
         "sxid" if xid.switch else "xid",
         f"{'NVSwitch error in the kernel log' if xid.switch else f'Xid {xid.code} in the kernel log'}: {meaning.text}",
-        f"{said.text}: {meaning.text}",
+        f"{group.text}: {meaning.text}",
         meaning.action,
-        _hint(meaning, recent=bool(said.recent)),
-        _evidence(said),
-        severity=_severity(meaning, recent=bool(said.recent)),
+        _advice(meaning, recent=bool(group.recent)),
+        {
+            "xid": xid.code,
+            "text": xid.text,
+            "count": group.times,
+            "count_during_run": group.recent,
+            "age_seconds": round(group.age_seconds),
+        },
+        severity=_severity(meaning, recent=bool(group.recent)),
     )
     if card is not None:
         return finding_of(seen, card, fault)
@@ -181,11 +267,11 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, said: Said) -
         severity=fault.severity,
         nodes=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
-        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), fault.hint])),
+        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), fault.advice])),
     )
 
 
-def _hint(meaning: Meaning, *, recent: bool) -> str:
+def _advice(meaning: Meaning, *, recent: bool) -> str:
     match meaning.kind:
         case Kind.PROGRAM:
             return "Run it under compute-sanitizer; on a GPU where it comes back with every program, the GPU is sick."
@@ -197,40 +283,17 @@ def _hint(meaning: Meaning, *, recent: bool) -> str:
             return ""
 
 
-def _evidence(said: Said) -> dict[str, Scalar | list[Scalar]]:
-    return {
-        "xid": said.newest.code,
-        "text": said.newest.text,
-        "count": said.times,
-        "count_during_run": said.recent,
-        "age_seconds": round(said.age_seconds),
-    }
-
-
 def _age(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * _HOUR_SECONDS else f"{seconds / _HOUR_SECONDS:.0f} h"
 
 
-def _elsewhere(seen: Seen[KernelLog], host: Host, lines: Sequence[str]) -> Iterator[Finding]:
-    if lines:
-        yield seen.finding(
-            "elsewhere",
-            "the kernel log speaks of GPUs that are not this job's",
-            f"{host.name}: {names_text(lines, 4)}. None of these GPUs is this job's.",
-            nodes=(host.name,),
-            evidence={"lines": list(lines[:16])},
-        )
-
-
-def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Iterator[Finding]:
+def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
     """Closed to users on most clusters: only who asked for this very check is left without an answer by it."""
-    if not errors:
-        return
     asked = seen.check.code in seen.options.select
     name, error = next(iter(errors.items()))
-    yield seen.finding(
+    return seen.finding(
         "unreadable" if asked else "unread",
         "the kernel log cannot be read",
         f"{names_text(list(errors))}: the kernel's log cannot be read ({error}{f', {name}' if len(errors) > 1 else ''})"
@@ -239,6 +302,32 @@ def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Iterator[Findin
         evidence={"error": error},
         fix="Read it as root: `dmesg | grep -i xid`.",
     )
+
+
+def meaning_of(xid: Xid, model: str | None) -> Meaning:
+    """What a line asks for on a GPU of that model."""
+    if xid.switch:
+        # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
+        if xid.text.startswith("Fatal"):
+            return Meaning(Kind.DEVICE, Action.RESET, "fatal error of an NVSwitch")
+        return Meaning(Kind.OPEN, Action.MONITOR, "error of an NVSwitch that is not fatal")
+    if xid.code == _RECOVERY:
+        return _recovery(xid)
+    if xid.code == 64 and "A100" in (model or ""):
+        # AWS: the row remapper of an A100 needs the reboot.
+        return XIDS[64]._replace(action=Action.REBOOT)
+    return XIDS.get(xid.code, Meaning(Kind.OPEN, Action.MONITOR, "a number that this version does not know"))
+
+
+def _recovery(xid: Xid) -> Meaning:
+    """Xid 154 says by itself what the driver asks for; the number counts, since drivers word it differently."""
+    found = _CHANGED.search(xid.text)
+    if found is None:
+        return Meaning(Kind.OPEN, Action.MONITOR, "the recovery action changed")
+    wanted = int(found[1], 16)
+    if wanted == 0:
+        return Meaning(Kind.HARMLESS, Action.NONE, "the driver asks for no recovery any more")
+    return Meaning(Kind.DEVICE, recovery_of(wanted)[1], f"the driver asks for a recovery: {found[2]}")
 
 
 CHECK = Check(
@@ -252,7 +341,7 @@ CHECK = Check(
     judge=judge,
     data=KernelLog,
     plan=plan,
-    ground=memory_errors.ground,
+    ground=devices.ground,
     last=lambda seen: _READ_SECONDS,
     settings={
         # Azure's window; a GPU that failed yesterday may have been mended since.
