@@ -22,7 +22,7 @@ MODULES = {
     "HST003": "host.shared_memory",
     "HST004": "host.limits",
     "HST005": "host.alone",
-    "HST006": "host.network_ports.check",
+    "HST006": "host.network_ports",
     "GPU001": "gpu.present",
     "GPU002": "gpu.devices",
     "GPU003": "gpu.memory_errors",
