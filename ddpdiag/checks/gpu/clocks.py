@@ -87,33 +87,28 @@ def _slowed(card: Card) -> Iterator[Fault]:
 
 
 def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    clocks, least = card.health.clocks, seen.number("margin_celsius")
+    clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
     # A slowdown for heat says it already.
-    if clocks.margin_celsius is None or (clocks.events or 0) & _HEAT or clocks.margin_celsius > least:
-        return
-    yield Fault(
-        "margin",
-        "a GPU is hot before the job starts",
-        f"{_distance(clocks.celsius, clocks.margin_celsius)}; more than {least:g} C below it expected without load",
-        Action.MONITOR,
-        "Look at fans and coolant.",
-        {"celsius": clocks.celsius, "margin_celsius": clocks.margin_celsius},
-    )
-
-
-def _distance(celsius: int | None, margin: int) -> str:
-    """Such as "84 C, 3 C below its slowdown temperature"."""
-    where = f"{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature"
-    return where if celsius is None else f"{celsius} C, {where}"
+    if margin is not None and margin <= least and not (clocks.events or 0) & _HEAT:
+        hot = "" if clocks.celsius is None else f"{clocks.celsius} C, "
+        yield Fault(
+            "margin",
+            "a GPU is hot before the job starts",
+            f"{hot}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature; more than {least:g} "
+            "C below it expected without load",
+            Action.MONITOR,
+            "Look at fans and coolant.",
+            {"celsius": clocks.celsius, "margin_celsius": margin},
+        )
 
 
 def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator[Finding]:
-    limits = {card: card.health.clocks.power_limit_watts for card in cards}
-    most = usual([limit for limit in limits.values() if limit is not None])
+    limits = {card: limit for card in cards if (limit := card.health.clocks.power_limit_watts) is not None}
+    most = usual([*limits.values()])
     if most is None:
         return
     for card, limit in limits.items():
-        if limit is not None and limit < most:
+        if limit < most:
             yield finding_of(seen, card, _lower(card, limit, most))
     default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
     if default is not None and most < default:
@@ -132,8 +127,8 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
     evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
     if default is not None and limit >= default:
         # Makers of consumer cards sell one model with several limits.
-        title, said = "a GPU is made for less power than others", f"power limit {limit:g} W, as its maker set it"
-        said += f"; others of that model have {most:g} W"
+        said = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W"
+        title = "a GPU is made for less power than others"
         return Fault("power-limit", title, said, Action.NONE, severity=Severity.NOTE, evidence=evidence)
     return Fault(
         "power-limit",
@@ -146,14 +141,5 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
     )
 
 
-CHECK = health_check(
-    "GPU005",
-    "gpu-clocks",
-    __doc__,
-    FINDINGS,
-    judge,
-    settings={
-        # gpud's comment on its own limit: 10 C tells before the slowdown comes.
-        "margin_celsius": 10,
-    },
-)
+# gpud's comment on its own limit: 10 C tells before the slowdown comes.
+CHECK = health_check("GPU005", "gpu-clocks", __doc__, FINDINGS, judge, settings={"margin_celsius": 10})

@@ -58,7 +58,11 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     # MIG takes the links down.
     whole = [card for card in cards if not card.health.mig]
     told = [card for card in whole if card.health.nvlinks]
-    yield from _silent(seen, [card for card in whole if not card.health.nvlinks], len(told))
+    # GPUs that do not even tell the links' state, where most of their model do.
+    for card in whole if 2 * len(told) > len(whole) else ():
+        if not card.health.nvlinks:
+            said = f"no state of any link is told; {len(told)} others of its model do"
+            yield finding_of(seen, card, Fault("untold", "a GPU tells nothing of its NVLinks", said, Action.MONITOR))
     up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
     switched = 2 * sum(card.health.fabric.state == JOINED for card in told) > len(told)
     counts = Counter(number for own in up.values() for number in own)
@@ -72,13 +76,6 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     yield from _uneven(seen, up, switched=switched)
 
 
-def _silent(seen: Seen[Nothing], silent: Sequence[Card], told: int) -> Iterator[Finding]:
-    """GPUs that do not even tell the links' state, where most of their model do."""
-    for card in silent if told > len(silent) else ():
-        said = f"no state of any link is told; {told} others of its model do"
-        yield finding_of(seen, card, Fault("untold", "a GPU tells nothing of its NVLinks", said, Action.MONITOR))
-
-
 def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
     """Links that only half of the GPUs have up (behind switches: or fewer); no majority says who is wrong."""
     counts = Counter(number for own in up.values() for number in own)
@@ -87,9 +84,7 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     # As many links on every GPU: bridges on other numbers.
     if not odd or len({len(own) for own in up.values()}) == 1:
         return
-    without = [
-        card for card, own in up.items() if any(not link.up and link.number in odd for link in card.health.nvlinks)
-    ]
+    without = [card for card in up if any(not link.up and link.number in odd for link in card.health.nvlinks)]
     yield seen.finding(
         "uneven",
         "NVLinks are up on some GPUs and down on others of the same model",
@@ -125,23 +120,21 @@ def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) 
 
 def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     most = seen.number("link_errors")
-    flawed = [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]
-    if not flawed:
-        return
-    shown = [f"link {link.number}: {link.replays or 0} replays, {link.recoveries or 0} recoveries" for link in flawed]
-    yield Fault(
-        "errors",
-        "an NVLink of a GPU had errors",
-        f"{'; '.join(shown)} since the driver was loaded; at most {most:g} expected",
-        Action.MONITOR,
-        f"Isolate {card.host.name} if they rise.",
-        {
-            "links": [link.number for link in flawed],
-            "replays": [link.replays for link in flawed],
-            "recoveries": [link.recoveries for link in flawed],
-            "crc_errors": [link.crc_errors for link in flawed],
-        },
-    )
+    if flawed := [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]:
+        lines = [f"link {own.number}: {own.replays or 0} replays, {own.recoveries or 0} recoveries" for own in flawed]
+        yield Fault(
+            "errors",
+            "an NVLink of a GPU had errors",
+            f"{'; '.join(lines)} since the driver was loaded; at most {most:g} expected",
+            Action.MONITOR,
+            f"Isolate {card.host.name} if they rise.",
+            {
+                "links": [link.number for link in flawed],
+                "replays": [link.replays for link in flawed],
+                "recoveries": [link.recoveries for link in flawed],
+                "crc_errors": [link.crc_errors for link in flawed],
+            },
+        )
 
 
 def changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
@@ -196,14 +189,5 @@ def _numbers_text(numbers: Sequence[int]) -> str:
     return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
 
 
-CHECK = health_check(
-    "GPU006",
-    "nvlink",
-    __doc__,
-    FINDINGS,
-    judge,
-    settings={
-        # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
-        "link_errors": 0,
-    },
-)
+# GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
+CHECK = health_check("GPU006", "nvlink", __doc__, FINDINGS, judge, settings={"link_errors": 0})

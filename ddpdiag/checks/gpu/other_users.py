@@ -51,7 +51,7 @@ _CONTEXT_BYTES = 96 * MIB
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card in cards:
-        for fault in (*_in_use(seen, card), *_mode(card), *_cut(card, alone=seen.world.size == 1)):
+        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(card, alone=seen.world.size == 1)):
             yield finding_of(seen, card, fault)
 
 
@@ -83,34 +83,31 @@ def _holders(card: Card) -> str:
 
 
 def _mode(card: Card) -> Iterator[Fault]:
-    mode, index = card.health.compute_mode, card.health.index
-    advice = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
+    mode, processes = card.health.compute_mode, card.health.processes or ()
+    advice = f"Set the mode with `nvidia-smi -i {card.health.index} -c DEFAULT` on {card.host.name}."
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
         yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
-        taken, crowded = bool(card.health.processes), len(card.takers) > 1
+        then, severity = "harmless with one rank for each GPU", Severity.NOTE
+        if processes:
+            then, severity = f"and {_holders(card)} has it: a rank comes in only through MPS", Severity.WARNING
+        elif len(card.takers) > 1:
+            then = f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
+            severity = Severity.WARNING
         yield Fault(
             "exclusive",
             # The server of MPS, through which others may come, looks the same.
-            "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
-            f"compute mode 'exclusive process', {_consequence(card)}",
+            "another process has a GPU to itself" if processes else "a GPU allows one CUDA process only",
+            f"compute mode 'exclusive process', {then}",
             Action.NONE,
             advice,
-            {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
-            severity=Severity.WARNING if taken or crowded else Severity.NOTE,
+            {"compute_mode": mode, "pids": [process.pid for process in processes]},
+            severity=severity,
         )
 
 
-def _consequence(card: Card) -> str:
-    if card.health.processes:
-        return f"and {_holders(card)} has it: a rank comes in only through MPS"
-    if len(card.takers) > 1:
-        return f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
-    return "harmless with one rank for each GPU"
-
-
-def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
+def _sliced(card: Card, *, alone: bool) -> Iterator[Fault]:
     if card.health.mig:
         yield Fault(
             "mig",
@@ -125,14 +122,5 @@ def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
         )
 
 
-CHECK = health_check(
-    "GPU008",
-    "gpu-users",
-    __doc__,
-    FINDINGS,
-    judge,
-    settings={
-        # GCM's limit: an idle driver holds a few MiB.
-        "used_mib": 15,
-    },
-)
+# GCM's limit: an idle driver holds a few MiB.
+CHECK = health_check("GPU008", "gpu-users", __doc__, FINDINGS, judge, settings={"used_mib": 15})

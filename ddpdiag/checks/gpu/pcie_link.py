@@ -62,7 +62,8 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
         yield Fault(
             "narrow",
             "the PCIe link of a GPU is narrow",
-            f"PCIe x{link.width}, x{link.width_max} possible{_share(link.width, link.width_max)}",
+            f"PCIe x{link.width}, x{link.width_max} possible, so copies reach {link.width / link.width_max:.0%} "
+            "of their speed",
             Action.NONE if alike else Action.REBOOT,
             "All GPUs of that model are so; it may be meant."
             if alike
@@ -81,27 +82,15 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
         )
 
 
-def _share(width: int, most: int) -> str:
-    return f", so copies reach {width / most:.0%} of their speed"
-
-
 def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:
     """The narrowest link and the lowest generation of the GPUs, as they run now, and the best that is possible."""
     links = [card.health.pcie for card in cards_of(seen.of(memory_errors.CHECK))]
-    found = {
-        "pcie.min_width": [link.width for link in links],
-        "pcie.min_generation": [link.generation for link in links],
-        "pcie.min_generation_possible": [link.generation_max for link in links],
-    }
-    known = {name: [value for value in values if value is not None] for name, values in found.items()}
-    return {name: min(values) for name, values in known.items() if values}
+    found = (
+        ("pcie.min_width", [link.width for link in links]),
+        ("pcie.min_generation", [link.generation for link in links]),
+        ("pcie.min_generation_possible", [link.generation_max for link in links]),
+    )
+    return {name: min(known) for name, values in found if (known := [v for v in values if v is not None])}
 
 
-CHECK = memory_errors.health_check(
-    "GPU004",
-    "pcie-link",
-    __doc__,
-    FINDINGS,
-    judge,
-    figures=figures,
-)
+CHECK = memory_errors.health_check("GPU004", "pcie-link", __doc__, FINDINGS, judge, figures=figures)
