@@ -38,6 +38,16 @@ class Action(Enum):
     ISOLATE = "isolate"
 
 
+_TODO = {
+    Action.NONE: "",
+    Action.MONITOR: "Monitor it: look at `nvidia-smi -q -i {index}` on {host} again after the job.",
+    Action.RESET: "Reset it: `nvidia-smi --gpu-reset -i {index}` on {host} when nothing uses it (with NVSwitches all "
+    "GPUs of the host), or reboot.",
+    Action.REBOOT: "Reboot {host}.",
+    Action.ISOLATE: "Isolate it: leave {host} out of jobs until the GPU is repaired or replaced.",
+}
+
+
 class Card(NamedTuple):
     """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known).
 
@@ -96,7 +106,7 @@ class VisibleGpus:
     enumerated: Mapping[int, Data]
     torch: Mapping[int, devices.Data]
 
-    def to(self, host: Host, found: Sequence[Health]) -> frozenset[str] | None:
+    def usable_on(self, host: Host, found: Sequence[Health]) -> frozenset[str] | None:
         """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
 
         CUDA may leave out a GPU because it is sick, so torch is believed only where it shows as many as it should.
@@ -130,7 +140,7 @@ class VisibleGpus:
         """The GPU that the rank takes by its variable."""
         uuids = visible_uuids(row) or ()
         chosen = device_index(self.world.places[rank].local_rank, len(uuids))
-        certain = row.cuda_visible_devices is not None or len(_models(row.nvml.gpus)) == 1
+        certain = row.cuda_visible_devices is not None or not _is_mixed(row.nvml.gpus)
         return uuids[chosen] if chosen is not None and certain else None
 
 
@@ -144,22 +154,19 @@ def visible_uuids(row: Data) -> tuple[str, ...] | None:
     if value is None:
         return tuple(uuids)
     if value.startswith("MIG-"):
-        return _parent(value.partition(",")[0], gpus)
+        # A slice names its GPU in its older form ("MIG-GPU-<uuid>/<instance>/<part>"); else it is the only one that is
+        # cut.
+        older = value.partition(",")[0].removeprefix("MIG-").partition("/")[0]
+        fitting = [gpu.uuid or "" for gpu in gpus if gpu.uuid == older or (not older.startswith("GPU-") and gpu.mig)]
+        return (fitting[0],) if len(fitting) == 1 else None
     named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.name, gpu.uuid) for gpu in gpus])
-    if any(name.isdecimal() for name in named) and len(_models(gpus)) > 1:
+    if any(name.isdecimal() for name in named) and _is_mixed(gpus):
         return None
     return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)
 
 
-def _models(gpus: Sequence[Gpu]) -> set[str | None]:
-    return {gpu.name for gpu in gpus}
-
-
-def _parent(entry: str, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
-    """The GPU of a slice: named in its older form ("MIG-GPU-<uuid>/<instance>/<part>"), or the only one that is cut."""
-    older = entry.removeprefix("MIG-").partition("/")[0]
-    fitting = [gpu.uuid or "" for gpu in gpus if gpu.uuid == older or (not older.startswith("GPU-") and gpu.mig)]
-    return (fitting[0],) if len(fitting) == 1 else None
+def _is_mixed(gpus: Sequence[Gpu]) -> bool:
+    return len({gpu.name for gpu in gpus}) > 1
 
 
 def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
@@ -169,7 +176,7 @@ def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
     cards: dict[str, Card] = {}
     for host, answers in answers_by_host(seen):
         found = [(look.driver, health) for look in answers.values() for health in look.gpus if health.error is None]
-        usable = visible.to(host, [health for _, health in found])
+        usable = visible.usable_on(host, [health for _, health in found])
         for driver, health in sorted(found, key=lambda pair: pair[1].index):
             key = key_of(host.name, health)
             if usable is None or health.uuid is None or health.uuid in usable:
@@ -222,18 +229,4 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
 
 def todo(host: str, index: int | None, action: Action) -> str:
     """What to do with the GPU of that index (None: not known) on `host`, in a sentence."""
-    which = "INDEX" if index is None else str(index)
-    match action:
-        case Action.NONE:
-            return ""
-        case Action.MONITOR:
-            return f"Monitor it: look at `nvidia-smi -q -i {which}` on {host} again after the job."
-        case Action.RESET:
-            return (
-                f"Reset it: `nvidia-smi --gpu-reset -i {which}` on {host} when nothing uses it "
-                "(with NVSwitches all GPUs of the host), or reboot."
-            )
-        case Action.REBOOT:
-            return f"Reboot {host}."
-        case Action.ISOLATE:
-            return f"Isolate it: leave {host} out of jobs until the GPU is repaired or replaced."
+    return _TODO[action].format(host=host, index="INDEX" if index is None else index)

@@ -225,29 +225,32 @@ def _is_elsewhere(host: Host, cards: Sequence[Card], looks: Collection[Look], xi
     return xid.pci in listed or (bool(cards) and not lost and len(cards) >= host.gpus)
 
 
-def _severity(meaning: Meaning, *, recent: bool) -> Severity:
+def _severity_and_advice(meaning: Meaning, *, recent: bool) -> tuple[Severity, str]:
     match meaning.kind:
         case Kind.HARMLESS:
-            return Severity.NOTE
+            return Severity.NOTE, ""
         case Kind.OPEN:
-            return Severity.WARNING
+            return Severity.WARNING, "Look the number up at docs.nvidia.com/deploy/xid-errors."
         case Kind.PROGRAM:
-            return Severity.ERROR if recent else Severity.NOTE
+            advice = "Run it under compute-sanitizer; on a GPU where it comes back with every program, the GPU is sick."
+            return Severity.ERROR if recent else Severity.NOTE, advice
         case Kind.DEVICE:
             # The log begins with the boot: what a reboot mends is not mended yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
-            return Severity.ERROR if recent or lasting else Severity.WARNING
+            advice = "No need if it was reset since." if meaning.action is Action.RESET and not recent else ""
+            return Severity.ERROR if recent or lasting else Severity.WARNING, advice
 
 
 def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
     xid = group.newest
     meaning = meaning_of(xid, card.health.name if card else None)
+    severity, advice = _severity_and_advice(meaning, recent=bool(group.recent))
     fault = Fault(
         "sxid" if xid.switch else "xid",
         f"{'NVSwitch error in the kernel log' if xid.switch else f'Xid {xid.code} in the kernel log'}: {meaning.text}",
         f"{group.text}: {meaning.text}",
         meaning.action,
-        _advice(meaning, recent=bool(group.recent)),
+        advice,
         {
             "xid": xid.code,
             "text": xid.text,
@@ -255,7 +258,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
             "count_during_run": group.recent,
             "age_seconds": round(group.age_seconds),
         },
-        severity=_severity(meaning, recent=bool(group.recent)),
+        severity=severity,
     )
     if card is not None:
         return finding_of(seen, card, fault)
@@ -264,23 +267,11 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
         fault.word,
         fault.title,
         f"{host.name}, {what} (PCI {xid.pci}): {fault.said}.",
-        severity=fault.severity,
+        severity=severity,
         nodes=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
-        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), fault.advice])),
+        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), advice])),
     )
-
-
-def _advice(meaning: Meaning, *, recent: bool) -> str:
-    match meaning.kind:
-        case Kind.PROGRAM:
-            return "Run it under compute-sanitizer; on a GPU where it comes back with every program, the GPU is sick."
-        case Kind.DEVICE if meaning.action is Action.RESET and not recent:
-            return "No need if it was reset since."
-        case Kind.OPEN:
-            return "Look the number up at docs.nvidia.com/deploy/xid-errors."
-        case _:
-            return ""
 
 
 def _age(seconds: float) -> str:

@@ -10,17 +10,15 @@ host's memory (NCCL issue 1066). NCCL's own cuMem allocations may still be share
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text, ranks_text
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
 from ddpdiag.probes.gpu.visibility import named_gpus
 from ddpdiag.probes.host.sysfs import PciFunction
 from ddpdiag.text import count_text
-
-TITLE = "GPUs are there, but not shown to the job"
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -123,17 +121,14 @@ def _is_misnamed(host: HostGpus, row: Data) -> bool:
 def _misnamed(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
     row = host.answers[ranks[0]]
     named = named_gpus(row.cuda_visible_devices)
-    return seen.finding(
-        "hidden",
-        "CUDA_VISIBLE_DEVICES names GPUs that are not there",
-        f"{_there(host)}, but {_variable(host, ranks)} names {named} and shows {row.visible} of them "
-        f"to {ranks_text(ranks)}.",
-        severity=Severity.ERROR,
-        ranks=ranks,
-        evidence=_evidence(host, ranks) | {"named": named},
-        fix=f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {host.name}, or UUIDs that "
-        "`nvidia-smi -L` shows), or unset it.",
+    said = f"but {_variable(host, ranks)} names {named} and shows {row.visible} of them to {ranks_text(ranks)}"
+    fix = (
+        f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {host.name}, or UUIDs that `nvidia-smi -L` "
+        "shows), or unset it."
     )
+    finding = _hidden(seen, host, ranks, said, fix, Severity.ERROR)
+    title = "CUDA_VISIBLE_DEVICES names GPUs that are not there"
+    return structs.replace(finding, title=title, evidence=finding.evidence | {"named": named})
 
 
 def _none(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
@@ -144,28 +139,31 @@ def _none(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
     unlisted = {host.answers[rank].cuda_visible_devices for rank in ranks} == {None}
     then = "CUDA may still find them" if unlisted else "the job would take CPUs"
     why = ", although launcher or container promise some" if promised else ", while others have some" if others else ""
-    return seen.finding(
-        "hidden",
-        TITLE,
-        f"{_there(host)}, but {_variable(host, ranks)} shows none to {ranks_text(ranks)}{why}: "
-        f"no GPU was tested there, and {then}.",
-        severity=Severity.ERROR if (promised or others) and not meant else Severity.WARNING,
-        ranks=ranks,
-        evidence=_evidence(host, ranks),
-        fix=_how_to_show(host, ranks),
-    )
+    said = f"but {_variable(host, ranks)} shows none to {ranks_text(ranks)}{why}: no GPU was tested there, and {then}"
+    severity = Severity.ERROR if (promised or others) and not meant else Severity.WARNING
+    return _hidden(seen, host, ranks, said, _how_to_show(host, ranks), severity)
 
 
 def _too_few(seen: Seen[Data], host: HostGpus, severity: Severity, wanted: str) -> Finding:
-    asked = tuple(host.answers)
+    ranks = tuple(host.answers)
+    said = f"{wanted}, but {_variable(host, ranks)} shows {host.visible} to the ranks"
+    return _hidden(seen, host, ranks, said, _how_to_show(host, ranks), severity)
+
+
+def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, fix: str, severity: Severity) -> Finding:
     return seen.finding(
         "hidden",
-        TITLE,
-        f"{_there(host)}, {wanted}, but {_variable(host, asked)} shows {host.visible} to the ranks.",
+        "GPUs are there, but not shown to the job",
+        f"{host.name}: {count_text(len(host.gpus), 'GPU')} {'is' if len(host.gpus) == 1 else 'are'} there, {said}.",
         severity=severity,
-        ranks=host.ranks,
-        evidence=_evidence(host, asked),
-        fix=_how_to_show(host, asked),
+        ranks=ranks,
+        evidence={
+            "gpus": len(host.gpus),
+            "visible": host.visible,
+            "promised": host.promised,
+            "cuda_visible_devices": host.answers[ranks[0]].cuda_visible_devices,
+        },
+        fix=fix,
     )
 
 
@@ -184,10 +182,6 @@ def _how_to_show(host: HostGpus, ranks: Sequence[int]) -> str:
     return f"Unset CUDA_VISIBLE_DEVICES, or set it to {indices}, {cpus}."
 
 
-def _there(host: HostGpus) -> str:
-    return f"{host.name}: {count_text(len(host.gpus), 'GPU')} {'is' if len(host.gpus) == 1 else 'are'} there"
-
-
 def _variable(host: HostGpus, ranks: Sequence[int]) -> str:
     """The variable as the first of these ranks has it, and on which rank where they differ."""
     values = [host.answers[rank].cuda_visible_devices for rank in ranks]
@@ -200,23 +194,34 @@ def _indices(row: Data) -> str:
     return ",".join(str(gpu.index) for gpu in row.nvml.gpus)
 
 
-def _evidence(host: HostGpus, ranks: Sequence[int]) -> dict[str, Scalar | list[Scalar]]:
-    return {
-        "gpus": len(host.gpus),
-        "visible": host.visible,
-        "promised": host.promised,
-        "cuda_visible_devices": host.answers[ranks[0]].cuda_visible_devices,
-    }
-
-
 def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
     """One finding for all hosts whose device files are closed, and one for those whose variables differ."""
     apart = [host for host in hosts if len(host.answers) > 1 and not host.is_sliced]
     closed = [host for host in apart if _is_closed(host)]
     if closed:
-        yield _closed(seen, closed)
-    if masked := [host for host in apart if host not in closed and _is_masked(host)]:
-        yield _masked(seen, masked)
+        first = [(host, *next(iter(host.answers.items()))) for host in closed]
+        lines = [f"{host.name}: rank {n} sees {len(row.nvml.gpus)} of {len(host.gpus)} GPUs" for host, n, row in first]
+        yield seen.finding(
+            "isolated",
+            "the GPUs of other ranks are hidden by the container or cgroup",
+            f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, it "
+            "fails or goes through the host's memory.",
+            severity=Severity.WARNING,
+            ranks=tuple(rank for host in closed for rank in host.answers),
+            evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed[:16]]},
+            fix="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
+            "--gpu-bind=none, in place of --gpus-per-task. Else try NCCL_CUMEM_ENABLE=1.",
+        )
+    if masked := [host.name for host in apart if host not in closed and _is_masked(host)]:
+        yield seen.finding(
+            "isolated",
+            "each rank is shown one GPU of its own",
+            f"{names_text(masked)}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. NCCL still reaches the "
+            "others, since their device files are open; programs that use cuda:local_rank fail.",
+            severity=Severity.NOTE,
+            nodes=masked,
+            fix="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
+        )
 
 
 def _is_closed(host: HostGpus) -> bool:
@@ -230,33 +235,5 @@ def _is_closed(host: HostGpus) -> bool:
 
 def _is_masked(host: HostGpus) -> bool:
     """Does each rank name one GPU only, and another one than the rest?"""
-    values = [row.cuda_visible_devices for row in host.answers.values()]
-    return all(row.visible == 1 for row in host.answers.values()) and len(set(values)) == len(values)
-
-
-def _closed(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Finding:
-    first = [(host, *next(iter(host.answers.items()))) for host in hosts]
-    lines = [f"{host.name}: rank {n} sees {len(row.nvml.gpus)} of {len(host.gpus)} GPUs" for host, n, row in first]
-    return seen.finding(
-        "isolated",
-        "the GPUs of other ranks are hidden by the container or cgroup",
-        f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs "
-        "of a host: without it, it fails or goes through the host's memory.",
-        severity=Severity.WARNING,
-        ranks=tuple(rank for host in hosts for rank in host.answers),
-        evidence={"hosts": len(hosts), "gpus": [len(host.gpus) for host in hosts[:16]]},
-        fix="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
-        "--gpu-bind=none, in place of --gpus-per-task. Else try NCCL_CUMEM_ENABLE=1.",
-    )
-
-
-def _masked(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Finding:
-    return seen.finding(
-        "isolated",
-        "each rank is shown one GPU of its own",
-        f"{names_text([host.name for host in hosts])}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. "
-        "NCCL still reaches the others, since their device files are open; programs that use cuda:local_rank fail.",
-        severity=Severity.NOTE,
-        nodes=tuple(host.name for host in hosts),
-        fix="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
-    )
+    values = {row.cuda_visible_devices for row in host.answers.values() if row.visible == 1}
+    return len(values) == len(host.answers)
