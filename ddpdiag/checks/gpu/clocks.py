@@ -76,14 +76,9 @@ def _slowed(card: Card) -> Iterator[Fault]:
             evidence,
         )
     elif events & _SOFTWARE_THERMAL:
-        yield Fault(
-            "warm",
-            "a GPU lowers its clocks for heat",
-            f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected",
-            Action.MONITOR,
-            "Look at fans and coolant.",
-            evidence,
-        )
+        title = "a GPU lowers its clocks for heat"
+        said = f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected"
+        yield Fault("warm", title, said, Action.MONITOR, "Look at fans and coolant.", evidence)
 
 
 def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
@@ -129,16 +124,10 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
         # Makers of consumer cards sell one model with several limits.
         said = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W"
         title = "a GPU is made for less power than others"
-        return Fault("power-limit", title, said, Action.NONE, severity=Severity.NOTE, evidence=evidence)
-    return Fault(
-        "power-limit",
-        "a GPU has a lower power limit than others",
-        f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model",
-        Action.NONE,
-        f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.",
-        evidence,
-        severity=Severity.WARNING,
-    )
+        return Fault("power-limit", title, said, Action.NONE, "", evidence, Severity.NOTE)
+    said = f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model"
+    title, advice = "a GPU has a lower power limit than others", f"Raise it with `nvidia-smi -i {index} -pl {most:g}`."
+    return Fault("power-limit", title, said, Action.NONE, advice, evidence, Severity.WARNING)
 
 
 # gpud's comment on its own limit: 10 C tells before the slowdown comes.

@@ -58,22 +58,19 @@ _VBIOS = Trait("vbios", "VBIOS", "Ask the vendor for one VBIOS version; compare 
 _MAKERS = _VBIOS._replace(fix="Nothing, if the cards are of several makers.", severity=Severity.NOTE)
 _ECC = Trait("ecc", "ECC mode", "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
 _PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
+_MODES = {True: "on", False: "off", None: None}
 
 
 def judge(seen: Seen[Nothing], all_cards: Sequence[Card]) -> Iterator[Finding]:
-    told = len({row.driver for row in seen.of(versions.CHECK).by_rank.values()}) > 1
+    # LCH003 names drivers that differ, where it can read them.
+    named = len({row.driver for row in seen.of(versions.CHECK).by_rank.values()}) > 1
     for model, cards in by_model(all_cards):
-        for trait, values in (
-            (_DRIVER, [None if told else card.driver for card in cards]),
-            (_MAKERS if "GeForce" in model else _VBIOS, [card.health.vbios for card in cards]),
-            (_ECC, [_on(card.health.memory.ecc) for card in cards]),
-            (_PERSISTENCE, [_on(card.health.persistence) for card in cards]),
-        ):
-            yield from _unlike(seen, model, cards, trait, values)
-
-
-def _on(mode: bool | None) -> str | None:
-    return None if mode is None else "on" if mode else "off"
+        if not named:
+            yield from _unlike(seen, model, cards, _DRIVER, [card.driver for card in cards])
+        vbios = _MAKERS if "GeForce" in model else _VBIOS
+        yield from _unlike(seen, model, cards, vbios, [card.health.vbios for card in cards])
+        yield from _unlike(seen, model, cards, _ECC, [_MODES[card.health.memory.ecc] for card in cards])
+        yield from _unlike(seen, model, cards, _PERSISTENCE, [_MODES[card.health.persistence] for card in cards])
 
 
 def _unlike(

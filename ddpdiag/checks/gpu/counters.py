@@ -62,12 +62,15 @@ FINDINGS = {
 _START_SECONDS = 0.5
 
 
-class Counter(NamedTuple):
-    """A number that should stay as it is, and what it means if it rises; `beside` is a part that is told elsewhere."""
+class Watched(NamedTuple):
+    """A counter that should not rise, or a sign that should not come up, and what it means if it does.
+
+    `text` is a counter's name, or what a sign says; `beside` is a part of a counter that is told elsewhere.
+    """
 
     word: str
     title: str
-    name: str
+    text: str
     action: Action
     of: Callable[[Health], int | None]
     advice: str = ""
@@ -75,7 +78,7 @@ class Counter(NamedTuple):
 
 
 COUNTERS = (
-    Counter(
+    Watched(
         "uncorrected",
         "GPU memory got uncorrectable errors during the run",
         "uncorrectable errors of its memory",
@@ -85,7 +88,7 @@ COUNTERS = (
         # Both kinds are in the total.
         lambda health: health.memory.sram_uncorrected,
     ),
-    Counter(
+    Watched(
         "sram",
         "GPU SRAM got uncorrectable errors during the run",
         "uncorrectable errors of SRAM",
@@ -93,21 +96,21 @@ COUNTERS = (
         lambda health: health.memory.sram_uncorrected,
         "Replace it if they come back.",
     ),
-    Counter(
+    Watched(
         "remapped",
         "a GPU remapped bad rows during the run",
         "rows remapped for uncorrectable errors",
         Action.RESET,
         lambda health: health.memory.uncorrectable_remaps,
     ),
-    Counter(
+    Watched(
         "remapped-corrected",
         "a GPU remapped weak rows during the run",
         "rows remapped for correctable errors",
         Action.MONITOR,
         lambda health: health.memory.correctable_remaps,
     ),
-    Counter(
+    Watched(
         "retired",
         "a GPU retired pages during the run",
         "retired pages",
@@ -117,44 +120,34 @@ COUNTERS = (
 )
 
 
-class Sign(NamedTuple):
-    """Something that should not come up, and what it means if it does."""
-
-    word: str
-    title: str
-    said: str
-    action: Action
-    of: Callable[[Health], object]
-
-
 SIGNS = (
-    Sign(
+    Watched(
         "remap-pending",
         "a GPU began to wait for the remapping of a bad row",
         "a bad row of its memory stays in use until it is reset",
         Action.RESET,
         lambda health: health.memory.remap_pending,
     ),
-    Sign(
+    Watched(
         "remap-failed",
         "a GPU could not remap a bad row",
         "a row of its memory went bad, and no spare is left",
         Action.ISOLATE,
         lambda health: health.memory.remap_failed,
     ),
-    Sign(
+    Watched(
         "retirement-pending",
         "a GPU began to wait for the retirement of a bad page",
         "a bad page of its memory stays in use until it is reset",
         Action.RESET,
         lambda health: health.memory.retirement_pending,
     ),
-    Sign(
+    Watched(
         "broken",
         "a GPU says that it is lost or must be reset",
         "NVML said so in answer to a question",
         Action.REBOOT,
-        lambda health: health.broken,
+        lambda health: health.broken is not None,
     ),
 )
 
@@ -204,8 +197,8 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
 
 
 def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: Health | None) -> Iterator[Finding]:
-    known = first.boot_seconds is not None and second.boot_seconds is not None
-    seconds = max(0.0, (second.boot_seconds or 0.0) - (first.boot_seconds or 0.0)) if known else None
+    begin, end = first.boot_seconds, second.boot_seconds
+    seconds = None if begin is None or end is None else max(0.0, end - begin)
     if after is None:
         yield finding_of(seen, card, _gone(card, second, seconds))
         return
@@ -253,7 +246,7 @@ def _counted(pair: Pair) -> Iterator[Fault]:
     for counter in COUNTERS:
         before, after = counter.of(pair.before), counter.of(pair.after)
         if risen(before, after) > risen(counter.beside(pair.before), counter.beside(pair.after)):
-            said = f"{counter.name} rose from {before} to {after}{pair.span}; no rise expected"
+            said = f"{counter.text} rose from {before} to {after}{pair.span}; no rise expected"
             evidence = _evidence(pair, before, after)
             yield Fault(counter.word, counter.title, said, counter.action, counter.advice, evidence)
 
@@ -262,7 +255,7 @@ def _came_up(pair: Pair) -> Iterator[Fault]:
     """Signs that were not there at the beginning."""
     for sign in SIGNS:
         if sign.of(pair.after) and not sign.of(pair.before):
-            said = f"{sign.said}; it came up{pair.span or ' during the run'}"
+            said = f"{sign.text}; it came up{pair.span or ' during the run'}"
             yield Fault(sign.word, sign.title, said, sign.action, evidence=_evidence(pair, False, True))
     wanted = pair.after.recovery_action
     if wanted and not pair.before.recovery_action:
@@ -276,14 +269,10 @@ def _corrected(pair: Pair, most: float) -> Iterator[Fault]:
     """Correctable errors that came: good to know, and a warning once there are more than `most` in all."""
     before, after = pair.before.memory.corrected, pair.after.memory.corrected
     if risen(before, after):
-        yield Fault(
-            "corrected",
-            "GPU memory got correctable errors during the run",
-            f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them",
-            Action.MONITOR,
-            severity=Severity.WARNING if (after or 0) > most else Severity.NOTE,
-            evidence=_evidence(pair, before, after),
-        )
+        title = "GPU memory got correctable errors during the run"
+        said = f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them"
+        severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
+        yield Fault("corrected", title, said, Action.MONITOR, "", _evidence(pair, before, after), severity)
 
 
 def _replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:

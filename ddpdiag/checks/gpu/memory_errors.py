@@ -111,14 +111,10 @@ def _uncorrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     count = (memory.uncorrected or 0) - (memory.sram_uncorrected or 0)
     # GCM and AWS: any is a failure.
     if count > seen.number("uncorrected_errors"):
-        yield Fault(
-            "uncorrected",
-            "GPU memory has uncorrectable errors",
-            f"{_errors(count)} of DRAM since the driver was loaded; 0 expected",
-            Action.RESET,
-            "Replace it if they come back.",
-            {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever},
-        )
+        title, advice = "GPU memory has uncorrectable errors", "Replace it if they come back."
+        said = f"{_errors(count)} of DRAM since the driver was loaded; 0 expected"
+        evidence = {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever}
+        yield Fault("uncorrected", title, said, Action.RESET, advice, evidence)
 
 
 def _sram(seen: Seen[Look], card: Card) -> Iterator[Fault]:
@@ -129,13 +125,10 @@ def _sram(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     if not worn and recent <= seen.number("uncorrected_errors"):
         return
     limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most:g} ever expected"
-    yield Fault(
-        "sram",
-        "GPU SRAM has uncorrectable errors",
-        f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}",
-        Action.ISOLATE if worn else Action.RESET,
-        evidence={"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged},
-    )
+    said = f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}"
+    action = Action.ISOLATE if worn else Action.RESET
+    evidence = {"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged}
+    yield Fault("sram", "GPU SRAM has uncorrectable errors", said, action, evidence=evidence)
 
 
 def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
@@ -165,13 +158,9 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
 def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     count, most = card.health.memory.corrected or 0, seen.number("corrected_errors")
     if count > most:
-        yield Fault(
-            "corrected",
-            "GPU memory has very many correctable errors",
-            f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected",
-            Action.MONITOR,
-            evidence={"corrected": count},
-        )
+        title = "GPU memory has very many correctable errors"
+        said = f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
+        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": count})
 
 
 def _errors(count: int) -> str:

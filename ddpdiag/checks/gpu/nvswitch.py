@@ -63,7 +63,7 @@ _HARM = (
 )
 # Who has no partition, or lost the manager of the whole fabric, may still do with what it has.
 _NOTES = ((12, 2, "no partition is assigned"), (14, 2, "the global fabric manager is disconnected"))
-_CONFIGURATION_SHIFT, _CONFIGURATION_BITS, _CONFIGURATION_RIGHT = 8, 0xF, 1
+# Bits 8 to 11; 1 is right.
 _CONFIGURATIONS = {
     2: "wrong system GUID",
     3: "wrong serial number of the chassis",
@@ -111,8 +111,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
 def health_words(mask: int) -> tuple[list[str], list[str]]:
     """What a health mask of the fabric says: what does harm, and what is only good to know."""
     harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
-    configuration = (mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_BITS
-    if configuration > _CONFIGURATION_RIGHT:
+    if (configuration := (mask >> 8) & 0xF) > 1:
         harm.append(f"the configuration is wrong ({_CONFIGURATIONS.get(configuration, f'reason {configuration}')})")
     return harm, [words for shift, value, words in _NOTES if (mask >> shift) & 0x3 == value]
 
@@ -149,21 +148,15 @@ def _recovery(card: Card) -> Iterator[Fault]:
     wanted, broken = card.health.recovery_action, card.health.broken
     if wanted:
         name, action = recovery_of(wanted)
-        yield Fault(
-            "recovery",
-            "the driver asks to recover a GPU",
-            f"it needs a recovery: {name}; none expected",
-            action,
-            f"Look for Xid lines in `dmesg` on {card.host.name}.",
-            {"recovery_action": wanted},
-            severity=Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
-        )
+        title, said = "the driver asks to recover a GPU", f"it needs a recovery: {name}; none expected"
+        advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
+        severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
+        yield Fault("recovery", title, said, action, advice, {"recovery_action": wanted}, severity)
     elif broken is Broken.RESET_REQUIRED:
-        title, said = "a GPU must be reset", f"NVML says {broken.value!r}"
-        yield Fault("reset-required", title, said, Action.RESET)
+        yield Fault("reset-required", "a GPU must be reset", f"NVML says {broken.value!r}", Action.RESET)
     elif broken is Broken.LOST:
-        title, said = "a GPU is lost", f"NVML says {broken.value!r} while it is asked"
-        yield Fault("lost", title, said, Action.REBOOT, "Isolate the host if it happens again.")
+        said = f"NVML says {broken.value!r} while it is asked"
+        yield Fault("lost", "a GPU is lost", said, Action.REBOOT, "Isolate the host if it happens again.")
 
 
 CHECK = health_check("GPU007", "fabric", __doc__, FINDINGS, judge)

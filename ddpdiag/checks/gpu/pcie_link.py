@@ -72,14 +72,10 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
             severity=Severity.NOTE if alike else Severity.WARNING,
         )
     elif link.width_card and link.width < link.width_card:
-        yield Fault(
-            "slot",
-            "the slot of a GPU is narrower than the card",
-            f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}",
-            Action.NONE,
-            "Look into the BIOS whether it splits the slot, or move the card.",
-            evidence,
-        )
+        title = "the slot of a GPU is narrower than the card"
+        said = f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}"
+        advice = "Look into the BIOS whether it splits the slot, or move the card."
+        yield Fault("slot", title, said, Action.NONE, advice, evidence)
 
 
 def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:

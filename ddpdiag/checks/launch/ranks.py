@@ -57,7 +57,13 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from _duplicates(seen)
     yield from _world_sizes(seen)
     yield from _versions(seen)
-    yield from _unauthenticated(seen)
+    if seen.recording.header.secret == "none":
+        yield seen.finding(
+            "unauthenticated",
+            "the ranks did not prove themselves to each other",
+            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
+            fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
+        )
     yield from _process_counts(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
@@ -122,16 +128,6 @@ def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
             ranks=tuple(sorted(others)),
             evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
             fix=f"Install ddpdiag {own} in the environment of these ranks.",
-        )
-
-
-def _unauthenticated(seen: Seen[Nothing]) -> Iterator[Finding]:
-    if seen.recording.header.secret == "none":
-        yield seen.finding(
-            "unauthenticated",
-            "the ranks did not prove themselves to each other",
-            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
-            fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
         )
 
 

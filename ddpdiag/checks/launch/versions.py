@@ -22,7 +22,7 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 import os
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
@@ -64,13 +64,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    found = versions()
     return Data(
-        python=found.python,
-        torch=found.torch,
-        cuda=found.cuda,
-        hip=found.hip,
-        nccl=found.nccl,
+        **structs.asdict(versions()),
         driver=driver_version(proc_root(os.environ)),
         import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
         import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
