@@ -4,8 +4,8 @@ the checks GPU003 to GPU011 describe them.
 A GPU is known by its UUID and its PCI address. torch (GPU002) says by UUID what a rank may use. Where it does not,
 CUDA_VISIBLE_DEVICES as GPU001 recorded it is read as CUDA does: indices, UUIDs and their abbreviations, slices of a
 GPU. An index is taken for a place in NVML's order, that of the PCI bus, only where all GPUs of the rank are of one
-model, since CUDA counts the fastest first. GPUs that no rank may use are somebody else's and left out; where that is
-not certain, one that no rank is known to take is worth a warning at most.
+model, since CUDA counts the fastest first. GPUs that no rank may use are not the job's and left out; where that is not
+certain, one that no rank is known to take is worth a warning at most.
 """
 
 from collections import defaultdict
@@ -51,7 +51,7 @@ _TODO = {
 class Card(NamedTuple):
     """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known).
 
-    `certain` is False where nothing tells which GPUs of the host the job may use: it may be somebody else's.
+    `certain` is False where nothing tells which GPUs of the host the job may use: it may be another job's.
     """
 
     host: Host
@@ -62,7 +62,7 @@ class Card(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """May it be somebody else's?"""
+        """May it be another job's?"""
         return not self.certain and not self.takers
 
     @property
@@ -71,19 +71,6 @@ class Card(NamedTuple):
         known = [self.health.uuid or "", f"PCI {self.health.pci}" if self.health.pci else ""]
         shown = ", ".join(filter(None, known))
         return f"GPU {self.health.index} on {self.host.name}{f' ({shown})' if shown else ''}"
-
-
-class Pair(NamedTuple):
-    """One GPU at the beginning and at the end of a run, and the seconds between (None: not known)."""
-
-    before: Health
-    after: Health
-    seconds: float | None
-
-    @property
-    def span(self) -> str:
-        """Such as " within 12.3 s"."""
-        return "" if self.seconds is None else f" within {self.seconds:.1f} s"
 
 
 class Fault(NamedTuple):
@@ -121,8 +108,8 @@ class VisibleGpus:
         if max(counts.values(), default=0) >= len(found):
             return known
         named = [visible_uuids(self.enumerated[rank]) for rank in host.ranks if rank in self.enumerated]
-        told = [frozenset(uuids) for uuids in named if uuids is not None]
-        return frozenset[str]().union(*told) if len(told) == len(host.ranks) else None
+        known_sets = [frozenset(uuids) for uuids in named if uuids is not None]
+        return frozenset[str]().union(*known_sets) if len(known_sets) == len(host.ranks) else None
 
     def takers(self) -> dict[str, tuple[int, ...]]:
         """The ranks that take each GPU, by UUID."""
@@ -145,7 +132,7 @@ class VisibleGpus:
 
 
 def visible_uuids(row: Data) -> tuple[str, ...] | None:
-    """UUIDs of the GPUs that the variable shows to this rank, in its order; None where that cannot be told."""
+    """UUIDs of the GPUs that the variable shows to this rank, in its order; None where that is not known."""
     gpus, value = row.nvml.gpus, row.cuda_visible_devices
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
     # CUDA leaves out a GPU that cannot be opened, and counts on.
@@ -199,14 +186,6 @@ def by_model(cards: Sequence[Card]) -> Iterator[tuple[str, list[Card]]]:
 def usual(values: Sequence[float]) -> float | None:
     """The value that occurs most often; of several, the highest. None of none."""
     return max(set(values), key=lambda value: (values.count(value), value), default=None)
-
-
-def risen(before: int | None, after: int | None) -> int:
-    """By how much a counter rose; 0 where it did not, or is not told at both times.
-
-    One that fell was set to zero by a reset or a reload of the driver.
-    """
-    return 0 if before is None or after is None else max(0, after - before)
 
 
 def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:

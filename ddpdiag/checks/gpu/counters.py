@@ -24,13 +24,14 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Pair, cards_of, finding_of, key_of, risen
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of
 from ddpdiag.checks.gpu.clocks import HARMFUL
-from ddpdiag.checks.gpu.nvlink import changed_links
-from ddpdiag.checks.gpu.nvswitch import recovery_of
+from ddpdiag.checks.gpu.nvlink import numbers_text
+from ddpdiag.checks.gpu.nvswitch import JOINED, recovery_of
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.links import NvLink
 
 FINDINGS = {
     "gone": Explained.error(
@@ -58,14 +59,26 @@ FINDINGS = {
     "unreadable": Explained.not_seen("the second look failed, although the first one worked."),
 }
 
-# For a worker that has to be started anew, since the last one was ended.
-_START_SECONDS = 0.5
+_START_SECONDS = 0.5  # for a worker that has to be started anew, since the last one was ended
+
+
+class Pair(NamedTuple):
+    """One GPU at the beginning and at the end of a run, and the seconds between (None: not known)."""
+
+    before: Health
+    after: Health
+    seconds: float | None
+
+    @property
+    def span(self) -> str:
+        """Such as " within 12.3 s"."""
+        return "" if self.seconds is None else f" within {self.seconds:.1f} s"
 
 
 class Watched(NamedTuple):
     """A counter that should not rise, or a sign that should not come up, and what it means if it does.
 
-    `text` is a counter's name, or what a sign says; `beside` is a part of a counter that is told elsewhere.
+    `text` is a counter's name, or what a sign says; `beside` is a part of a counter that has its own row.
     """
 
     word: str
@@ -77,79 +90,33 @@ class Watched(NamedTuple):
     beside: Callable[[Health], int | None] = lambda _: None
 
 
+_REPLACE = "Replace it if they come back."
+# Errors of SRAM are in the total, too.
 COUNTERS = (
-    Watched(
-        "uncorrected",
-        "GPU memory got uncorrectable errors during the run",
-        "uncorrectable errors of its memory",
-        Action.RESET,
-        lambda health: health.memory.uncorrected,
-        "Replace it if they come back.",
-        # Both kinds are in the total.
-        lambda health: health.memory.sram_uncorrected,
-    ),
-    Watched(
-        "sram",
-        "GPU SRAM got uncorrectable errors during the run",
-        "uncorrectable errors of SRAM",
-        Action.RESET,
-        lambda health: health.memory.sram_uncorrected,
-        "Replace it if they come back.",
-    ),
-    Watched(
-        "remapped",
-        "a GPU remapped bad rows during the run",
-        "rows remapped for uncorrectable errors",
-        Action.RESET,
-        lambda health: health.memory.uncorrectable_remaps,
-    ),
-    Watched(
-        "remapped-corrected",
-        "a GPU remapped weak rows during the run",
-        "rows remapped for correctable errors",
-        Action.MONITOR,
-        lambda health: health.memory.correctable_remaps,
-    ),
-    Watched(
-        "retired",
-        "a GPU retired pages during the run",
-        "retired pages",
-        Action.RESET,
-        lambda health: health.memory.retired_pages,
-    ),
-)
-
-
+    Watched("uncorrected", "GPU memory got uncorrectable errors during the run", "uncorrectable errors of its memory",
+            Action.RESET, lambda health: health.memory.uncorrected, _REPLACE,
+            lambda health: health.memory.sram_uncorrected),
+    Watched("sram", "GPU SRAM got uncorrectable errors during the run", "uncorrectable errors of SRAM",
+            Action.RESET, lambda health: health.memory.sram_uncorrected, _REPLACE),
+    Watched("remapped", "a GPU remapped bad rows during the run", "rows remapped for uncorrectable errors",
+            Action.RESET, lambda health: health.memory.uncorrectable_remaps),
+    Watched("remapped-corrected", "a GPU remapped weak rows during the run", "rows remapped for correctable errors",
+            Action.MONITOR, lambda health: health.memory.correctable_remaps),
+    Watched("retired", "a GPU retired pages during the run", "retired pages",
+            Action.RESET, lambda health: health.memory.retired_pages),
+)  # fmt: skip
 SIGNS = (
-    Watched(
-        "remap-pending",
-        "a GPU began to wait for the remapping of a bad row",
-        "a bad row of its memory stays in use until it is reset",
-        Action.RESET,
-        lambda health: health.memory.remap_pending,
-    ),
-    Watched(
-        "remap-failed",
-        "a GPU could not remap a bad row",
-        "a row of its memory went bad, and no spare is left",
-        Action.ISOLATE,
-        lambda health: health.memory.remap_failed,
-    ),
-    Watched(
-        "retirement-pending",
-        "a GPU began to wait for the retirement of a bad page",
-        "a bad page of its memory stays in use until it is reset",
-        Action.RESET,
-        lambda health: health.memory.retirement_pending,
-    ),
-    Watched(
-        "broken",
-        "a GPU says that it is lost or must be reset",
-        "NVML said so in answer to a question",
-        Action.REBOOT,
-        lambda health: health.broken is not None,
-    ),
-)
+    Watched("remap-pending", "a GPU began to wait for the remapping of a bad row",
+            "a bad row of its memory stays in use until it is reset",
+            Action.RESET, lambda health: health.memory.remap_pending),
+    Watched("remap-failed", "a GPU could not remap a bad row", "a row of its memory went bad, and no spare is left",
+            Action.ISOLATE, lambda health: health.memory.remap_failed),
+    Watched("retirement-pending", "a GPU began to wait for the retirement of a bad page",
+            "a bad page of its memory stays in use until it is reset",
+            Action.RESET, lambda health: health.memory.retirement_pending),
+    Watched("broken", "a GPU says that it is lost or must be reset", "NVML said so in answer to a question",
+            Action.REBOOT, lambda health: health.broken is not None),
+)  # fmt: skip
 
 
 def plan(seen: Seen[Look]) -> Sequence[Trial]:
@@ -206,16 +173,16 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
     for fault in (
         *_counted(pair),
         *_came_up(pair),
-        *changed_links(pair, seen.number("crc_per_second")),
+        *_changed_links(pair, seen.number("crc_per_second")),
         *_replayed(pair, seen.number("pcie_replays_per_minute")),
-        *_corrected(pair, seen.of(memory_errors.CHECK).number("corrected_errors")),
+        *_corrected(pair, memory_errors.most_corrected(seen.of(memory_errors.CHECK))),
         *_slowed(pair),
     ):
         yield finding_of(seen, card, fault)
 
 
 def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
-    # NVML may number the rest anew, so an error under the same index is a hint only.
+    # NVML may number the rest anew, so an error under the same index may be of another GPU.
     errors = [health.error for health in second.gpus if health.error is not None]
     why = f"NVML says {errors[0]!r}" if errors else f"NVML lists {len(second.gpus)} GPUs without it"
     when = "" if seconds is None else f" {seconds:.1f} s later"
@@ -242,10 +209,18 @@ def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
     )
 
 
+def _risen(before: int | None, after: int | None) -> int:
+    """By how much a counter rose; 0 where it did not, or is not known at both times.
+
+    One that fell was set to zero by a reset or a reload of the driver.
+    """
+    return 0 if before is None or after is None else max(0, after - before)
+
+
 def _counted(pair: Pair) -> Iterator[Fault]:
     for counter in COUNTERS:
         before, after = counter.of(pair.before), counter.of(pair.after)
-        if risen(before, after) > risen(counter.beside(pair.before), counter.beside(pair.after)):
+        if _risen(before, after) > _risen(counter.beside(pair.before), counter.beside(pair.after)):
             said = f"{counter.text} rose from {before} to {after}{pair.span}; no rise expected"
             evidence = _evidence(pair, before, after)
             yield Fault(counter.word, counter.title, said, counter.action, counter.advice, evidence)
@@ -268,7 +243,7 @@ def _came_up(pair: Pair) -> Iterator[Fault]:
 def _corrected(pair: Pair, most: float) -> Iterator[Fault]:
     """Correctable errors that came: good to know, and a warning once there are more than `most` in all."""
     before, after = pair.before.memory.corrected, pair.after.memory.corrected
-    if risen(before, after):
+    if _risen(before, after):
         title = "GPU memory got correctable errors during the run"
         said = f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them"
         severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
@@ -278,7 +253,7 @@ def _corrected(pair: Pair, most: float) -> Iterator[Fault]:
 def _replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
     """Packets that went over PCIe twice; `most_per_minute` are normal."""
     before, after = pair.before.pcie.replays, pair.after.pcie.replays
-    if delta := risen(before, after):
+    if delta := _risen(before, after):
         allowed = most_per_minute * max((pair.seconds or 0.0) / 60, 1.0)
         yield Fault(
             "pcie-replays",
@@ -289,6 +264,44 @@ def _replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
             _evidence(pair, before, after),
             severity=Severity.WARNING if delta > allowed else Severity.NOTE,
         )
+
+
+def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
+    """Links that went down during the run, had to recover or send again, or whose CRC found errors."""
+    before = {link.number: link for link in pair.before.nvlinks}
+    pairs = [(before[link.number], link) for link in pair.after.nvlinks if link.number in before]
+    if down := [new.number for old, new in pairs if old.up and not new.up]:
+        title = "an NVLink of a GPU went down during the run"
+        said = f"{numbers_text(down)} up at the beginning and down at the end{pair.span}"
+        evidence: dict[str, Scalar | list[Scalar]] = {"links": [*down], "seconds": pair.seconds}
+        severity = Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING
+        yield Fault("nvlink-down", title, said, Action.RESET, "", evidence, severity)
+    if errors := {new.number: text for old, new in pairs if (text := _deltas_text(old, new))}:
+        yield Fault(
+            "nvlink-errors",
+            "an NVLink of a GPU had errors during the run",
+            f"{'; '.join(f'link {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
+            Action.MONITOR,
+            "If they come back, reset all GPUs of the host, then run the field diagnostic.",
+            {"links": list(errors), "seconds": pair.seconds},
+        )
+    if deltas := {new.number: delta for old, new in pairs if (delta := _risen(old.crc_errors, new.crc_errors))}:
+        links, worst = sorted(deltas), max(deltas, key=lambda number: deltas[number])
+        title = "CRC found errors on an NVLink during the run"
+        said = (
+            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; they "
+            f"were sent again, and at most {most_crc_per_second:g} a second are expected"
+        )
+        # One second at least, since a single event has no rate.
+        per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)
+        severity = Severity.WARNING if per_second > most_crc_per_second else Severity.NOTE
+        evidence = {"links": [*links], "rises": [deltas[link] for link in links], "seconds": pair.seconds}
+        yield Fault("nvlink-crc", title, said, Action.MONITOR, "", evidence, severity)
+
+
+def _deltas_text(old: NvLink, new: NvLink) -> str:
+    counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in counts if _risen(before, after))
 
 
 def _slowed(pair: Pair) -> Iterator[Fault]:

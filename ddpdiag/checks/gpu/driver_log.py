@@ -57,7 +57,7 @@ _READ_SECONDS = 0.5
 
 
 class Kind(Enum):
-    """Whose fault it is: the GPU's (or its link's), a program's, nobody's; or it is open what it means for a job."""
+    """Whose fault it is: the GPU's (or its link's), a program's, neither's; or it is open what it means for a job."""
 
     DEVICE = "device"
     PROGRAM = "program"
@@ -74,7 +74,7 @@ class Meaning(NamedTuple):
 
 
 # Meanings after NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, catalogue of driver 590); actions after its
-# resolution buckets, as AWS's and Azure's health checks sort them. A number that is not here is told with its own text.
+# resolution buckets, as AWS's and Azure's health checks sort them. One that is not here is shown with its own text.
 _TEXTS = {
     (Kind.DEVICE, Action.ISOLATE): {54: "auxiliary power is not connected to the board"},
     (Kind.DEVICE, Action.REBOOT): {
@@ -281,7 +281,7 @@ def _age(seconds: float) -> str:
 
 
 def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
-    """Closed to users on most clusters: only who asked for this very check is left without an answer by it."""
+    """Closed to users on most clusters: an answer is missing only where this very check was selected."""
     asked = seen.check.code in seen.options.select
     name, error = next(iter(errors.items()))
     return seen.finding(

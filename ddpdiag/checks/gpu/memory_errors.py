@@ -21,6 +21,7 @@ Sources: NVIDIA GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import TypeVar
 
 from msgspec import structs
@@ -155,8 +156,13 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
         yield Fault("retirement-pending", "a GPU waits to retire a bad page", said, Action.RESET, evidence=retired)
 
 
+def most_corrected(seen: Seen[Look]) -> float:
+    """How many correctable errors are no reason to worry."""
+    return seen.number("corrected_errors")
+
+
 def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    count, most = card.health.memory.corrected or 0, seen.number("corrected_errors")
+    count, most = card.health.memory.corrected or 0, most_corrected(seen)
     if count > most:
         title = "GPU memory has very many correctable errors"
         said = f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
@@ -221,6 +227,7 @@ def health_check(
 ) -> Check[Nothing]:
     """A check that judges what the GPUs of the job answered to this one."""
 
+    @wraps(judge)
     def judge_all(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield from not_looked_at(seen)
         yield from judge(seen, cards_of(seen.of(CHECK)))

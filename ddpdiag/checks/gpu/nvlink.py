@@ -21,13 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Pair, by_model, finding_of, risen, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, finding_of, usual
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.run.joined import Nothing
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.links import NvLink
 
 FINDINGS = {
     "down": Explained(
@@ -57,14 +56,14 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
 def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     # MIG takes the links down.
     whole = [card for card in cards if not card.health.mig]
-    told = [card for card in whole if card.health.nvlinks]
+    known = [card for card in whole if card.health.nvlinks]
     # GPUs that do not even tell the links' state, where most of their model do.
-    for card in whole if 2 * len(told) > len(whole) else ():
+    for card in whole if 2 * len(known) > len(whole) else ():
         if not card.health.nvlinks:
-            said = f"no state of any link is told; {len(told)} others of its model do"
+            said = f"no state of any link is told; {len(known)} others of its model do"
             yield finding_of(seen, card, Fault("untold", "a GPU tells nothing of its NVLinks", said, Action.MONITOR))
-    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
-    switched = 2 * sum(card.health.fabric.state == JOINED for card in told) > len(told)
+    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in known}
+    switched = 2 * sum(card.health.fabric.state == JOINED for card in known) > len(known)
     counts = Counter(number for own in up.values() for number in own)
     common = {number for number, count in counts.items() if 2 * count > len(up)}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
@@ -88,7 +87,7 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     yield seen.finding(
         "uneven",
         "NVLinks are up on some GPUs and down on others of the same model",
-        f"{without[0].health.name}: {_numbers_text(sorted(odd))} down on {len(without)} of {len(up)} GPUs "
+        f"{without[0].health.name}: {numbers_text(sorted(odd))} down on {len(without)} of {len(up)} GPUs "
         f"({names_text([card.label for card in without], 4)}); no majority says which is right.",
         evidence={
             "links": [*sorted(odd)],
@@ -108,7 +107,7 @@ def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) 
     return Fault(
         "down",
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
-        f"{_numbers_text(missing)} down, {count} of {expected} links up; most GPUs of that model have them up",
+        f"{numbers_text(missing)} down, {count} of {expected} links up; most GPUs of that model have them up",
         Action.RESET if fixed else Action.MONITOR,
         "If they stay down, isolate the host and have the links looked at."
         if fixed
@@ -137,54 +136,7 @@ def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         )
 
 
-def changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
-    """Links that went down during the run, had to recover or send again, or whose CRC found errors; for GPU010."""
-    before = {link.number: link for link in pair.before.nvlinks}
-    pairs = [(before[link.number], link) for link in pair.after.nvlinks if link.number in before]
-    if down := [new.number for old, new in pairs if old.up and not new.up]:
-        yield Fault(
-            "nvlink-down",
-            "an NVLink of a GPU went down during the run",
-            f"{_numbers_text(down)} up at the beginning and down at the end{pair.span}",
-            Action.RESET,
-            severity=Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING,
-            evidence={"links": list(down), "seconds": pair.seconds},
-        )
-    if errors := {new.number: text for old, new in pairs if (text := _deltas_text(old, new))}:
-        yield Fault(
-            "nvlink-errors",
-            "an NVLink of a GPU had errors during the run",
-            f"{'; '.join(f'link {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
-            Action.MONITOR,
-            "If they come back, reset all GPUs of the host, then run the field diagnostic.",
-            {"links": list(errors), "seconds": pair.seconds},
-        )
-    deltas = {new.number: delta for old, new in pairs if (delta := risen(old.crc_errors, new.crc_errors))}
-    if deltas:
-        worst = max(deltas, key=lambda number: deltas[number])
-        # One second at least, since a single event has no rate.
-        per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)
-        yield Fault(
-            "nvlink-crc",
-            "CRC found errors on an NVLink during the run",
-            f"CRC errors rose on {_numbers_text(sorted(deltas))}, by {deltas[worst]} on link {worst}{pair.span}; they "
-            f"were sent again, and at most {most_crc_per_second:g} a second are expected",
-            Action.MONITOR,
-            severity=Severity.WARNING if per_second > most_crc_per_second else Severity.NOTE,
-            evidence={
-                "links": [*sorted(deltas)],
-                "rises": [deltas[number] for number in sorted(deltas)],
-                "seconds": pair.seconds,
-            },
-        )
-
-
-def _deltas_text(old: NvLink, new: NvLink) -> str:
-    counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
-    return ", ".join(f"{name} {before} -> {after}" for name, before, after in counts if risen(before, after))
-
-
-def _numbers_text(numbers: Sequence[int]) -> str:
+def numbers_text(numbers: Sequence[int]) -> str:
     """Such as "link 3" or "links 3, 4"."""
     return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
 

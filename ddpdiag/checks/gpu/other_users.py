@@ -111,7 +111,7 @@ def _sliced(card: Card, *, alone: bool) -> Iterator[Fault]:
     if card.health.mig:
         yield Fault(
             "mig",
-            # One rank talks to nobody.
+            # A single rank has no peer.
             "a GPU is cut into slices",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,

@@ -200,7 +200,7 @@ def _silent_nvml(seen: Seen[Data], host: HostGpus) -> Finding:
 
 
 def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:
-    """The host without GPUs that torch shows to no rank, such as one for the display; as it is where that is untold."""
+    """The host without GPUs that torch shows to no rank, such as one for the display; else as it is."""
     if not all(rank in shown for rank in host.ranks):
         return host
     every = set[str | None]().union(*(shown[rank] for rank in host.ranks))

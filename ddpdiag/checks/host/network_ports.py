@@ -161,7 +161,12 @@ def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
 
 def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     pairs = dict(_pairs(seen))
-    limits = Limits(**{name: seen.number(name) for name in Limits._fields})
+    limits = Limits(
+        bit_errors_per_hour=seen.number("bit_errors_per_hour"),
+        recoveries_per_minute=seen.number("recoveries_per_minute"),
+        receive_errors_per_second=seen.number("receive_errors_per_second"),
+        damaged_segments=seen.number("damaged_segments"),
+    )
     yield from _incidents(seen, pairs, {host: tuple(counter_deltas(pair, limits)) for host, pair in pairs.items()})
     yield from _damages(seen, pairs, limits.damaged_segments)
 
@@ -195,7 +200,7 @@ def _job_ports(world: World, look: NetworkLook, own: rdz003.Data | None) -> froz
 def _incidents(
     seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], found: Mapping[Host, Sequence[CounterDelta]]
 ) -> Iterator[Finding]:
-    """For each kind a finding for each host, or one that blames nobody where more than half of them are concerned."""
+    """For each kind a finding for each host, or one that blames no host where more than half of them are concerned."""
     for kind in _INCIDENTS:
         own = {host: [delta for delta in deltas if delta.word == kind.word] for host, deltas in found.items()}
         concerned = {host: deltas for host, deltas in own.items() if deltas}

@@ -1,7 +1,7 @@
 """HST006's rules: what of a network port must not rise, or come down, while a job runs.
 
 Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or came round (hardware
-counts in 32 bits), and is no rise; one that only one of the two looks told is none either. The counters of an
+counts in 32 bits), and is no rise; one that only one of the two looks has is none either. The counters of an
 InfiniBand port stop at their largest value (255 for link_downed): what comes then is not seen.
 """
 
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class CounterDelta(NamedTuple):
-    """What happened to one port: `said` goes behind its name. `is_way`: the job goes by this port."""
+    """What happened to one port: `said` goes behind its name. `used_by_job`: the job goes by this port."""
 
     word: str
     port: PortCounters

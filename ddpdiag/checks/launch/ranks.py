@@ -223,7 +223,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _complete(seen: Seen[Nothing]) -> bool:
-    """Did everybody come? Otherwise counts are echoes of the absent, which RUN001 names."""
+    """Did all ranks join? Otherwise counts only reflect the absent, which RUN001 names."""
     return len(seen.world.arrivals) == seen.world.size
 
 

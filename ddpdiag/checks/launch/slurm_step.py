@@ -113,13 +113,13 @@ class SlurmStep(Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """How tasks are numbered, where Slurm told and it makes a difference."""
+        """How tasks are numbered, where Slurm says so and it makes a difference."""
         form = (self.distribution or "").partition(":")[0].partition(",")[0]
         return _FORMS.get(form, "") if 1 < self.nodes < self.tasks else ""
 
 
 def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
-    """The step of these variables; None outside of a step, or where its size is not told."""
+    """The step of these variables; None outside of a step, or where its size is not known."""
     name = job_and_step(variables)
     tasks, nodes = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
     if "." not in name or not tasks or not nodes:
@@ -153,7 +153,7 @@ def _gres(tres: str) -> str | None:
 
 
 def ground(world: World) -> str | None:
-    """Somebody must run in a job of Slurm."""
+    """At least one rank must run in a job of Slurm."""
     return None if any(arrival.slurm for arrival in world.arrivals.values()) else "no rank runs in a job of Slurm"
 
 
@@ -196,7 +196,7 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 
 def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE came from variables, and nobody but the tasks of this step came."""
+    """RANK and WORLD_SIZE came from variables, and only the tasks of this step joined."""
     absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
@@ -268,7 +268,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
-    """What the step is, in one sentence; nobody is blamed."""
+    """What the step is, in one sentence; no rank is blamed."""
     part = f" of the job's {step.job_nodes}" if step.job_nodes and step.job_nodes != step.nodes else ""
     hosts = "host" if step.nodes == 1 and not part else "hosts"
     named = f" ({step.nodelist})" if 0 < len(step.nodelist) <= _MOST_SHOWN else ""
@@ -307,7 +307,7 @@ def _left_words(left: float | None) -> Iterator[str]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What Slurm told of the step; what it did not is left out."""
+    """What Slurm says of the step, without what it does not say."""
     step = _step(seen)
     facts: dict[str, Scalar] = (
         {}

@@ -50,7 +50,7 @@ OWN = frozenset(
         "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE",
     }
 )  # fmt: skip
-# Values of one setting, and ranks of one value, that are told one by one: more are counted only.
+# Values of one setting, and ranks of one value, that are listed: more are counted only.
 MOST_VALUES, MOST_RANKS = 8, 16
 # Read by torch while it is imported; anything else raises there.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
