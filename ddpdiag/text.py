@@ -41,6 +41,11 @@ def begun(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
+def count_text(count: int, noun: str) -> str:
+    """Such as "1 host" or "3 hosts"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _text(value: float, units: Sequence[tuple[float, str]]) -> str:
     if not math.isfinite(value):
         return str(value)

@@ -4,7 +4,7 @@ import pytest
 from seen import seen_of, together
 
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.gpu.present.check import CHECK, Data
+from ddpdiag.checks.gpu.present import CHECK, Data
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
 from ddpdiag.probes.host.sysfs import PciFunction

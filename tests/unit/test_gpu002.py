@@ -2,8 +2,8 @@
 
 from seen import arrival_of, seen_of, together, with_arrivals
 
+from ddpdiag.checks.gpu import present
 from ddpdiag.checks.gpu.devices import CHECK, Data, TorchGpu
-from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 from ddpdiag.probes.gpu.visibility import device_index

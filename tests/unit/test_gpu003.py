@@ -4,11 +4,10 @@ import pytest
 from cards import healthy, host_of, judged, memory, seen, uuid_of, with_fifth
 from seen import seen_of, together
 
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.gpu.memory_errors import CHECK
-from ddpdiag.checks.gpu.present import check as present
-from ddpdiag.checks.gpu.present.data import Data as Enumerated
+from ddpdiag.checks.gpu.visibility import Data as Enumerated
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.health import Health, Look, MemoryErrors
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu

@@ -10,8 +10,7 @@ from msgspec import structs
 from seen import seen_of, together
 
 from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.counters.check import CHECK
-from ddpdiag.checks.gpu.counters.deltas import COUNTERS
+from ddpdiag.checks.gpu.counters import CHECK, COUNTERS
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.links import Fabric

@@ -10,8 +10,7 @@ from msgspec import structs
 from seen import seen_of, together
 
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.driver_log.check import CHECK
-from ddpdiag.checks.gpu.driver_log.xids import XIDS, Kind, meaning_of
+from ddpdiag.checks.gpu.driver_log import CHECK, XIDS, Kind, meaning_of
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.kernel_log import KernelLog, Xid

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, together, with_arrivals
 
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import cards_of
-from ddpdiag.checks.gpu.present import check as present
-from ddpdiag.checks.gpu.present.data import Data as Enumerated
-from ddpdiag.checks.gpu.visibility import visible_uuids
+from ddpdiag.checks.gpu import devices, memory_errors, present
+from ddpdiag.checks.gpu.cards import cards_of, visible_uuids
+from ddpdiag.checks.gpu.visibility import Data as Enumerated
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 from ddpdiag.probes.gpu.visibility import device_index

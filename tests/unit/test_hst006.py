@@ -9,8 +9,8 @@ from msgspec import structs
 from seen import seen_of, together
 
 from ddpdiag.checks.host import limits
-from ddpdiag.checks.host.network_ports.check import CHECK
-from ddpdiag.checks.host.network_ports.deltas import Limits, Pair, rises
+from ddpdiag.checks.host.network_ports import CHECK
+from ddpdiag.checks.host.port_deltas import Limits, Pair, counter_deltas
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.net.interfaces import Interface, Wanted
@@ -256,14 +256,14 @@ PORTS = st.lists(
 ).map(tuple)
 
 
-def pair(before, after, seconds=30.0, ways=("eth0", "mlx5_0:1")):
+def pair(before, after, seconds=30.0, job_ports=("eth0", "mlx5_0:1")):
     looks = NetworkLook(seconds=5.0, ports=before), NetworkLook(seconds=5.0 + seconds, ports=after)
-    return Pair(*looks, frozenset(ways))
+    return Pair(*looks, frozenset(job_ports))
 
 
 @given(PORTS, st.floats(0, 1e7))
 def test_without_a_rise_there_is_silence(same, seconds):
-    assert list(rises(pair(same, same, seconds), LIMITS)) == []
+    assert list(counter_deltas(pair(same, same, seconds), LIMITS)) == []
 
 
 @given(PORTS, st.data())
@@ -273,23 +273,23 @@ def test_counters_that_fell_are_no_rise(before, data):
         structs.replace(port, counters={name: data.draw(st.integers(0, most)) for name, most in port.counters.items()})
         for port in before
     )
-    assert list(rises(pair(before, lower), LIMITS)) == []
+    assert list(counter_deltas(pair(before, lower), LIMITS)) == []
 
 
 @given(PORTS, PORTS, st.floats(0, 1e7))
 def test_what_is_told_rose_or_was_lost(before, after, seconds):
-    for rise in rises(pair(before, after, seconds), LIMITS):
-        if rise.counter is not None:
-            assert rise.after > rise.before
-            assert rise.counter != "rx_dropped"
-        assert rise.is_way == (rise.port.name in ("eth0", "mlx5_0:1"))
+    for delta in counter_deltas(pair(before, after, seconds), LIMITS):
+        if delta.counter is not None:
+            assert delta.after > delta.before
+            assert delta.counter != "rx_dropped"
+        assert delta.used_by_job == (delta.port.name in ("eth0", "mlx5_0:1"))
 
 
 @given(PORTS, PORTS)
 def test_nothing_is_told_of_a_port_that_no_job_uses(before, after):
     used = {"eth0", "mlx5_0:1", *(port.name for port in before if port.rdma)}
     below = {name for port in before for name in port.below}
-    assert {rise.port.name for rise in rises(pair(before, after), LIMITS)} <= used | below
+    assert {delta.port.name for delta in counter_deltas(pair(before, after), LIMITS)} <= used | below
 
 
 # Who looks when -------------------------------------------------------------------------------------------------------

@@ -21,9 +21,8 @@ from paths import (
 )
 from seen import seen_of, world_of
 
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.present import check as present
-from ddpdiag.checks.gpu.present.data import Data as Enumerated
+from ddpdiag.checks.gpu import devices, memory_errors, present
+from ddpdiag.checks.gpu.visibility import Data as Enumerated
 from ddpdiag.checks.p2p.paths.check import CHECK, Data, ground
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from paths import around, both, bound, host_of, port_of, seen, seen_of_rows, translating, uuid_of
 from seen import seen_of
 
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.present import check as present
-from ddpdiag.checks.gpu.present.data import Data as Enumerated
+from ddpdiag.checks.gpu import memory_errors, present
+from ddpdiag.checks.gpu.visibility import Data as Enumerated
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.p2p.fallback.causes import suspicions
 from ddpdiag.checks.p2p.paths.check import CHECK

@@ -5,7 +5,7 @@ from seen import seen_of, together
 
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.checks.launch.settings import MOST_RANKS, MOST_VALUES
+from ddpdiag.checks.launch.variables import MOST_RANKS, MOST_VALUES
 from ddpdiag.judgement import judge
 from ddpdiag.model.setting import Value
 

@@ -1,19 +1,29 @@
-"""GPUs as GPU003 found them, and how the checks GPU003 to GPU011 speak of them.
+"""The GPUs of the job as GPU003 found them: which of a host's GPUs its ranks may use, which rank takes each, and how
+the checks GPU003 to GPU011 describe them.
 
-A GPU is known by its UUID and its PCI address. GPUs of the host that no rank may use (gpu_shown) are somebody else's
-and left out; where that is not certain, one that no rank is known to take is worth a warning at most.
+A GPU is known by its UUID and its PCI address. torch (GPU002) says by UUID what a rank may use. Where it does not,
+CUDA_VISIBLE_DEVICES as GPU001 recorded it is read as CUDA does: indices, UUIDs and their abbreviations, slices of a
+GPU. An index is taken for a place in NVML's order, that of the PCI bus, only where all GPUs of the rank are of one
+model, since CUDA counts the fastest first. GPUs that no rank may use are not the job's and left out; where that is not
+certain, one that no rank is known to take is worth a warning at most.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu.visibility import shown_of
+from ddpdiag.checks.gpu import devices, present
+from ddpdiag.checks.gpu.visibility import Data
 from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.nvml import Gpu
+from ddpdiag.probes.gpu.visibility import device_index, gpus_named
+from ddpdiag.probes.host.procfs import ProcGpu
 
 D = TypeVar("D")
 
@@ -28,10 +38,20 @@ class Action(Enum):
     ISOLATE = "isolate"
 
 
+_TODO = {
+    Action.NONE: "",
+    Action.MONITOR: "Monitor it: look at `nvidia-smi -q -i {index}` on {host} again after the job.",
+    Action.RESET: "Reset it: `nvidia-smi --gpu-reset -i {index}` on {host} when nothing uses it (with NVSwitches all "
+    "GPUs of the host), or reboot.",
+    Action.REBOOT: "Reboot {host}.",
+    Action.ISOLATE: "Isolate it: leave {host} out of jobs until the GPU is repaired or replaced.",
+}
+
+
 class Card(NamedTuple):
     """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known).
 
-    `certain` is False where nothing tells which GPUs of the host the job may use: it may be somebody else's.
+    `certain` is False where nothing tells which GPUs of the host the job may use: it may be another job's.
     """
 
     host: Host
@@ -42,7 +62,7 @@ class Card(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """May it be somebody else's?"""
+        """May it be another job's?"""
         return not self.certain and not self.takers
 
     @property
@@ -54,29 +74,100 @@ class Card(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one GPU: `said` goes behind its name, `hint` behind the action."""
+    """What is wrong with one GPU: `said` goes behind its name, `advice` behind the action."""
 
     word: str
     title: str
     said: str
     action: Action
-    hint: str = ""
+    advice: str = ""
     evidence: Mapping[str, Scalar | list[Scalar]] = {}
     severity: Severity | None = None
 
 
+@dataclass(frozen=True)
+class VisibleGpus:
+    """What GPU001 and GPU002 know of the GPUs that ranks may use, by rank."""
+
+    world: World
+    enumerated: Mapping[int, Data]
+    torch: Mapping[int, devices.Data]
+
+    def usable_on(self, host: Host, found: Sequence[Health]) -> frozenset[str] | None:
+        """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
+
+        CUDA may leave out a GPU because it is sick, so torch is believed only where it shows as many as it should.
+        """
+        known = frozenset(health.uuid for health in found if health.uuid)
+        counts = {rank: self.world.arrivals[rank].gpus for rank in host.ranks}
+        if all(rank in self.torch and len(self.torch[rank].gpus) == count for rank, count in counts.items()):
+            uuids = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in self.torch[rank].gpus)
+            # A slice of a GPU has a UUID of its own.
+            if uuids and uuids <= known:
+                return uuids
+        if max(counts.values(), default=0) >= len(found):
+            return known
+        named = [visible_uuids(self.enumerated[rank]) for rank in host.ranks if rank in self.enumerated]
+        known_sets = [frozenset(uuids) for uuids in named if uuids is not None]
+        return frozenset[str]().union(*known_sets) if len(known_sets) == len(host.ranks) else None
+
+    def takers(self) -> dict[str, tuple[int, ...]]:
+        """The ranks that take each GPU, by UUID."""
+        taken = {rank: uuid for rank, row in self.enumerated.items() if (uuid := self._named(rank, row))}
+        known = {gpu.uuid for row in self.enumerated.values() for gpu in row.nvml.gpus}
+        for rank, row in self.torch.items():
+            if row.gpu is not None and row.gpu.uuid and (row.gpu.uuid in known or rank not in taken):
+                taken[rank] = row.gpu.uuid
+        ranks: dict[str, tuple[int, ...]] = defaultdict(tuple)
+        for rank in sorted(taken):
+            ranks[taken[rank]] += (rank,)
+        return ranks
+
+    def _named(self, rank: int, row: Data) -> str | None:
+        """The GPU that the rank takes by its variable."""
+        uuids = visible_uuids(row) or ()
+        chosen = device_index(self.world.places[rank].local_rank, len(uuids))
+        certain = row.cuda_visible_devices is not None or not _is_mixed(row.nvml.gpus)
+        return uuids[chosen] if chosen is not None and certain else None
+
+
+def visible_uuids(row: Data) -> tuple[str, ...] | None:
+    """UUIDs of the GPUs that the variable shows to this rank, in its order; None where that is not known."""
+    gpus, value = row.nvml.gpus, row.cuda_visible_devices
+    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
+    # CUDA leaves out a GPU that cannot be opened, and counts on.
+    if not uuids or len(uuids) < len(gpus):
+        return None
+    if value is None:
+        return tuple(uuids)
+    if value.startswith("MIG-"):
+        # A slice names its GPU in its older form ("MIG-GPU-<uuid>/<instance>/<part>"); else it is the only one that is
+        # cut.
+        older = value.partition(",")[0].removeprefix("MIG-").partition("/")[0]
+        fitting = [gpu.uuid or "" for gpu in gpus if gpu.uuid == older or (not older.startswith("GPU-") and gpu.mig)]
+        return (fitting[0],) if len(fitting) == 1 else None
+    named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.name, gpu.uuid) for gpu in gpus])
+    if any(name.isdecimal() for name in named) and _is_mixed(gpus):
+        return None
+    return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)
+
+
+def _is_mixed(gpus: Sequence[Gpu]) -> bool:
+    return len({gpu.name for gpu in gpus}) > 1
+
+
 def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
     """The GPUs of the job that could be opened, each once, by host and index."""
-    knowledge = shown_of(seen)
-    takers = knowledge.takers()
+    visible = VisibleGpus(seen.world, seen.of(present.CHECK).by_rank, seen.of(devices.CHECK).by_rank)
+    takers = visible.takers()
     cards: dict[str, Card] = {}
     for host, answers in answers_by_host(seen):
         found = [(look.driver, health) for look in answers.values() for health in look.gpus if health.error is None]
-        shown = knowledge.to(host, [health for _, health in found])
+        usable = visible.usable_on(host, [health for _, health in found])
         for driver, health in sorted(found, key=lambda pair: pair[1].index):
             key = key_of(host.name, health)
-            if shown is None or health.uuid is None or health.uuid in shown:
-                cards.setdefault(key, Card(host, health, driver, takers.get(key, ()), shown is not None))
+            if usable is None or health.uuid is None or health.uuid in usable:
+                cards.setdefault(key, Card(host, health, driver, takers.get(key, ()), usable is not None))
     return tuple(cards.values())
 
 
@@ -87,11 +178,9 @@ def key_of(host: str, health: Health) -> str:
 
 def by_model(cards: Sequence[Card]) -> Iterator[tuple[str, list[Card]]]:
     """GPUs of one model, in all hosts: what may be compared."""
-    models: dict[str, list[Card]] = defaultdict(list)
-    for card in cards:
-        if card.health.name is not None:
-            models[card.health.name].append(card)
-    yield from models.items()
+    for model in dict.fromkeys(card.health.name for card in cards):
+        if model is not None:
+            yield model, [card for card in cards if card.health.name == model]
 
 
 def usual(values: Sequence[float]) -> float | None:
@@ -113,37 +202,10 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
-        fix=" ".join(filter(None, [todo(card.host.name, health.index, fault.action), fault.hint])),
+        fix=" ".join(filter(None, [todo(card.host.name, health.index, fault.action), fault.advice])),
     )
 
 
 def todo(host: str, index: int | None, action: Action) -> str:
     """What to do with the GPU of that index (None: not known) on `host`, in a sentence."""
-    which = "INDEX" if index is None else str(index)
-    match action:
-        case Action.NONE:
-            return ""
-        case Action.MONITOR:
-            return f"Monitor it: look at `nvidia-smi -q -i {which}` on {host} again after the job."
-        case Action.RESET:
-            return (
-                f"Reset it: `nvidia-smi --gpu-reset -i {which}` on {host} when nothing uses it "
-                "(with NVSwitches all GPUs of the host), or reboot."
-            )
-        case Action.REBOOT:
-            return f"Reboot {host}."
-        case Action.ISOLATE:
-            return f"Isolate it: leave {host} out of jobs until the GPU is repaired or replaced."
-
-
-def not_looked_at(seen: Seen[D], met: Seen[Look]) -> Iterator[Finding]:
-    """A finding if the user's choice left out the check that asks the GPUs."""
-    code, options = met.check.code, seen.options
-    chosen = not options.select or code.startswith(options.select)
-    if seen.world.gpus and not met.trials and (not chosen or code.startswith(options.ignore)):
-        yield seen.finding(
-            "unreadable",
-            "the GPUs were not asked",
-            f"{code} ({met.check.name}), which asks the GPUs for all of these checks, was left out: UNKNOWN.",
-            fix=f"Select {code} as well.",
-        )
+    return _TODO[action].format(host=host, index="INDEX" if index is None else index)

@@ -20,10 +20,10 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, finding_of, usual
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
@@ -42,15 +42,17 @@ FINDINGS = {
 }
 
 # nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
-_HARDWARE = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
 _SOFTWARE_THERMAL = 0x20
-_HEAT = 0x8 | 0x20 | 0x40
+HARMFUL = {
+    0x8: "hardware slowdown",
+    _SOFTWARE_THERMAL: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    cards = cards_of(met)
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card in cards:
         for fault in (*_slowed(card), *_close(seen, card)):
             yield finding_of(seen, card, fault)
@@ -62,7 +64,7 @@ def _slowed(card: Card) -> Iterator[Fault]:
     clocks = card.health.clocks
     events = clocks.events or 0
     evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
-    if harmful := [name for bit, name in _HARDWARE.items() if events & bit]:
+    if harmful := [name for bit, name in HARMFUL.items() if events & bit & ~_SOFTWARE_THERMAL]:
         yield Fault(
             "slowdown",
             # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
@@ -73,44 +75,34 @@ def _slowed(card: Card) -> Iterator[Fault]:
             evidence,
         )
     elif events & _SOFTWARE_THERMAL:
-        yield Fault(
-            "warm",
-            "a GPU lowers its clocks for heat",
-            f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected",
-            Action.MONITOR,
-            "Look at fans and coolant.",
-            evidence,
-        )
+        title = "a GPU lowers its clocks for heat"
+        said = f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected"
+        yield Fault("warm", title, said, Action.MONITOR, "Look at fans and coolant.", evidence)
 
 
 def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    clocks, least = card.health.clocks, seen.number("margin_celsius")
+    clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
     # A slowdown for heat says it already.
-    if clocks.margin_celsius is None or (clocks.events or 0) & _HEAT or clocks.margin_celsius > least:
-        return
-    yield Fault(
-        "margin",
-        "a GPU is hot before the job starts",
-        f"{_distance(clocks.celsius, clocks.margin_celsius)}; more than {least:g} C below it expected without load",
-        Action.MONITOR,
-        "Look at fans and coolant.",
-        {"celsius": clocks.celsius, "margin_celsius": clocks.margin_celsius},
-    )
-
-
-def _distance(celsius: int | None, margin: int) -> str:
-    """Such as "84 C, 3 C below its slowdown temperature"."""
-    where = f"{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature"
-    return where if celsius is None else f"{celsius} C, {where}"
+    if margin is not None and margin <= least and not (clocks.events or 0) & _HEAT:
+        hot = "" if clocks.celsius is None else f"{clocks.celsius} C, "
+        yield Fault(
+            "margin",
+            "a GPU is hot before the job starts",
+            f"{hot}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature; more than {least:g} "
+            "C below it expected without load",
+            Action.MONITOR,
+            "Look at fans and coolant.",
+            {"celsius": clocks.celsius, "margin_celsius": margin},
+        )
 
 
 def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator[Finding]:
-    limits = {card: card.health.clocks.power_limit_watts for card in cards}
-    most = usual([limit for limit in limits.values() if limit is not None])
+    limits = {card: limit for card in cards if (limit := card.health.clocks.power_limit_watts) is not None}
+    most = usual([*limits.values()])
     if most is None:
         return
     for card, limit in limits.items():
-        if limit is not None and limit < most:
+        if limit < most:
             yield finding_of(seen, card, _lower(card, limit, most))
     default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
     if default is not None and most < default:
@@ -129,32 +121,13 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
     evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
     if default is not None and limit >= default:
         # Makers of consumer cards sell one model with several limits.
-        title, said = "a GPU is made for less power than others", f"power limit {limit:g} W, as its maker set it"
-        said += f"; others of that model have {most:g} W"
-        return Fault("power-limit", title, said, Action.NONE, severity=Severity.NOTE, evidence=evidence)
-    return Fault(
-        "power-limit",
-        "a GPU has a lower power limit than others",
-        f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model",
-        Action.NONE,
-        f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.",
-        evidence,
-        severity=Severity.WARNING,
-    )
+        said = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W"
+        title = "a GPU is made for less power than others"
+        return Fault("power-limit", title, said, Action.NONE, "", evidence, Severity.NOTE)
+    said = f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model"
+    title, advice = "a GPU has a lower power limit than others", f"Raise it with `nvidia-smi -i {index} -pl {most:g}`."
+    return Fault("power-limit", title, said, Action.NONE, advice, evidence, Severity.WARNING)
 
 
-CHECK = Check(
-    "GPU005",
-    "gpu-clocks",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    ground=memory_errors.ground,
-    settings={
-        # gpud's comment on its own limit: 10 C tells before the slowdown comes.
-        "margin_celsius": 10,
-    },
-)
+# gpud's comment on its own limit: 10 C tells before the slowdown comes.
+CHECK = health_check("GPU005", "gpu-clocks", __doc__, FINDINGS, judge, settings={"margin_celsius": 10})

@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, by_model, cards_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, by_model
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.launch import versions
 from ddpdiag.model import Finding, Severity
@@ -57,24 +57,19 @@ _VBIOS = Trait("vbios", "VBIOS", "Ask the vendor for one VBIOS version; compare 
 _MAKERS = _VBIOS._replace(fix="Nothing, if the cards are of several makers.", severity=Severity.NOTE)
 _ECC = Trait("ecc", "ECC mode", "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
 _PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
+_MODES = {True: "on", False: "off", None: None}
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    told = len({row.driver for row in seen.of(versions.CHECK).by_rank.values()}) > 1
-    for model, cards in by_model(cards_of(met)):
-        for trait, values in (
-            (_DRIVER, [None if told else card.driver for card in cards]),
-            (_MAKERS if "GeForce" in model else _VBIOS, [card.health.vbios for card in cards]),
-            (_ECC, [_on(card.health.memory.ecc) for card in cards]),
-            (_PERSISTENCE, [_on(card.health.persistence) for card in cards]),
-        ):
-            yield from _unlike(seen, model, cards, trait, values)
-
-
-def _on(mode: bool | None) -> str | None:
-    return None if mode is None else "on" if mode else "off"
+def judge(seen: Seen[Nothing], all_cards: Sequence[Card]) -> Iterator[Finding]:
+    # LCH003 names drivers that differ, where it can read them.
+    named = len({row.driver for row in seen.of(versions.CHECK).by_rank.values()}) > 1
+    for model, cards in by_model(all_cards):
+        if not named:
+            yield from _unlike(seen, model, cards, _DRIVER, [card.driver for card in cards])
+        vbios = _MAKERS if "GeForce" in model else _VBIOS
+        yield from _unlike(seen, model, cards, vbios, [card.health.vbios for card in cards])
+        yield from _unlike(seen, model, cards, _ECC, [_MODES[card.health.memory.ecc] for card in cards])
+        yield from _unlike(seen, model, cards, _PERSISTENCE, [_MODES[card.health.persistence] for card in cards])
 
 
 def _unlike(
@@ -106,14 +101,4 @@ def _unlike(
     )
 
 
-CHECK = Check(
-    "GPU009",
-    "gpus-alike",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    ground=memory_errors.ground,
-)
+CHECK = health_check("GPU009", "gpus-alike", __doc__, FINDINGS, judge)

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu.present import check as present
+from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
@@ -83,7 +83,7 @@ def measure(ctx: Context) -> Data:
         properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:
         return Data(torch=version, cuda=cuda, error=str(error).partition("\n")[0])
-    gpus = tuple(TorchGpu(found.name, _uuid(found)) for found in properties)
+    gpus = tuple(TorchGpu(own.name, _uuid(own)) for own in properties)
     return Data(torch=version, cuda=cuda, gpus=gpus, chosen=device_index(ctx.place.local_rank, len(gpus)))
 
 
@@ -144,18 +144,17 @@ def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
 def _counts(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     for rank, row in rows.items():
         expected = seen.world.arrivals[rank].gpus
-        if row.cuda is None or row.error or len(row.gpus) == expected:
-            continue
-        yield seen.finding(
-            "count",
-            "torch sees another number of GPUs",
-            f"rank {rank} on {host.name}: torch sees {len(row.gpus)} GPUs, {expected} expected "
-            "from CUDA_VISIBLE_DEVICES and the driver's list.",
-            severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
-            ranks=(rank,),
-            evidence={"torch": len(row.gpus), "expected": expected},
-            fix="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
-        )
+        if row.cuda is not None and not row.error and len(row.gpus) != expected:
+            yield seen.finding(
+                "count",
+                "torch sees another number of GPUs",
+                f"rank {rank} on {host.name}: torch sees {len(row.gpus)} GPUs, {expected} expected "
+                "from CUDA_VISIBLE_DEVICES and the driver's list.",
+                severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
+                ranks=(rank,),
+                evidence={"torch": len(row.gpus), "expected": expected},
+                fix="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
+            )
 
 
 def _strangers(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:
@@ -179,20 +178,19 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
         if row.gpu is not None and row.gpu.uuid:
             takers[row.gpu.uuid].append(rank)
     for uuid, ranks in takers.items():
-        if len(ranks) < 2:
-            continue
-        yield seen.finding(
-            "shared",
-            # gloo does not mind.
-            "ranks share a GPU",
-            f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all take GPU {uuid}; one rank per GPU is "
-            "expected, NCCL refuses a duplicate.",
-            severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
-            ranks=ranks,
-            gpus=(uuid,),
-            fix="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
-            "(Slurm --gpu-bind=none or --gpus-per-task=1).",
-        )
+        if len(ranks) > 1:
+            yield seen.finding(
+                "shared",
+                "ranks share a GPU",
+                f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all take GPU {uuid}; one rank per GPU "
+                "is expected, NCCL refuses a duplicate.",
+                # gloo does not mind.
+                severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
+                ranks=ranks,
+                gpus=(uuid,),
+                fix="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
+                "(Slurm --gpu-bind=none or --gpus-per-task=1).",
+            )
 
 
 def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:

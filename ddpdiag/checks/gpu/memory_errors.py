@@ -20,19 +20,18 @@ Sources: NVIDIA GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
-from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
-from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Trial
+from ddpdiag.model import Finding, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.health import Look, look
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
@@ -64,11 +63,6 @@ def measure(ctx: Context) -> Look:
     return structs.replace(look(sys_root(os.environ), ctx.step), boot_seconds=begin, kernel_line=line)
 
 
-def ground(world: World) -> str | None:
-    """As for torch's view."""
-    return devices.ground(world)
-
-
 def plan(seen: Seen[D]) -> Sequence[Trial]:
     """One rank of each host asks; of ranks that are bound to GPUs of their own, as many as see them all."""
     if seen.trials:
@@ -78,13 +72,13 @@ def plan(seen: Seen[D]) -> Sequence[Trial]:
 
 
 def _lookers(seen: Seen[D], host: Host) -> Iterator[int]:
-    views = {rank: row.nvml.gpus for rank, row in seen.of(present.CHECK).by_rank.items() if rank in host.ranks}
+    visible = {rank: row.nvml.gpus for rank, row in seen.of(present.CHECK).by_rank.items() if rank in host.ranks}
     living = [rank for rank in host.ranks if rank in seen.world.living]
     known: set[str] = set()
     for rank in living:
         # Without GPU001's answer, each rank may see GPUs of its own.
-        new = {gpu.uuid or str(gpu.index) for gpu in views[rank]} - known if rank in views else {str(rank)}
-        if new or (rank == living[0] and not any(views.values())):
+        new = {gpu.uuid or str(gpu.index) for gpu in visible[rank]} - known if rank in visible else {str(rank)}
+        if new or (rank == living[0] and not any(visible.values())):
             yield rank
         known |= new
 
@@ -117,56 +111,48 @@ def _uncorrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     count = (memory.uncorrected or 0) - (memory.sram_uncorrected or 0)
     # GCM and AWS: any is a failure.
     if count > seen.number("uncorrected_errors"):
-        yield Fault(
-            "uncorrected",
-            "GPU memory has uncorrectable errors",
-            f"{_errors(count)} of DRAM since the driver was loaded; 0 expected",
-            Action.RESET,
-            "Replace it if they come back.",
-            {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever},
-        )
+        title, advice = "GPU memory has uncorrectable errors", "Replace it if they come back."
+        said = f"{_errors(count)} of DRAM since the driver was loaded; 0 expected"
+        evidence = {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever}
+        yield Fault("uncorrected", title, said, Action.RESET, advice, evidence)
 
 
 def _sram(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    memory = card.health.memory
+    memory, most = card.health.memory, seen.number("sram_errors")
     recent, ever = memory.sram_uncorrected or 0, memory.sram_uncorrected_ever or 0
-    most = seen.number("sram_errors")
-    worn = ever > most or bool(memory.sram_threshold_exceeded)
+    flagged = bool(memory.sram_threshold_exceeded)
+    worn = ever > most or flagged
     if not worn and recent <= seen.number("uncorrected_errors"):
         return
-    flagged = bool(memory.sram_threshold_exceeded)
     limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most:g} ever expected"
-    yield Fault(
-        "sram",
-        "GPU SRAM has uncorrectable errors",
-        f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}",
-        Action.ISOLATE if worn else Action.RESET,
-        evidence={"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged},
-    )
+    said = f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}"
+    action = Action.ISOLATE if worn else Action.RESET
+    evidence = {"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged}
+    yield Fault("sram", "GPU SRAM has uncorrectable errors", said, action, evidence=evidence)
 
 
 def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     """Rows and pages that were taken out of use, or should be."""
     memory = card.health.memory
     rows, pages = memory.uncorrectable_remaps or 0, memory.retired_pages or 0
+    most_rows, most_pages = seen.number("remapped_rows"), seen.number("retired_pages")
+    remapped: dict[str, Scalar | list[Scalar]] = {"remapped_rows": rows}
+    retired: dict[str, Scalar | list[Scalar]] = {"retired_pages": pages}
     if memory.remap_failed:
-        title = "a GPU could not remap a bad row"
         said = f"a row of its memory is bad, and no spare is left ({rows} remapped)"
-        yield Fault("remap-failed", title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
-    elif rows >= seen.number("remapped_rows"):
-        said = f"{rows} rows remapped for uncorrectable errors; fewer than {seen.number('remapped_rows'):g} expected"
-        title = "a GPU has remapped too many rows"
-        yield Fault("remaps", title, said, Action.ISOLATE, evidence={"remapped_rows": rows})
+        yield Fault("remap-failed", "a GPU could not remap a bad row", said, Action.ISOLATE, evidence=remapped)
+    elif rows >= most_rows:
+        said = f"{rows} rows remapped for uncorrectable errors; fewer than {most_rows:g} expected"
+        yield Fault("remaps", "a GPU has remapped too many rows", said, Action.ISOLATE, evidence=remapped)
     if memory.remap_pending:
-        title, said = "a GPU waits to remap a bad row", "a bad row of its memory stays in use until it is reset"
-        yield Fault("remap-pending", title, said, Action.RESET, evidence={"remapped_rows": rows})
-    if pages >= seen.number("retired_pages"):
-        said = f"{pages} pages retired; fewer than {seen.number('retired_pages'):g} expected"
-        title = "a GPU has retired too many pages"
-        yield Fault("retired-pages", title, said, Action.ISOLATE, evidence={"retired_pages": pages})
+        said = "a bad row of its memory stays in use until it is reset"
+        yield Fault("remap-pending", "a GPU waits to remap a bad row", said, Action.RESET, evidence=remapped)
+    if pages >= most_pages:
+        said = f"{pages} pages retired; fewer than {most_pages:g} expected"
+        yield Fault("retired-pages", "a GPU has retired too many pages", said, Action.ISOLATE, evidence=retired)
     if memory.retirement_pending:
-        title, said = "a GPU waits to retire a bad page", "a bad page of its memory stays in use until it is reset"
-        yield Fault("retirement-pending", title, said, Action.RESET, evidence={"retired_pages": pages})
+        said = "a bad page of its memory stays in use until it is reset"
+        yield Fault("retirement-pending", "a GPU waits to retire a bad page", said, Action.RESET, evidence=retired)
 
 
 def most_corrected(seen: Seen[Look]) -> float:
@@ -177,13 +163,9 @@ def most_corrected(seen: Seen[Look]) -> float:
 def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     count, most = card.health.memory.corrected or 0, most_corrected(seen)
     if count > most:
-        yield Fault(
-            "corrected",
-            "GPU memory has very many correctable errors",
-            f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected",
-            Action.MONITOR,
-            evidence={"corrected": count},
-        )
+        title = "GPU memory has very many correctable errors"
+        said = f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
+        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": count})
 
 
 def _errors(count: int) -> str:
@@ -201,7 +183,7 @@ CHECK = Check(
     judge=judge,
     data=Look,
     plan=plan,
-    ground=ground,
+    ground=devices.ground,
     # Without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
     deadline=45.0,
     settings={
@@ -217,3 +199,48 @@ CHECK = Check(
         "retired_pages": 63,
     },
 )
+
+
+def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:
+    """A finding of another check if the user's choice left out this one, which asks the GPUs."""
+    code, options = CHECK.code, seen.options
+    chosen = not options.select or code.startswith(options.select)
+    if seen.world.gpus and not seen.of(CHECK).trials and (not chosen or code.startswith(options.ignore)):
+        yield seen.finding(
+            "unreadable",
+            "the GPUs were not asked",
+            f"{code} ({CHECK.name}), which asks the GPUs for all of these checks, was left out: UNKNOWN.",
+            fix=f"Select {code} as well.",
+        )
+
+
+def health_check(
+    code: str,
+    name: str,
+    manual: str | None,
+    findings: Mapping[str, Explained],
+    judge: Callable[[Seen[Nothing], tuple[Card, ...]], Iterator[Finding]],
+    *,
+    figures: Callable[[Seen[Nothing]], Mapping[str, Scalar]] | None = None,
+    settings: Mapping[str, float] | None = None,
+) -> Check[Nothing]:
+    """A check that judges what the GPUs of the job answered to this one."""
+
+    @wraps(judge)
+    def judge_all(seen: Seen[Nothing]) -> Iterator[Finding]:
+        yield from not_looked_at(seen)
+        yield from judge(seen, cards_of(seen.of(CHECK)))
+
+    return Check(
+        code,
+        name,
+        Stage.GPU,
+        Scope.NODE,
+        manual=manual or "",
+        findings=findings,
+        judge=judge_all,
+        data=Nothing,
+        ground=devices.ground,
+        figures=figures,
+        settings=settings or {},
+    )

@@ -19,10 +19,11 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, finding_of, usual
+from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Severity
 
@@ -42,14 +43,8 @@ FINDINGS = {
     ),
 }
 
-# nvml.h, nvmlGpuFabricState_t: the GPU has joined an NVSwitch fabric.
-_JOINED = 3
 
-
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    cards = cards_of(met)
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for _, own in by_model(cards):
         yield from _missing(seen, own)
     for card in cards:
@@ -60,10 +55,14 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     # MIG takes the links down.
     whole = [card for card in cards if not card.health.mig]
-    told = [card for card in whole if card.health.nvlinks]
-    yield from _silent(seen, [card for card in whole if not card.health.nvlinks], len(told))
-    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in told}
-    switched = 2 * sum(card.health.fabric.state == _JOINED for card in told) > len(told)
+    known = [card for card in whole if card.health.nvlinks]
+    # GPUs that do not even tell the links' state, where most of their model do.
+    for card in whole if 2 * len(known) > len(whole) else ():
+        if not card.health.nvlinks:
+            said = f"no state of any link is told; {len(known)} others of its model do"
+            yield finding_of(seen, card, Fault("untold", "a GPU tells nothing of its NVLinks", said, Action.MONITOR))
+    up = {card: {link.number for link in card.health.nvlinks if link.up} for card in known}
+    switched = 2 * sum(card.health.fabric.state == JOINED for card in known) > len(known)
     counts = Counter(number for own in up.values() for number in own)
     common = {number for number, count in counts.items() if 2 * count > len(up)}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
@@ -75,16 +74,6 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     yield from _uneven(seen, up, switched=switched)
 
 
-def _silent(seen: Seen[Nothing], silent: Sequence[Card], told: int) -> Iterator[Finding]:
-    """GPUs that do not even tell the links' state, where most of their model do."""
-    for card in silent if told > len(silent) else ():
-        title, said = (
-            "a GPU tells nothing of its NVLinks",
-            f"no state of any link is told; {told} others of its model do",
-        )
-        yield finding_of(seen, card, Fault("untold", title, said, Action.MONITOR))
-
-
 def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
     """Links that only half of the GPUs have up (behind switches: or fewer); no majority says who is wrong."""
     counts = Counter(number for own in up.values() for number in own)
@@ -93,15 +82,12 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     # As many links on every GPU: bridges on other numbers.
     if not odd or len({len(own) for own in up.values()}) == 1:
         return
-    without = [
-        card for card, own in up.items() if any(not link.up and link.number in odd for link in card.health.nvlinks)
-    ]
-    links = ", ".join(map(str, sorted(odd)))
+    without = [card for card in up if any(not link.up and link.number in odd for link in card.health.nvlinks)]
     yield seen.finding(
         "uneven",
         "NVLinks are up on some GPUs and down on others of the same model",
-        f"{without[0].health.name}: {'link' if len(odd) == 1 else 'links'} {links} down on {len(without)} of {len(up)} "
-        f"GPUs ({names_text([card.label for card in without], 4)}); no majority says which is right.",
+        f"{without[0].health.name}: {numbers_text(sorted(odd))} down on {len(without)} of {len(up)} GPUs "
+        f"({names_text([card.label for card in without], 4)}); no majority says which is right.",
         evidence={
             "links": [*sorted(odd)],
             "down_on": [card.health.uuid for card in without],
@@ -114,14 +100,13 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
 
 def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) -> Fault:
     """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
-    which, count = ", ".join(map(str, missing)), sum(link.up for link in card.health.nvlinks)
+    count = sum(link.up for link in card.health.nvlinks)
     # Drivers tell of a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
     fixed = switched or "SXM" in (card.health.name or "")
     return Fault(
         "down",
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
-        f"{'link' if len(missing) == 1 else 'links'} {which} down, {count} of {expected} links up; most GPUs of that "
-        "model have them up",
+        f"{numbers_text(missing)} down, {count} of {expected} links up; most GPUs of that model have them up",
         Action.RESET if fixed else Action.MONITOR,
         "If they stay down, isolate the host and have the links looked at."
         if fixed
@@ -133,37 +118,27 @@ def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) 
 
 def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     most = seen.number("link_errors")
-    flawed = [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]
-    if not flawed:
-        return
-    shown = [f"link {link.number}: {link.replays or 0} replays, {link.recoveries or 0} recoveries" for link in flawed]
-    yield Fault(
-        "errors",
-        "an NVLink of a GPU had errors",
-        f"{'; '.join(shown)} since the driver was loaded; at most {most:g} expected",
-        Action.MONITOR,
-        f"Isolate {card.host.name} if they rise.",
-        {
-            "links": [link.number for link in flawed],
-            "replays": [link.replays for link in flawed],
-            "recoveries": [link.recoveries for link in flawed],
-            "crc_errors": [link.crc_errors for link in flawed],
-        },
-    )
+    if flawed := [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]:
+        lines = [f"link {own.number}: {own.replays or 0} replays, {own.recoveries or 0} recoveries" for own in flawed]
+        yield Fault(
+            "errors",
+            "an NVLink of a GPU had errors",
+            f"{'; '.join(lines)} since the driver was loaded; at most {most:g} expected",
+            Action.MONITOR,
+            f"Isolate {card.host.name} if they rise.",
+            {
+                "links": [link.number for link in flawed],
+                "replays": [link.replays for link in flawed],
+                "recoveries": [link.recoveries for link in flawed],
+                "crc_errors": [link.crc_errors for link in flawed],
+            },
+        )
 
 
-CHECK = Check(
-    "GPU006",
-    "nvlink",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    ground=memory_errors.ground,
-    settings={
-        # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
-        "link_errors": 0,
-    },
-)
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Such as "link 3" or "links 3, 4"."""
+    return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
+
+
+# GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
+CHECK = health_check("GPU006", "nvlink", __doc__, FINDINGS, judge, settings={"link_errors": 0})

@@ -15,12 +15,13 @@ Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-mana
 (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetGpuFabricInfoV; CUDA runtime API, cudaErrorSystemNotReady (802).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Broken
 
@@ -61,7 +62,7 @@ _HARM = (
 )
 # Who has no partition, or lost the manager of the whole fabric, may still do with what it has.
 _NOTES = ((12, 2, "no partition is assigned"), (14, 2, "the global fabric manager is disconnected"))
-_CONFIGURATION_SHIFT, _CONFIGURATION_BITS, _CONFIGURATION_RIGHT = 8, 0xF, 1
+# Bits 8 to 11; 1 is right.
 _CONFIGURATIONS = {
     2: "wrong system GUID",
     3: "wrong serial number of the chassis",
@@ -75,12 +76,10 @@ _HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
 _SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is limited"}
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     rows = seen.of(devices.CHECK).by_rank.values()
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
-    for card in cards_of(met):
+    for card in cards:
         for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card), *_recovery(card)):
             yield finding_of(seen, card, fault)
 
@@ -111,8 +110,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
 def health_words(mask: int) -> tuple[list[str], list[str]]:
     """What a health mask of the fabric says: what does harm, and what is only good to know."""
     harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
-    configuration = (mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_BITS
-    if configuration > _CONFIGURATION_RIGHT:
+    if (configuration := (mask >> 8) & 0xF) > 1:
         harm.append(f"the configuration is wrong ({_CONFIGURATIONS.get(configuration, f'reason {configuration}')})")
     return harm, [words for shift, value, words in _NOTES if (mask >> shift) & 0x3 == value]
 
@@ -149,31 +147,15 @@ def _recovery(card: Card) -> Iterator[Fault]:
     wanted, broken = card.health.recovery_action, card.health.broken
     if wanted:
         name, action = recovery_of(wanted)
-        yield Fault(
-            "recovery",
-            "the driver asks to recover a GPU",
-            f"it needs a recovery: {name}; none expected",
-            action,
-            f"Look for Xid lines in `dmesg` on {card.host.name}.",
-            {"recovery_action": wanted},
-            severity=Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
-        )
+        title, said = "the driver asks to recover a GPU", f"it needs a recovery: {name}; none expected"
+        advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
+        severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
+        yield Fault("recovery", title, said, action, advice, {"recovery_action": wanted}, severity)
     elif broken is Broken.RESET_REQUIRED:
-        title, said = "a GPU must be reset", f"NVML says {broken.value!r}"
-        yield Fault("reset-required", title, said, Action.RESET)
+        yield Fault("reset-required", "a GPU must be reset", f"NVML says {broken.value!r}", Action.RESET)
     elif broken is Broken.LOST:
-        title, said = "a GPU is lost", f"NVML says {broken.value!r} while it is asked"
-        yield Fault("lost", title, said, Action.REBOOT, "Isolate the host if it happens again.")
+        said = f"NVML says {broken.value!r} while it is asked"
+        yield Fault("lost", "a GPU is lost", said, Action.REBOOT, "Isolate the host if it happens again.")
 
 
-CHECK = Check(
-    "GPU007",
-    "fabric",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    ground=memory_errors.ground,
-)
+CHECK = health_check("GPU007", "fabric", __doc__, FINDINGS, judge)

@@ -15,12 +15,12 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetComp
 nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-user-guide).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
+from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Finding, Severity
 
@@ -48,11 +48,9 @@ _EXCLUSIVE = (1, 3)
 _CONTEXT_BYTES = 96 * MIB
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    for card in cards_of(met):
-        for fault in (*_in_use(seen, card), *_mode(card), *_cut(card, alone=seen.world.size == 1)):
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    for card in cards:
+        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(card, alone=seen.world.size == 1)):
             yield finding_of(seen, card, fault)
 
 
@@ -84,38 +82,35 @@ def _holders(card: Card) -> str:
 
 
 def _mode(card: Card) -> Iterator[Fault]:
-    mode, index = card.health.compute_mode, card.health.index
-    hint = f"Set the mode with `nvidia-smi -i {index} -c DEFAULT` on {card.host.name}."
+    mode, processes = card.health.compute_mode, card.health.processes or ()
+    advice = f"Set the mode with `nvidia-smi -i {card.health.index} -c DEFAULT` on {card.host.name}."
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
-        yield Fault("prohibited", title, said, Action.NONE, hint, {"compute_mode": mode})
+        yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
-        taken, crowded = bool(card.health.processes), len(card.takers) > 1
+        then, severity = "harmless with one rank for each GPU", Severity.NOTE
+        if processes:
+            then, severity = f"and {_holders(card)} has it: a rank comes in only through MPS", Severity.WARNING
+        elif len(card.takers) > 1:
+            then = f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
+            severity = Severity.WARNING
         yield Fault(
             "exclusive",
             # The server of MPS, through which others may come, looks the same.
-            "another process has a GPU to itself" if taken else "a GPU allows one CUDA process only",
-            f"compute mode 'exclusive process', {_consequence(card)}",
+            "another process has a GPU to itself" if processes else "a GPU allows one CUDA process only",
+            f"compute mode 'exclusive process', {then}",
             Action.NONE,
-            hint,
-            {"compute_mode": mode, "pids": [process.pid for process in card.health.processes or ()]},
-            severity=Severity.WARNING if taken or crowded else Severity.NOTE,
+            advice,
+            {"compute_mode": mode, "pids": [process.pid for process in processes]},
+            severity=severity,
         )
 
 
-def _consequence(card: Card) -> str:
-    if card.health.processes:
-        return f"and {_holders(card)} has it: a rank comes in only through MPS"
-    if len(card.takers) > 1:
-        return f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
-    return "harmless with one rank for each GPU"
-
-
-def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
+def _sliced(card: Card, *, alone: bool) -> Iterator[Fault]:
     if card.health.mig:
         yield Fault(
             "mig",
-            # One rank talks to nobody.
+            # A single rank has no peer.
             "a GPU is cut into slices",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,
@@ -126,18 +121,5 @@ def _cut(card: Card, *, alone: bool) -> Iterator[Fault]:
         )
 
 
-CHECK = Check(
-    "GPU008",
-    "gpu-users",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    ground=memory_errors.ground,
-    settings={
-        # GCM's limit: an idle driver holds a few MiB.
-        "used_mib": 15,
-    },
-)
+# GCM's limit: an idle driver holds a few MiB.
+CHECK = health_check("GPU008", "gpu-users", __doc__, FINDINGS, judge, settings={"used_mib": 15})

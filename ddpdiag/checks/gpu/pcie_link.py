@@ -17,12 +17,12 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurr
 (current_link_width, max_link_width); PCI Express base specification, link training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
@@ -36,10 +36,8 @@ FINDINGS = {
 }
 
 
-def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    met = seen.of(memory_errors.CHECK)
-    yield from not_looked_at(seen, met)
-    for _, own in by_model(cards_of(met)):
+def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    for _, own in by_model(cards):
         # Where all of several are alike it is the board's design (clouds give an L4 8 of its 16 lanes).
         alike = len(own) > 1 and len({card.health.pcie.width for card in own}) == 1
         for card in own:
@@ -63,7 +61,8 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
         yield Fault(
             "narrow",
             "the PCIe link of a GPU is narrow",
-            f"PCIe x{link.width}, x{link.width_max} possible{_share(link.width, link.width_max)}",
+            f"PCIe x{link.width}, x{link.width_max} possible, so copies reach {link.width / link.width_max:.0%} "
+            "of their speed",
             Action.NONE if alike else Action.REBOOT,
             "All GPUs of that model are so; it may be meant."
             if alike
@@ -72,41 +71,21 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
             severity=Severity.NOTE if alike else Severity.WARNING,
         )
     elif link.width_card and link.width < link.width_card:
-        yield Fault(
-            "slot",
-            "the slot of a GPU is narrower than the card",
-            f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}",
-            Action.NONE,
-            "Look into the BIOS whether it splits the slot, or move the card.",
-            evidence,
-        )
-
-
-def _share(width: int, most: int) -> str:
-    return f", so copies reach {width / most:.0%} of their speed"
+        title = "the slot of a GPU is narrower than the card"
+        said = f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}"
+        advice = "Look into the BIOS whether it splits the slot, or move the card."
+        yield Fault("slot", title, said, Action.NONE, advice, evidence)
 
 
 def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:
     """The narrowest link and the lowest generation of the GPUs, as they run now, and the best that is possible."""
     links = [card.health.pcie for card in cards_of(seen.of(memory_errors.CHECK))]
-    found = {
-        "pcie.min_width": [link.width for link in links],
-        "pcie.min_generation": [link.generation for link in links],
-        "pcie.min_generation_possible": [link.generation_max for link in links],
-    }
-    known = {name: [value for value in values if value is not None] for name, values in found.items()}
-    return {name: min(values) for name, values in known.items() if values}
+    found = (
+        ("pcie.min_width", [link.width for link in links]),
+        ("pcie.min_generation", [link.generation for link in links]),
+        ("pcie.min_generation_possible", [link.generation_max for link in links]),
+    )
+    return {name: min(known) for name, values in found if (known := [v for v in values if v is not None])}
 
 
-CHECK = Check(
-    "GPU004",
-    "pcie-link",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    ground=memory_errors.ground,
-    figures=figures,
-)
+CHECK = memory_errors.health_check("GPU004", "pcie-link", __doc__, FINDINGS, judge, figures=figures)

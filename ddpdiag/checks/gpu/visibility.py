@@ -1,103 +1,239 @@
-"""Which GPUs of its host a job may use, and which one each rank takes.
+"""GPU001's data, and what each rank of a host sees of its GPUs.
 
-torch (GPU002) says it by UUID. Where it does not, CUDA_VISIBLE_DEVICES as GPU001 recorded it is read as CUDA does:
-indices, UUIDs and their abbreviations, slices of a GPU. An index is taken for a place in NVML's order, that of the PCI
-bus, only where all GPUs of the rank are of one model, since CUDA counts the fastest first.
+NVML knows nothing of CUDA_VISIBLE_DEVICES: a job to which it shows no GPU trains on CPUs over gloo, and all seems well.
+
+NCCL copies from GPU to GPU of one host by CUDA IPC. CUDA_VISIBLE_DEVICES alone does not hinder it (CUDA 10.1 and later
+reach devices that the variable hides; NCCL, src/transport/p2p.cc), but a cgroup or container that closes the other
+GPUs' device files does, as Slurm's --gpus-per-task and --gpu-bind do: NCCL then fails, hangs, or goes through the
+host's memory (NCCL issue 1066). NCCL's own cuMem allocations may still be shared.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.gpu.present import check as present
-from ddpdiag.checks.gpu.present.data import Data
-from ddpdiag.checks.hosts import Host
-from ddpdiag.checks.world import World
-from ddpdiag.probes.gpu.health import Health
-from ddpdiag.probes.gpu.nvml import Gpu
-from ddpdiag.probes.gpu.visibility import device_index, gpus_named
-from ddpdiag.probes.host.procfs import ProcGpu
-
-D = TypeVar("D")
+from ddpdiag.checks.hosts import Host, answers_by_host, names_text, ranks_text
+from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
+from ddpdiag.probes.gpu.visibility import named_gpus
+from ddpdiag.probes.host.sysfs import PciFunction
+from ddpdiag.text import count_text
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What GPU001 and GPU002 know of it, by rank."""
+class Data(Struct, frozen=True, kw_only=True):
+    """What a rank finds by NVML, on the PCI bus (None: not readable), in /proc (None: no driver), in its variables.
 
-    world: World
-    enumerated: Mapping[int, Data]
-    torch: Mapping[int, devices.Data]
+    `visible` counts what CUDA would show to this rank, `promised` what launcher, container or CUDA_VISIBLE_DEVICES name
+    (None: nothing); `cuda_visible_devices` is that variable (None: unset).
+    """
 
-    def to(self, host: Host, found: Sequence[Health]) -> frozenset[str] | None:
-        """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
-
-        CUDA may leave out a GPU because it is sick, so torch is believed only where it shows as many as it should.
-        """
-        known = frozenset(health.uuid for health in found if health.uuid)
-        counts = {rank: self.world.arrivals[rank].gpus for rank in host.ranks}
-        if all(rank in self.torch and len(self.torch[rank].gpus) == count for rank, count in counts.items()):
-            uuids = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in self.torch[rank].gpus)
-            # A slice of a GPU has a UUID of its own.
-            if uuids and uuids <= known:
-                return uuids
-        if max(counts.values(), default=0) >= len(found):
-            return known
-        named = [visible_uuids(self.enumerated[rank]) for rank in host.ranks if rank in self.enumerated]
-        told = [frozenset(uuids) for uuids in named if uuids is not None]
-        return frozenset[str]().union(*told) if len(told) == len(host.ranks) else None
-
-    def takers(self) -> dict[str, tuple[int, ...]]:
-        """The ranks that take each GPU, by UUID."""
-        taken = {rank: uuid for rank, row in self.enumerated.items() if (uuid := self._named(rank, row))}
-        known = {gpu.uuid for row in self.enumerated.values() for gpu in row.nvml.gpus}
-        for rank, row in self.torch.items():
-            if row.gpu is not None and row.gpu.uuid and (row.gpu.uuid in known or rank not in taken):
-                taken[rank] = row.gpu.uuid
-        ranks: dict[str, tuple[int, ...]] = defaultdict(tuple)
-        for rank in sorted(taken):
-            ranks[taken[rank]] += (rank,)
-        return ranks
-
-    def _named(self, rank: int, row: Data) -> str | None:
-        """The GPU that the rank takes by its variable."""
-        uuids = visible_uuids(row) or ()
-        chosen = device_index(self.world.places[rank].local_rank, len(uuids))
-        certain = row.cuda_visible_devices is not None or len(_models(row.nvml.gpus)) == 1
-        return uuids[chosen] if chosen is not None and certain else None
+    nvml: Enumeration
+    functions: tuple[PciFunction, ...] | None = ()
+    proc_gpus: int | None = None
+    visible: int = 0
+    promised: int | None = None
+    cuda_visible_devices: str | None = None
 
 
-def shown_of(seen: Seen[D]) -> Shown:
-    """What the two checks know in this run."""
-    return Shown(seen.world, seen.of(present.CHECK).by_rank, seen.of(devices.CHECK).by_rank)
+class HostGpus(Struct, frozen=True, kw_only=True):
+    """One host, from the answers of its ranks: with GPUs bound to ranks, each of these may see a part only.
+
+    `listed` counts the driver's own list, `visible` what CUDA shows to the ranks together.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    answers: Mapping[int, Data]
+    gpus: tuple[Gpu, ...]
+    lost: tuple[Gpu, ...]
+    trouble: Trouble | None
+    error: str
+    functions: tuple[PciFunction, ...] | None
+    listed: int
+    visible: int
+    promised: int | None
+
+    @property
+    def unopened(self) -> dict[str, str | None]:
+        """PCI addresses of GPUs that NVML does not show, with their drivers."""
+        known = {gpu.pci for gpu in self.gpus}
+        return {function.address: function.driver for function in self.functions or () if function.address not in known}
+
+    @property
+    def is_sliced(self) -> bool:
+        """Is a GPU cut into slices (MIG)?"""
+        return any(gpu.mig for gpu in self.gpus)
 
 
-def visible_uuids(row: Data) -> tuple[str, ...] | None:
-    """UUIDs of the GPUs that the variable shows to this rank, in its order; None where that cannot be told."""
-    gpus, value = row.nvml.gpus, row.cuda_visible_devices
-    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
-    # CUDA leaves out a GPU that cannot be opened, and counts on.
-    if not uuids or len(uuids) < len(gpus):
-        return None
-    if value is None:
-        return tuple(uuids)
-    if value.startswith("MIG-"):
-        return _parent(value.partition(",")[0], gpus)
-    named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.name, gpu.uuid) for gpu in gpus])
-    if any(name.isdecimal() for name in named) and len(_models(gpus)) > 1:
-        return None
-    return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)
+def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
+    """The hosts that answered, in order."""
+    return [_host_gpus(host, rows) for host, rows in answers_by_host(seen)]
 
 
-def _models(gpus: Sequence[Gpu]) -> set[str | None]:
-    return {gpu.name for gpu in gpus}
+def _host_gpus(host: Host, rows: Mapping[int, Data]) -> HostGpus:
+    every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
+    opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
+    troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
+    promises = [row.promised for row in rows.values() if row.promised is not None]
+    # Ranks that name or open different GPUs were bound to them, and theirs add up.
+    shown = {(row.cuda_visible_devices, tuple(gpu.uuid for gpu in row.nvml.gpus)): row.visible for row in rows.values()}
+    return HostGpus(
+        name=host.name,
+        ranks=host.ranks,
+        answers=rows,
+        gpus=tuple(opened.values()),
+        lost=tuple({gpu.index: gpu for gpu in every if gpu.error is not None}.values()),
+        trouble=troubled.trouble,
+        error=troubled.error,
+        functions=next((row.functions for row in rows.values() if row.functions is not None), None),
+        listed=max(row.proc_gpus or 0 for row in rows.values()),
+        visible=sum(shown.values()),
+        # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
+        promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
+    )
 
 
-def _parent(entry: str, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
-    """The GPU of a slice: named in its older form ("MIG-GPU-<uuid>/<instance>/<part>"), or the only one that is cut."""
-    older = entry.removeprefix("MIG-").partition("/")[0]
-    fitting = [gpu.uuid or "" for gpu in gpus if gpu.uuid == older or (not older.startswith("GPU-") and gpu.mig)]
-    return (fitting[0],) if len(fitting) == 1 else None
+def hidden_gpus(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
+    """At most one finding a host; what the user expects replaces what launcher and variables promise."""
+    if not host.gpus:
+        return
+    expected = seen.options.expect_gpus
+    # Unless every rank answered, GPUs that are bound to the absent would be missed.
+    adds_up = len(seen.by_rank) == seen.world.size
+    if expected is not None:
+        if host.visible < expected and adds_up:
+            yield _too_few(seen, host, Severity.ERROR, f"--expect-gpus says {expected}")
+    elif wrong := [rank for rank, row in host.answers.items() if _is_misnamed(host, row)]:
+        yield _misnamed(seen, host, wrong)
+    elif blind := [rank for rank, row in host.answers.items() if row.visible == 0]:
+        yield _none(seen, host, blind)
+    elif host.promised is not None and host.visible < host.promised and adds_up:
+        # A job step or a shell may mean to use fewer, and they work.
+        yield _too_few(seen, host, Severity.WARNING, f"launcher or container name {host.promised}")
+
+
+def _is_misnamed(host: HostGpus, row: Data) -> bool:
+    # What an index means on a GPU that is cut into slices is CUDA's to say; that it means nothing is clear.
+    return not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
+
+
+def _misnamed(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
+    row = host.answers[ranks[0]]
+    named = named_gpus(row.cuda_visible_devices)
+    said = f"but {_variable(host, ranks)} names {named} and shows {row.visible} of them to {ranks_text(ranks)}"
+    fix = (
+        f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {host.name}, or UUIDs that `nvidia-smi -L` "
+        "shows), or unset it."
+    )
+    finding = _hidden(seen, host, ranks, said, fix, Severity.ERROR)
+    title = "CUDA_VISIBLE_DEVICES names GPUs that are not there"
+    return structs.replace(finding, title=title, evidence=finding.evidence | {"named": named})
+
+
+def _none(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
+    """An error where GPUs were promised or other ranks have some, because such a job cannot use NCCL."""
+    promised = any(host.answers[rank].promised for rank in ranks)
+    others = any(row.visible for row in seen.by_rank.values())
+    meant = seen.options.backend == "gloo"
+    unlisted = {host.answers[rank].cuda_visible_devices for rank in ranks} == {None}
+    then = "CUDA may still find them" if unlisted else "the job would take CPUs"
+    why = ", although launcher or container promise some" if promised else ", while others have some" if others else ""
+    said = f"but {_variable(host, ranks)} shows none to {ranks_text(ranks)}{why}: no GPU was tested there, and {then}"
+    severity = Severity.ERROR if (promised or others) and not meant else Severity.WARNING
+    return _hidden(seen, host, ranks, said, _how_to_show(host, ranks), severity)
+
+
+def _too_few(seen: Seen[Data], host: HostGpus, severity: Severity, wanted: str) -> Finding:
+    ranks = tuple(host.answers)
+    said = f"{wanted}, but {_variable(host, ranks)} shows {host.visible} to the ranks"
+    return _hidden(seen, host, ranks, said, _how_to_show(host, ranks), severity)
+
+
+def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, fix: str, severity: Severity) -> Finding:
+    return seen.finding(
+        "hidden",
+        "GPUs are there, but not shown to the job",
+        f"{host.name}: {count_text(len(host.gpus), 'GPU')} {'is' if len(host.gpus) == 1 else 'are'} there, {said}.",
+        severity=severity,
+        ranks=ranks,
+        evidence={
+            "gpus": len(host.gpus),
+            "visible": host.visible,
+            "promised": host.promised,
+            "cuda_visible_devices": host.answers[ranks[0]].cuda_visible_devices,
+        },
+        fix=fix,
+    )
+
+
+def _how_to_show(host: HostGpus, ranks: Sequence[int]) -> str:
+    values = {host.answers[rank].cuda_visible_devices for rank in ranks}
+    cpus = f"or say --expect-gpus {host.visible} if {'that is' if host.visible else 'CPUs are'} meant"
+    indices = _indices(host.answers[ranks[0]])
+    if values == {None}:
+        # Such as WSL: no procfs entry, and still a GPU.
+        return (
+            f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name}, where the driver does not list "
+            f"all GPUs in /proc/driver/nvidia/gpus, {cpus}."
+        )
+    if "NoDevFiles" in values:
+        return f"Ask Slurm for GPUs (--gres=gpu:N), {cpus}."
+    return f"Unset CUDA_VISIBLE_DEVICES, or set it to {indices}, {cpus}."
+
+
+def _variable(host: HostGpus, ranks: Sequence[int]) -> str:
+    """The variable as the first of these ranks has it, and on which rank where they differ."""
+    values = [host.answers[rank].cuda_visible_devices for rank in ranks]
+    text = "CUDA_VISIBLE_DEVICES (unset)" if values[0] is None else f"CUDA_VISIBLE_DEVICES={values[0]!r}"
+    return text if len(set(values)) == 1 else f"{text} (on rank {ranks[0]})"
+
+
+def _indices(row: Data) -> str:
+    """Bound to GPUs, every rank may count its own from 0."""
+    return ",".join(str(gpu.index) for gpu in row.nvml.gpus)
+
+
+def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
+    """One finding for all hosts whose device files are closed, and one for those whose variables differ."""
+    apart = [host for host in hosts if len(host.answers) > 1 and not host.is_sliced]
+    closed = [host for host in apart if _is_closed(host)]
+    if closed:
+        first = [(host, *next(iter(host.answers.items()))) for host in closed]
+        lines = [f"{host.name}: rank {n} sees {len(row.nvml.gpus)} of {len(host.gpus)} GPUs" for host, n, row in first]
+        yield seen.finding(
+            "isolated",
+            "the GPUs of other ranks are hidden by the container or cgroup",
+            f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, it "
+            "fails or goes through the host's memory.",
+            severity=Severity.WARNING,
+            ranks=tuple(rank for host in closed for rank in host.answers),
+            evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed[:16]]},
+            fix="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
+            "--gpu-bind=none, in place of --gpus-per-task. Else try NCCL_CUMEM_ENABLE=1.",
+        )
+    if masked := [host.name for host in apart if host not in closed and _is_masked(host)]:
+        yield seen.finding(
+            "isolated",
+            "each rank is shown one GPU of its own",
+            f"{names_text(masked)}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. NCCL still reaches the "
+            "others, since their device files are open; programs that use cuda:local_rank fail.",
+            severity=Severity.NOTE,
+            nodes=masked,
+            fix="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
+        )
+
+
+def _is_closed(host: HostGpus) -> bool:
+    """Does NVML, which knows no variable, show some rank less than the ranks see together?"""
+    # A GPU that one rank could not open is lost, and not hidden.
+    whole = [row.nvml.gpus for row in host.answers.values() if all(gpu.uuid for gpu in row.nvml.gpus)]
+    sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
+    together = set[str | None]().union(*sets)
+    return len(sets) > 1 and any(own != together for own in sets)
+
+
+def _is_masked(host: HostGpus) -> bool:
+    """Does each rank name one GPU only, and another one than the rest?"""
+    values = {row.cuda_visible_devices for row in host.answers.values() if row.visible == 1}
+    return len(values) == len(host.answers)

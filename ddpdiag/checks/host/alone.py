@@ -66,9 +66,17 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         for product in data.products:
             yield from _product(seen, node, product)
         # Without CUDA there is no NCCL either, and GPU002 says so.
-        view = seen.of(devices.CHECK).by_rank.get(rank)
-        if view is None or (view.cuda is not None and view.error is None):
-            yield from _group(seen, node, data.group)
+        torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
+        can_start = torch is None or (torch.cuda is not None and torch.error is None)
+        if can_start and (group.error is not None or not group.right):
+            yield seen.finding(
+                "group",
+                f"a process group of {group.backend} cannot be used, even by one rank alone",
+                f"{node}: a process group of one rank over {group.backend}: {group.error or 'its sum is wrong'}.",
+                nodes=(node,),
+                evidence={"backend": group.backend, "error": group.error},
+                fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
+            )
 
 
 def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]:
@@ -96,20 +104,6 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
             evidence={"wrong_elements": product.wrong, "elements": elements},
             fix=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory test.",
         )
-
-
-def _group(seen: Seen[Data], node: str, group: Group) -> Iterator[Finding]:
-    if group.error is None and group.right:
-        return
-    said = group.error or "its sum is wrong"
-    yield seen.finding(
-        "group",
-        f"a process group of {group.backend} cannot be used, even by one rank alone",
-        f"{node}: a process group of one rank over {group.backend}: {said}.",
-        nodes=(node,),
-        evidence={"backend": group.backend, "error": group.error},
-        fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
-    )
 
 
 CHECK = Check(

@@ -17,7 +17,7 @@ Sources: sched_getaffinity(2); control groups v2, cpu.max (docs.kernel.org/admin
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -29,6 +29,7 @@ from ddpdiag.model.context import Context
 from ddpdiag.probes.host.limits import affinity, cgroup, cores
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.text import count_text
 
 FINDINGS = {
     "one-core": Explained.warning("several ranks may use one core only."),
@@ -63,17 +64,15 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         usable = usable_cores(rows)
-        if _is_unknown(rows, usable):
-            yield _unreadable(seen, host, rows)
-            continue
-        if len(rows) > 1 and usable.cores == 1 and any((row.cores or 1) > 1 for row in rows.values()):
+        # Is the binding unknown, or is it one core for several ranks of a host that may have more of them?
+        unbound = [rank for rank, row in rows.items() if not row.affinity]
+        crowded = len(rows) > 1 and usable.cores == 1
+        if unbound or (crowded and all(row.cores is None for row in rows.values())):
+            yield _unreadable(seen, host, rows, unbound)
+        elif crowded and any((row.cores or 1) > 1 for row in rows.values()):
             yield _pinned(seen, host, rows)
-            continue
-        if len(rows) > usable.cores:
-            yield _scarce(seen, host, rows, usable)
-        threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
-        if threads > seen.number("threads_per_core", 2) * usable.cores:
-            yield _oversubscribed(seen, host, rows, usable, threads)
+        else:
+            yield from _too_many(seen, host, rows, usable)
 
 
 class Usable(Struct, frozen=True):
@@ -89,24 +88,16 @@ def usable_cores(rows: Mapping[int, Data]) -> Usable:
     quota = min((row.quota for row in rows.values() if row.quota is not None), default=None)
     if quota is not None and quota < bound:
         return Usable(quota, f"{quota:g} cores (quota of the control group)")
-    return Usable(bound, f"{bound} core{'s' if bound != 1 else ''}")
+    return Usable(bound, count_text(bound, "core"))
 
 
-def _is_unknown(rows: Mapping[int, Data], usable: Usable) -> bool:
-    """Is the binding unknown, or is it one core for several ranks of a host that may have more of them?"""
-    if not all(row.affinity for row in rows.values()):
-        return True
-    return len(rows) > 1 and usable.cores == 1 and all(row.cores is None for row in rows.values())
-
-
-def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
-    bound = [rank for rank, row in rows.items() if not row.affinity]
-    what = f"on which cores {ranks_text(bound)} may run" if bound else "how many cores the host has"
+def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data], unbound: Sequence[int]) -> Finding:
+    what = f"on which cores {ranks_text(unbound)} may run" if unbound else "how many cores the host has"
     return seen.finding(
         "unreadable",
         "the cores cannot be counted",
         f"{host.name}: the system does not say {what}: UNKNOWN whether {len(rows)} ranks have a core each.",
-        ranks=bound or tuple(rows),
+        ranks=unbound or tuple(rows),
         fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
     )
 
@@ -125,34 +116,36 @@ def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
     )
 
 
-def _scarce(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Finding:
-    return seen.finding(
-        "scarce",
-        "more ranks than cores",
-        f"{host.name}: {len(rows)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
-        ranks=tuple(rows),
-        evidence={"ranks": len(rows), "cores": usable.cores},
-        fix="Start fewer ranks on this host, or ask for more cores.",
-    )
-
-
-def _oversubscribed(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable, threads: int) -> Finding:
-    fitting = max(1, int(usable.cores) // len(rows))
-    # Of ranks that start one thread each there are too many, and no variable mends that.
-    many = threads <= len(rows)
-    unset = all(row.omp_threads is None for row in rows.values())
-    return seen.finding(
-        "oversubscribed",
-        "more threads than cores",
-        f"{host.name}: {len(rows)} ranks start {threads} compute threads on {usable.why}"
-        f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
-        ranks=tuple(rows),
-        evidence={"ranks": len(rows), "threads": threads, "cores": usable.cores},
-        fix="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
-        if many
-        else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
-        env={} if many else {"OMP_NUM_THREADS": str(fitting)},
-    )
+def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Iterator[Finding]:
+    """More ranks, or more of their threads, than cores."""
+    ranks = tuple(rows)
+    if len(ranks) > usable.cores:
+        yield seen.finding(
+            "scarce",
+            "more ranks than cores",
+            f"{host.name}: {len(ranks)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
+            ranks=ranks,
+            evidence={"ranks": len(ranks), "cores": usable.cores},
+            fix="Start fewer ranks on this host, or ask for more cores.",
+        )
+    threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
+    if threads > seen.number("threads_per_core") * usable.cores:
+        fitting = max(1, int(usable.cores) // len(ranks))
+        # Of ranks that start one thread each there are too many, and no variable mends that.
+        many = threads <= len(ranks)
+        unset = all(row.omp_threads is None for row in rows.values())
+        yield seen.finding(
+            "oversubscribed",
+            "more threads than cores",
+            f"{host.name}: {len(ranks)} ranks start {threads} compute threads on {usable.why}"
+            f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
+            ranks=ranks,
+            evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
+            fix="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
+            if many
+            else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
+            env={} if many else {"OMP_NUM_THREADS": str(fitting)},
+        )
 
 
 CHECK = Check(

@@ -19,7 +19,7 @@ PyTorch issue 973 (ancdata).
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -38,15 +38,6 @@ FINDINGS = {
     "processes": Explained.warning("too few processes or threads, by the user's limit or the control group's."),
     "unreadable": Explained.not_seen("the limits of a host could not be read."),
 }
-
-# Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit of 1024
-# is enough for 8 ranks; NCCL's documentation speaks of 32 thousand for 144.
-FILES = 512.0
-FILES_PER_PEER = 64.0
-# The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.
-LOCKED_GIB = 16.0
-# Our own rule: a rank starts some 50 threads, and a data loader its workers.
-TASKS_PER_RANK = 128.0
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -70,25 +61,68 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        known = [row.limits for row in rows.values() if row.limits is not None]
-        yield from _open_files(seen, host, known)
-        yield from _locked_memory(seen, host, rows, known)
-        yield from _tasks(seen, host, rows)
-        yield from _unreadable(seen, host, rows)
+        answers = rows.values()
+        known = [row.limits for row in answers if row.limits is not None]
+        files, locked = _lowest(own.nofile for own in known), _lowest(own.memlock for own in known)
+        needed = int(seen.number("files") + seen.number("files_per_peer") * seen.world.size)
+        if files is not None and files < needed:
+            yield seen.finding(
+                "open-files",
+                "few open files allowed",
+                f"{host.name}: {files} open files allowed (soft limit), {needed} expected for {seen.world.size} ranks.",
+                ranks=host.ranks,
+                evidence={"soft": files, "expected": needed},
+                fix=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of the service behind it.",
+            )
+        little = locked if locked is not None and locked < seen.number("locked_gib") * GIB else None
+        if little is not None and (devices := sorted({device for row in answers for device in row.rdma or ()})):
+            yield seen.finding(
+                "locked-memory",
+                "little locked memory allowed",
+                f"{host.name}: {little // 1024} KiB of locked memory allowed, {seen.number('locked_gib'):g} GiB or "
+                f"unlimited expected because of {', '.join(devices[:4])}.",
+                ranks=host.ranks,
+                evidence={"soft_bytes": little, "rdma": list(devices)},
+                fix="Set memlock to unlimited (limits.conf, LimitMEMLOCK=infinity for slurmd, docker --ulimit "
+                "memlock=-1).",
+            )
+        yield from _tasks(seen, host, answers)
+        yield from _unreadable(seen, host, answers, is_locked=little is not None)
 
 
-def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+def _lowest(limits: Iterable[Limit]) -> int | None:
+    """The tightest of the soft limits; None if there is no limit."""
+    return min((limit.soft for limit in limits if limit.soft is not None), default=None)
+
+
+def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
+    rooms = [(row.tasks.left, f"limit {row.tasks.limit} of the control group") for row in rows if row.tasks]
+    for row in rows:
+        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
+            left = max(0, row.limits.nproc.soft - row.user_processes)
+            rooms.append((left, f"limit {row.limits.nproc.soft} of the user (ulimit -u)"))
+    needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
+    if rooms and min(rooms)[0] < needed:
+        left, why = min(rooms)
+        yield seen.finding(
+            "processes",
+            "few more processes allowed",
+            f"{host.name}: {left} more tasks allowed ({why}), {needed} expected for {len(host.ranks)} ranks.",
+            ranks=host.ranks,
+            evidence={"left": left, "expected": needed},
+            fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end what else runs there.",
+        )
+
+
+def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_locked: bool) -> Iterator[Finding]:
     """What could not be looked at, as far as it could have mattered."""
-    files = [row for row in rows.values() if row.limits is None]
-    counted = [row for row in rows.values() if row.limits is not None and row.limits.nproc.soft is not None]
-    users = [row for row in counted if row.user_processes is None]
-    locked = _lowest(row.limits.memlock for row in rows.values() if row.limits is not None)
-    bus = [row for row in rows.values() if row.rdma is None]
-    what = ["the limits of open files, locked memory and processes (getrlimit)"] if files else []
-    if users:
+    what = []
+    if any(row.limits is None for row in rows):
+        what.append("the limits of open files, locked memory and processes (getrlimit)")
+    if any(row.limits and row.limits.nproc.soft is not None and row.user_processes is None for row in rows):
         what.append("how many processes the user has (/proc), of whom the number is limited")
     # Within one host no job talks over RDMA.
-    if bus and len(seen.world.hosts) > 1 and locked is not None and locked < _locked_bytes(seen):
+    if is_locked and len(seen.world.hosts) > 1 and any(row.rdma is None for row in rows):
         what.append("whether there are RDMA devices (/sys/class), for which locked memory would be too little")
     if what:
         yield seen.finding(
@@ -98,69 +132,6 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
             ranks=host.ranks,
             fix="Mount /proc and /sys into the container, and let its seccomp profile pass getrlimit.",
         )
-
-
-def _lowest(limits: Iterable[Limit]) -> int | None:
-    """The tightest of the soft limits; None if there is no limit."""
-    return min((limit.soft for limit in limits if limit.soft is not None), default=None)
-
-
-def _open_files(seen: Seen[Data], host: Host, known: Sequence[Limits]) -> Iterator[Finding]:
-    soft = _lowest(own.nofile for own in known)
-    needed = int(seen.number("files", FILES) + seen.number("files_per_peer", FILES_PER_PEER) * seen.world.size)
-    if soft is None or soft >= needed:
-        return
-    yield seen.finding(
-        "open-files",
-        "few open files allowed",
-        f"{host.name}: {soft} open files allowed (soft limit), {needed} expected for {seen.world.size} ranks.",
-        ranks=host.ranks,
-        evidence={"soft": soft, "expected": needed},
-        fix=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of the service behind it.",
-    )
-
-
-def _locked_bytes(seen: Seen[Data]) -> float:
-    return seen.number("locked_gib", LOCKED_GIB) * GIB
-
-
-def _locked_memory(
-    seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: Sequence[Limits]
-) -> Iterator[Finding]:
-    devices = sorted({device for row in rows.values() for device in row.rdma or ()})
-    soft = _lowest(own.memlock for own in known)
-    needed = _locked_bytes(seen)
-    if not devices or soft is None or soft >= needed:
-        return
-    yield seen.finding(
-        "locked-memory",
-        "little locked memory allowed",
-        f"{host.name}: {soft // 1024} KiB of locked memory allowed, {needed / GIB:g} GiB or unlimited expected "
-        f"because of {', '.join(devices[:4])}.",
-        ranks=host.ranks,
-        evidence={"soft_bytes": soft, "rdma": list(devices)},
-        fix="Set memlock to unlimited (limits.conf, LimitMEMLOCK=infinity for slurmd, docker --ulimit memlock=-1).",
-    )
-
-
-def _tasks(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    rooms = [(row.tasks.left, f"limit {row.tasks.limit} of the control group") for row in rows.values() if row.tasks]
-    for row in rows.values():
-        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
-            left = max(0, row.limits.nproc.soft - row.user_processes)
-            rooms.append((left, f"limit {row.limits.nproc.soft} of the user (ulimit -u)"))
-    needed = int(seen.number("tasks_per_rank", TASKS_PER_RANK)) * len(host.ranks)
-    if not rooms or min(rooms)[0] >= needed:
-        return
-    left, why = min(rooms)
-    yield seen.finding(
-        "processes",
-        "few more processes allowed",
-        f"{host.name}: {left} more tasks allowed ({why}), {needed} expected for {len(host.ranks)} ranks.",
-        ranks=host.ranks,
-        evidence={"left": left, "expected": needed},
-        fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end what else runs there.",
-    )
 
 
 CHECK = Check(
@@ -174,9 +145,13 @@ CHECK = Check(
     judge=judge,
     data=Data,
     settings={
-        "files": FILES,
-        "files_per_peer": FILES_PER_PEER,
-        "locked_gib": LOCKED_GIB,
-        "tasks_per_rank": TASKS_PER_RANK,
+        # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
+        # of 1024 is enough for 8 ranks; NCCL's documentation speaks of 32 thousand for 144.
+        "files": 512.0,
+        "files_per_peer": 64.0,
+        # The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.
+        "locked_gib": 16.0,
+        # Our own rule: a rank starts some 50 threads, and a data loader its workers.
+        "tasks_per_rank": 128.0,
     },
 )

@@ -35,14 +35,6 @@ FINDINGS = {
     "unreadable": Explained.not_seen("the memory of a host could not be read."),
 }
 
-# A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this for each
-# rank not even the smallest job starts.
-LEAST_MIB = 256.0
-# Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's pinned
-# buffers as well.
-ENOUGH_MIB = 1024.0
-ENOUGH_GPU_MIB = 4096.0
-
 
 class Data(Struct, frozen=True, kw_only=True):
     """Memory in bytes: the host's (None: not readable), and what the control group leaves (None: no limit)."""
@@ -69,53 +61,44 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         yield from _room(seen, host, rows)
-        yield from _kills(seen, host, rows)
+        kills = max((row.oom_kills or 0 for row in rows.values()), default=0)
+        if kills:
+            yield seen.finding(
+                "oom-kills",
+                "processes were killed for want of memory",
+                f"{host.name}: the kernel has killed {kills} processes of this control group, 0 expected.",
+                ranks=host.ranks,
+                evidence={"oom_kills": kills},
+                fix=f"Raise the memory limit of the job; look at `dmesg` on {host.name} for what was killed.",
+            )
 
 
 def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
     rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
     if not rooms:
-        yield _unreadable(seen, host)
+        yield seen.finding(
+            "unreadable",
+            "the memory of a host cannot be read",
+            f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a "
+            f"limit: UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
+            ranks=host.ranks,
+            fix="Mount /proc into the container.",
+        )
         return
     room, why = min(rooms)
     share = room / MIB / len(host.ranks)
-    enough = seen.number("gpu_mib" if host.gpus else "cpu_mib", ENOUGH_GPU_MIB if host.gpus else ENOUGH_MIB)
-    if share >= enough:
-        return
-    yield seen.finding(
-        "short",
-        "little memory",
-        f"{host.name}: {room / MIB:.0f} MiB {why} for {len(host.ranks)} ranks, {share:.0f} MiB each; "
-        f"{enough:.0f} MiB each expected.",
-        severity=Severity.ERROR if share < seen.number("least_mib", LEAST_MIB) else Severity.WARNING,
-        ranks=host.ranks,
-        evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
-        fix="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
-    )
-
-
-def _unreadable(seen: Seen[Data], host: Host) -> Finding:
-    return seen.finding(
-        "unreadable",
-        "the memory of a host cannot be read",
-        f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a limit: "
-        f"UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
-        ranks=host.ranks,
-        fix="Mount /proc into the container.",
-    )
-
-
-def _kills(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    kills = max((row.oom_kills or 0 for row in rows.values()), default=0)
-    if kills:
+    enough = seen.number("gpu_mib" if host.gpus else "cpu_mib")
+    if share < enough:
         yield seen.finding(
-            "oom-kills",
-            "processes were killed for want of memory",
-            f"{host.name}: the kernel has killed {kills} processes of this control group, 0 expected.",
+            "short",
+            "little memory",
+            f"{host.name}: {room / MIB:.0f} MiB {why} for {len(host.ranks)} ranks, {share:.0f} MiB each; "
+            f"{enough:.0f} MiB each expected.",
+            severity=Severity.ERROR if share < seen.number("least_mib") else Severity.WARNING,
             ranks=host.ranks,
-            evidence={"oom_kills": kills},
-            fix=f"Raise the memory limit of the job; look at `dmesg` on {host.name} for what was killed.",
+            evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
+            fix="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
         )
 
 
@@ -130,5 +113,13 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
-    settings={"cpu_mib": ENOUGH_MIB, "gpu_mib": ENOUGH_GPU_MIB, "least_mib": LEAST_MIB},
+    settings={
+        # Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's
+        # pinned buffers as well.
+        "cpu_mib": 1024.0,
+        "gpu_mib": 4096.0,
+        # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this
+        # for each rank not even the smallest job starts.
+        "least_mib": 256.0,
+    },
 )

@@ -34,9 +34,6 @@ FINDINGS = {
 
 # DeepSpeed warns below this.
 ENOUGH_MIB = 512.0
-# Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's default.
-LEAST_MIB_PER_RANK = 64.0
-
 FIX = (
     "Enlarge /dev/shm (docker --shm-size=1g or --ipc=host; Kubernetes: an emptyDir with medium Memory), "
     "and remove stale nccl-* and torch_* files there."
@@ -55,62 +52,49 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        views = [row.shared_memory for row in rows.values()]
-        present = [view for view in views if view is not None]
-        if len(present) < len(views):
-            yield _missing(seen, host)
-        elif failed := next((view for view in present if view.error), None):
-            yield _unusable(seen, host, failed)
+        present = [row.shared_memory for row in rows.values() if row.shared_memory is not None]
+        # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
+        serious = Severity.ERROR if host.gpus else Severity.WARNING
+        if len(present) < len(rows):
+            yield seen.finding(
+                "missing",
+                "no /dev/shm",
+                f"{host.name}: /dev/shm is missing or unreadable; at least {ENOUGH_MIB:.0f} MiB expected.",
+                severity=serious,
+                ranks=host.ranks,
+                fix="Mount a tmpfs at /dev/shm.",
+            )
+        elif memory := next((memory for memory in present if memory.error), None):
+            yield seen.finding(
+                "unusable",
+                "/dev/shm gives no memory",
+                f"{host.name}: a file of 1 MiB in /dev/shm could not be allocated: {memory.error} "
+                f"({memory.free_bytes / MIB:.0f} of {memory.size_bytes / MIB:.0f} MiB free).",
+                severity=serious,
+                ranks=host.ranks,
+                evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes, "error": memory.error},
+                fix=FIX,
+            )
         else:
-            yield from _room(seen, host, min(present, key=lambda view: view.free_bytes))
+            yield from _room(seen, host, min(present, key=lambda memory: memory.free_bytes))
 
 
-def _missing(seen: Seen[Data], host: Host) -> Finding:
-    return seen.finding(
-        "missing",
-        "no /dev/shm",
-        f"{host.name}: /dev/shm is missing or unreadable; at least {ENOUGH_MIB:.0f} MiB expected.",
-        severity=_serious(host),
-        ranks=host.ranks,
-        fix="Mount a tmpfs at /dev/shm.",
-    )
-
-
-def _unusable(seen: Seen[Data], host: Host, view: SharedMemory) -> Finding:
-    return seen.finding(
-        "unusable",
-        "/dev/shm gives no memory",
-        f"{host.name}: a file of 1 MiB in /dev/shm could not be allocated: {view.error} "
-        f"({view.free_bytes / MIB:.0f} of {view.size_bytes / MIB:.0f} MiB free).",
-        severity=_serious(host),
-        ranks=host.ranks,
-        evidence={"size_bytes": view.size_bytes, "free_bytes": view.free_bytes, "error": view.error},
-        fix=FIX,
-    )
-
-
-def _room(seen: Seen[Data], host: Host, view: SharedMemory) -> Iterator[Finding]:
-    free = view.free_bytes / MIB
-    least = seen.number("least_mib_per_rank", LEAST_MIB_PER_RANK) * len(host.ranks)
-    enough = seen.number("enough_mib", ENOUGH_MIB)
+def _room(seen: Seen[Data], host: Host, memory: SharedMemory) -> Iterator[Finding]:
+    free = memory.free_bytes / MIB
+    least = seen.number("least_mib_per_rank") * len(host.ranks)
+    enough = seen.number("enough_mib")
     fatal = host.gpus > 0 and free < least
-    if free >= enough and not fatal:
-        return
-    yield seen.finding(
-        "small",
-        "/dev/shm is small",
-        f"{host.name}: {free:.0f} of {view.size_bytes / MIB:.0f} MiB free in /dev/shm; "
-        f"{max(least, enough):.0f} MiB expected for {len(host.ranks)} ranks.",
-        severity=Severity.ERROR if fatal else Severity.WARNING,
-        ranks=host.ranks,
-        evidence={"size_bytes": view.size_bytes, "free_bytes": view.free_bytes},
-        fix=FIX,
-    )
-
-
-def _serious(host: Host) -> Severity:
-    # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
-    return Severity.ERROR if host.gpus else Severity.WARNING
+    if free < enough or fatal:
+        yield seen.finding(
+            "small",
+            "/dev/shm is small",
+            f"{host.name}: {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free in /dev/shm; "
+            f"{max(least, enough):.0f} MiB expected for {len(host.ranks)} ranks.",
+            severity=Severity.ERROR if fatal else Severity.WARNING,
+            ranks=host.ranks,
+            evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},
+            fix=FIX,
+        )
 
 
 CHECK = Check(
@@ -123,5 +107,10 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
-    settings={"least_mib_per_rank": LEAST_MIB_PER_RANK, "enough_mib": ENOUGH_MIB},
+    settings={
+        # Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's
+        # default.
+        "least_mib_per_rank": 64.0,
+        "enough_mib": ENOUGH_MIB,
+    },
 )

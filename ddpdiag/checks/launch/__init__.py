@@ -1,1 +1,1 @@
-"""What launchers told the ranks."""
+"""What launchers set for the ranks."""

@@ -21,9 +21,7 @@ torchrun sets); srun(1), output environment variables.
 from collections import defaultdict
 from collections.abc import Iterator
 
-from msgspec import Struct
-
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
@@ -53,15 +51,18 @@ FINDINGS = {
 _SHOWN = 8  # of the processes that came as one rank
 
 
-class Data(Struct, frozen=True):
-    """Nothing is measured: ranks are judged by how they arrived."""
-
-
-def judge(seen: Seen[Data]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """By how the ranks arrived; nothing is measured."""
     yield from _duplicates(seen)
     yield from _world_sizes(seen)
     yield from _versions(seen)
-    yield from _unauthenticated(seen)
+    if seen.recording.header.secret == "none":
+        yield seen.finding(
+            "unauthenticated",
+            "the ranks did not prove themselves to each other",
+            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
+            fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
+        )
     yield from _process_counts(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
@@ -69,7 +70,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from _gpus(seen, host)
 
 
-def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
+def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each rank, however often it came."""
     again: dict[int, dict[str, str]] = defaultdict(dict)  # of each rank, the first process by each later one
     for event in seen.recording.events:
@@ -93,7 +94,7 @@ def _duplicates(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
+def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
     """World sizes that arrivals state, and those (in the event's detail) of ranks that were turned away for theirs."""
     stated = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
     nodes = {rank: place.node for rank, place in seen.world.places.items()}
@@ -114,7 +115,7 @@ def _world_sizes(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _versions(seen: Seen[Data]) -> Iterator[Finding]:
+def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
     own = seen.recording.header.version
     others = {e.rank: e.detail for e in seen.recording.events if e.kind is EventKind.VERSION and e.rank is not None}
     if others:
@@ -129,17 +130,7 @@ def _versions(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _unauthenticated(seen: Seen[Data]) -> Iterator[Finding]:
-    if seen.recording.header.secret == "none":
-        yield seen.finding(
-            "unauthenticated",
-            "the ranks did not prove themselves to each other",
-            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
-            fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
-        )
-
-
-def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
+def _process_counts(seen: Seen[Nothing]) -> Iterator[Finding]:
     if not _complete(seen):
         return
     hosts = {host.ranks[0]: host for host in hosts_of(seen)}
@@ -158,14 +149,12 @@ def _process_counts(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
-    holders: dict[int, list[int]] = defaultdict(list)
+def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
+    holders: dict[int | None, list[int]] = defaultdict(list)
     for rank in host.ranks:
-        local_rank = seen.world.arrivals[rank].place.local_rank
-        if local_rank is not None:
-            holders[local_rank].append(rank)
+        holders[seen.world.arrivals[rank].place.local_rank].append(rank)
     for local_rank, ranks in holders.items():
-        if len(ranks) > 1 and not _one_gpu_each(seen, host):
+        if local_rank is not None and len(ranks) > 1 and not _one_gpu_each(seen, host):
             yield seen.finding(
                 "local-rank",
                 "a local rank is there twice",
@@ -176,7 +165,7 @@ def _local_ranks(seen: Seen[Data], host: Host) -> Iterator[Finding]:
             )
 
 
-def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+def _without_local_rank(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     ranks = [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]
     one_gpu = f", and one that does not puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
     crowded = host.gpus > 0 and len(host.ranks) > 1
@@ -194,7 +183,7 @@ def _without_local_rank(seen: Seen[Data], host: Host) -> Iterator[Finding]:
         )
 
 
-def _one_gpu_each(seen: Seen[Data], host: Host) -> bool:
+def _one_gpu_each(seen: Seen[Nothing], host: Host) -> bool:
     """Does the launcher show one GPU to each rank? Then all take cuda:0; GPU002 sees whether these are distinct.
 
     Such as torchrun --virtual-local-rank, which gives everyone local rank 0, or Slurm's --gpus-per-task=1.
@@ -202,7 +191,7 @@ def _one_gpu_each(seen: Seen[Data], host: Host) -> bool:
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
 
-def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
+def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     ranks, gpus = len(host.ranks), host.gpus
     if gpus == 0 or ranks == gpus:
         return
@@ -232,8 +221,8 @@ def _gpus(seen: Seen[Data], host: Host) -> Iterator[Finding]:
         )
 
 
-def _complete(seen: Seen[Data]) -> bool:
-    """Did everybody come? Otherwise counts are echoes of the absent, which RUN001 names."""
+def _complete(seen: Seen[Nothing]) -> bool:
+    """Did all ranks join? Otherwise counts only reflect the absent, which RUN001 names."""
     return len(seen.world.arrivals) == seen.world.size
 
 
@@ -245,5 +234,5 @@ CHECK = Check(
     manual=__doc__ or "",
     findings=FINDINGS,
     judge=judge,
-    data=Data,
+    data=Nothing,
 )

@@ -19,16 +19,16 @@ torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); N
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
-from ddpdiag.checks.launch.settings import setting
 from ddpdiag.model import Finding
 from ddpdiag.model.context import Context
-from ddpdiag.model.setting import Setting
+from ddpdiag.model.setting import Setting, Value
 from ddpdiag.probes.host.variables import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 
@@ -50,6 +50,8 @@ OWN = frozenset(
         "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE",
     }
 )  # fmt: skip
+# Values of one setting, and ranks of one value, that are listed: more are counted only.
+MOST_VALUES, MOST_RANKS = 8, 16
 # Read by torch while it is imported; anything else raises there.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 
@@ -66,31 +68,43 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    yield from _differences(seen, {rank: data.variables for rank, data in seen.by_rank.items()}, "variable")
-    yield from _differences(seen, {rank: settings(data) for rank, data in seen.by_rank.items()}, "file")
+    for kind, rows in _by_kind(seen):
+        yield from _differences(seen, kind, rows)
     yield from _host_ids(seen)
     yield from _debug_levels(seen)
 
 
-def settings(data: Data) -> dict[str, str]:
-    """Lines of configuration files, by path and name."""
-    return {f"{path}: {name}": value for path, rows in data.files.items() for name, value in rows.items()}
+def _by_kind(seen: Seen[Data]) -> Iterator[tuple[str, dict[int, dict[str, str]]]]:
+    """Each rank's variables, then the lines of its configuration files, by path and name."""
+    yield "variable", {rank: data.variables for rank, data in seen.by_rank.items()}
+    yield (
+        "file",
+        {
+            rank: {f"{path}: {name}": value for path, own in data.files.items() for name, value in own.items()}
+            for rank, data in seen.by_rank.items()
+        },
+    )
 
 
-def _differences(seen: Seen[Data], settings: Mapping[int, Mapping[str, str]], word: str) -> Iterator[Finding]:
-    for name in sorted({name for own in settings.values() for name in own} - OWN):
-        odd = odd_ones_out({rank: own.get(name) for rank, own in settings.items()})
+def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Every name that some rank has, but for those that tell ranks apart on purpose."""
+    return sorted({name for own in rows.values() for name in own} - OWN)
+
+
+def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
+    for name in _names(rows):
+        odd = odd_ones_out({rank: own.get(name) for rank, own in rows.items()})
         if odd is None:
             continue
-        said = odd_text(odd, missing="unset")
         yield seen.finding(
-            word,
+            kind,
             f"{name} differs between ranks",
-            f"{name}: {said}; one value on every rank is expected" + ("." if odd.ranks else " (no majority)."),
+            f"{name}: {odd_text(odd, missing='unset')}; one value on every rank is expected"
+            + ("." if odd.ranks else " (no majority)."),
             ranks=odd.ranks,
             evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
             fix=f"Set {name} alike on every rank, in the job script, or unset it everywhere."
-            if word == "variable"
+            if kind == "variable"
             else "Make the file alike on every host, or remove it.",
         )
 
@@ -126,15 +140,25 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
-    """Every name that some rank has, but for those that tell ranks apart on purpose: variables, then lines of files."""
-    rows = seen.by_rank
-    yield from _all("variable", {rank: own.variables for rank, own in rows.items()})
-    yield from _all("file", {rank: settings(own) for rank, own in rows.items()})
+    """Variables, then lines of files."""
+    for kind, rows in _by_kind(seen):
+        for name in _names(rows):
+            yield from setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
 
 
-def _all(kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Setting]:
-    for name in sorted({name for own in rows.values() for name in own} - OWN):
-        yield from setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
+def setting(kind: str, name: str, values: Mapping[int, str | None]) -> Iterator[Setting]:
+    """The setting with its most frequent value first; nothing where no rank has it."""
+    ranks: dict[str | None, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    if ranks.keys() <= {None}:
+        return
+    groups = sorted(ranks.items(), key=lambda group: (-len(group[1]), group[0] or ""))
+    shown = tuple(
+        Value(value=value, count=len(own), ranks=tuple(islice(sorted(own), MOST_RANKS)))
+        for value, own in groups[:MOST_VALUES]
+    )
+    yield Setting(kind=kind, name=name, values=shown, more=max(0, len(groups) - MOST_VALUES))
 
 
 CHECK = Check(

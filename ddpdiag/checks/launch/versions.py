@@ -22,12 +22,12 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 import os
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
-from ddpdiag.checks.launch.settings import setting
+from ddpdiag.checks.launch.variables import setting
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.context import Context
 from ddpdiag.model.setting import Setting
@@ -48,8 +48,6 @@ FINDINGS = {
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
 _BUSY_SHARE = 0.5
 
-_VERSIONS = ("torch", "cuda", "hip", "nccl", "driver", "python")
-
 
 class Data(Struct, frozen=True, kw_only=True):
     """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank, and
@@ -66,13 +64,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    found = versions()
     return Data(
-        python=found.python,
-        torch=found.torch,
-        cuda=found.cuda,
-        hip=found.hip,
-        nccl=found.nccl,
+        **structs.asdict(versions()),
         driver=driver_version(proc_root(os.environ)),
         import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
         import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
@@ -87,43 +80,35 @@ def _seconds(text: str | None) -> float | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    data = seen.by_rank
-    torch = odd_ones_out({rank: own.torch for rank, own in data.items()})
-    yield from _differing(seen, "torch", {rank: own.torch for rank, own in data.items()}, Severity.ERROR)
+    rows = seen.by_rank.values()
+    yield from _differing(seen, "torch", Severity.ERROR)
     # Another torch brings other CUDA and NCCL libraries: one cause, one finding.
-    if torch is None:
-        yield from _differing(seen, "CUDA", {rank: own.cuda for rank, own in data.items()}, Severity.ERROR)
-        yield from _differing(seen, "HIP", {rank: own.hip for rank, own in data.items()}, Severity.ERROR)
-        yield from _differing(seen, "NCCL", {rank: own.nccl for rank, own in data.items()}, Severity.ERROR)
-    pythons = {rank: own.python for rank, own in data.items()}
-    alike = len({_minor(python) for python in pythons.values()}) == 1
-    yield from _differing(seen, "Python", pythons, Severity.WARNING if alike else Severity.ERROR)
+    if len({own.torch for own in rows}) <= 1:
+        for what in ("CUDA", "HIP", "NCCL"):
+            yield from _differing(seen, what, Severity.ERROR)
+    alike = len({tuple(own.python.split(".")[:2]) for own in rows}) == 1
+    yield from _differing(seen, "Python", Severity.WARNING if alike else Severity.ERROR)
     # CUDA's minor version compatibility lets different drivers work together, mostly.
-    drivers = {rank: own.driver for rank, own in data.items() if own.driver is not None}
-    yield from _differing(seen, "NVIDIA driver", drivers, Severity.WARNING)
+    yield from _differing(seen, "NVIDIA driver", Severity.WARNING)
     yield from _slow_imports(seen)
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-def _differing(
-    seen: Seen[Data], what: str, found: dict[int, str] | dict[int, str | None], severity: Severity
-) -> Iterator[Finding]:
-    odd = odd_ones_out(found)
-    if odd is None:
-        return
-    yield seen.finding(
-        what.split()[-1].lower(),
-        f"{what} versions differ",
-        f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
-        + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
-        severity=severity,
-        ranks=odd.ranks,
-        evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-        fix=f"Use one environment or container image on every host, so that {what} is the same.",
-    )
+def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Finding]:
+    word = what.split()[-1].lower()
+    found = {rank: getattr(own, word) for rank, own in seen.by_rank.items()}
+    if word == "driver":  # which not every rank can read
+        found = {rank: version for rank, version in found.items() if version is not None}
+    if odd := odd_ones_out(found):
+        yield seen.finding(
+            word,
+            f"{what} versions differ",
+            f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
+            + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+            severity=severity,
+            ranks=odd.ranks,
+            evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
+            fix=f"Use one environment or container image on every host, so that {what} is the same.",
+        )
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
@@ -149,7 +134,7 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
     """The versions of the ranks."""
-    for name in _VERSIONS:
+    for name in ("torch", "cuda", "hip", "nccl", "driver", "python"):
         yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
 
 

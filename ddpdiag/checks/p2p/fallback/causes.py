@@ -5,9 +5,8 @@ from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu import memory_errors, nvswitch
+from ddpdiag.checks.gpu import memory_errors, nvswitch, present
 from ddpdiag.checks.gpu.cards import cards_of
-from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths

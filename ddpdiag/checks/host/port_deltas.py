@@ -1,7 +1,7 @@
 """HST006's rules: what of a network port must not rise, or come down, while a job runs.
 
 Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or came round (hardware
-counts in 32 bits), and is no rise; one that only one of the two looks told is none either. The counters of an
+counts in 32 bits), and is no rise; one that only one of the two looks has is none either. The counters of an
 InfiniBand port stop at their largest value (255 for link_downed): what comes then is not seen.
 """
 
@@ -44,11 +44,11 @@ class Limits(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """One host's ports at the beginning and at the end, and those by which the job goes (`ways`)."""
+    """One host's ports at the beginning and at the end, and those that the job uses."""
 
     before: NetworkLook
     after: NetworkLook
-    ways: frozenset[str]
+    job_ports: frozenset[str]
 
     @property
     def seconds(self) -> float:
@@ -56,32 +56,27 @@ class Pair(NamedTuple):
         return max(0.0, self.after.seconds - self.before.seconds)
 
     def ports(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
-        """Ports that a job may use, then and now (None: gone): its ways, RDMA ports whose link was up, and what lies
+        """Ports that a job may use, then and now (None: gone): its own, RDMA ports whose link was up, and what lies
         below them."""
-        later = {port.name: port for port in self.after.ports}
-        below = self._below()
-        for port in self.before.ports:
-            if port.name in self.ways or port.name in below or (port.rdma and port.up is not False):
-                yield port, later.get(port.name)
-
-    def _below(self) -> set[str]:
-        known = {port.name: port for port in self.before.ports}
-        found: set[str] = set()
-        todo = [port for port in self.before.ports if port.name in self.ways or (port.rdma and port.up is not False)]
+        earlier, later = ({port.name: port for port in look.ports} for look in (self.before, self.after))
+        used = {
+            name for name, port in earlier.items() if name in self.job_ports or (port.rdma and port.up is not False)
+        }
+        todo = list(used)
         while todo:
-            new = set(todo.pop().below) - found
-            found |= new
-            todo += [known[name] for name in new if name in known]
-        return found
+            below = set(earlier[todo.pop()].below) - used
+            todo += below & earlier.keys()
+            used |= below
+        yield from ((port, later.get(name)) for name, port in earlier.items() if name in used)
 
 
-class Rise(NamedTuple):
-    """What happened to one port: `said` goes behind its name. `is_way`: the job goes by this port."""
+class CounterDelta(NamedTuple):
+    """What happened to one port: `said` goes behind its name. `used_by_job`: the job goes by this port."""
 
     word: str
     port: PortCounters
     said: str
-    is_way: bool
+    used_by_job: bool
     counter: str | None = None
     before: int | None = None
     after: int | None = None
@@ -92,33 +87,35 @@ class Rise(NamedTuple):
         return f"{self.port.name}{f' (PCI {self.port.pci})' if self.port.pci else ''}"
 
 
-def rises(pair: Pair, limits: Limits) -> Iterator[Rise]:
+def counter_deltas(pair: Pair, limits: Limits) -> Iterator[CounterDelta]:
     """Everything that happened to the ports of one host."""
     for old, new in pair.ports():
-        is_way = old.name in pair.ways
+        used = old.name in pair.job_ports
         if new is None:
-            yield Rise("gone", old, "was there at the beginning, and is not at the end", is_way)
+            yield CounterDelta("gone", old, "was there at the beginning, and is not at the end", used)
             continue
-        yield from _lost(old, new, is_way)
+        yield from _lost(old, new, used=used)
         for counter, start, end in _risen(old.counters, new.counters):
             allowed = limits.allowed(counter, pair.seconds)
             said = f"{counter} rose from {start} to {end}"
             if counter == _NOT_READY:
-                yield Rise("not-ready", old, said, is_way, counter, start, end)
+                yield CounterDelta("not-ready", old, said, used, counter, start, end)
             elif counter not in _DOWNS and end - start > allowed:
-                yield Rise("link-errors", old, f"{said} (at most {allowed:g} expected)", is_way, counter, start, end)
+                said += f" (at most {allowed:g} expected)"
+                yield CounterDelta("link-errors", old, said, used, counter, start, end)
 
 
-def _lost(old: PortCounters, new: PortCounters, is_way: bool) -> Iterator[Rise]:
+def _lost(old: PortCounters, new: PortCounters, *, used: bool) -> Iterator[CounterDelta]:
     """The link was lost, whether it is back or not."""
     now = {True: ", and it is up again", False: ", and it is down", None: ""}[new.up]
-    found = [rise for rise in _risen(old.counters, new.counters) if rise[0] in _DOWNS]
+    found = [delta for delta in _risen(old.counters, new.counters) if delta[0] in _DOWNS]
     for counter, start, end in found:
         # Up at the beginning, which the kernel counts as a change as well.
         if counter != "carrier_changes" or old.up is not False or end - start > 1:
-            yield Rise("link-down", old, f"{counter} rose from {start} to {end}{now}", is_way, counter, start, end)
+            said = f"{counter} rose from {start} to {end}{now}"
+            yield CounterDelta("link-down", old, said, used, counter, start, end)
     if not found and old.up and new.up is False:
-        yield Rise("link-down", old, "its link was up at the beginning, and is down at the end", is_way)
+        yield CounterDelta("link-down", old, "its link was up at the beginning, and is down at the end", used)
 
 
 def _risen(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:

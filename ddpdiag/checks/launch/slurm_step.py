@@ -22,18 +22,19 @@ Sources: srun(1), output environment variables and --cpus-per-task; the release 
 """
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import hosts_of, ranks_text
-from ddpdiag.checks.launch.slurm_step.data import StepView, step_of
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.host.variables import slurm_variables
+from ddpdiag.probes.host.variables import job_and_step, slurm_variables
+from ddpdiag.text import count_text
 
 FINDINGS = {
     "step": Explained.note("what the step is: its tasks, hosts, processors and GPUs: good to know."),
@@ -66,6 +67,7 @@ FINDINGS = {
 _TOO_LATE_SECONDS = 10.0
 # A longer list of hosts is left to the report's own.
 _MOST_SHOWN = 60
+_FORMS = {"block": "numbered host by host", "cyclic": "numbered in turn over the hosts"}
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -83,29 +85,94 @@ def measure(ctx: Context) -> Data:
     return Data(variables=found, cpus=len(os.sched_getaffinity(0)))
 
 
+class SlurmStep(Struct, frozen=True, kw_only=True):
+    """A job step, by the variables of one of its tasks. `name` is "12.0"; `agents` is how many torchruns met, where
+    one started this process.
+
+    `step_gpus` are the GPUs of the host that the step has, by their number there. What Slurm does not tell is None.
+    """
+
+    name: str
+    tasks: int
+    nodes: int
+    job_nodes: int | None
+    nodelist: str
+    distribution: str | None
+    cpus_per_task: int | None
+    gpus_on_node: int | None
+    gpus_per_task: str | None
+    gpu_bind: str | None
+    step_gpus: str | None
+    cuda_visible_devices: str | None
+    agents: int | None
+
+    @property
+    def renumbered(self) -> bool:
+        """Does a device cgroup hide the host's other GPUs, so that CUDA counts those of the step from 0?"""
+        return None not in (self.step_gpus, self.cuda_visible_devices) and self.step_gpus != self.cuda_visible_devices
+
+    @property
+    def order(self) -> str:
+        """How tasks are numbered, where Slurm says so and it makes a difference."""
+        form = (self.distribution or "").partition(":")[0].partition(",")[0]
+        return _FORMS.get(form, "") if 1 < self.nodes < self.tasks else ""
+
+
+def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
+    """The step of these variables; None outside of a step, or where its size is not known."""
+    name = job_and_step(variables)
+    tasks, nodes = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
+    if "." not in name or not tasks or not nodes:
+        return None
+    return SlurmStep(
+        name=name,
+        tasks=tasks,
+        nodes=nodes,
+        job_nodes=_number(variables, "SLURM_JOB_NUM_NODES"),
+        nodelist=variables.get("SLURM_STEP_NODELIST", ""),
+        distribution=variables.get("SLURM_DISTRIBUTION"),
+        cpus_per_task=_number(variables, "SLURM_CPUS_PER_TASK"),
+        gpus_on_node=_number(variables, "SLURM_GPUS_ON_NODE"),
+        gpus_per_task=variables.get("SLURM_GPUS_PER_TASK") or _gres(variables.get("SLURM_TRES_PER_TASK", "")),
+        gpu_bind=variables.get("SLURM_GPU_BIND"),
+        step_gpus=variables.get("SLURM_STEP_GPUS"),
+        cuda_visible_devices=variables.get("CUDA_VISIBLE_DEVICES"),
+        agents=_number(variables, "GROUP_WORLD_SIZE"),
+    )
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "")
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+
+
+def _gres(tres: str) -> str | None:
+    """The GPUs in SLURM_TRES_PER_TASK ("cpu:2,gres/gpu:1" or "cpu=2,gres/gpu=1"), which Slurm 23.11 sets instead."""
+    found = re.search(r"gres[/:]gpu[:=]([A-Za-z0-9_.:=-]+)", tres)
+    return found[1] if found else None
+
+
 def ground(world: World) -> str | None:
-    """Somebody must run in a job of Slurm."""
+    """At least one rank must run in a job of Slurm."""
     return None if any(arrival.slurm for arrival in world.arrivals.values()) else "no rank runs in a job of Slurm"
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _time_left(seen)
-    step = _step(seen)
-    if step is None:
-        return
-    yield from _torchruns(seen, step)
-    yield from _few_tasks(seen, step)
-    yield from _cpus(seen)
-    yield from _order(seen, step)
-    yield _layout(seen, step)
+    if (step := _step(seen)) is not None:
+        yield from _torchruns(seen, step)
+        yield from _few_tasks(seen, step)
+        yield from _cpus(seen)
+        yield from _order(seen, step)
+        yield _layout(seen, step)
 
 
-def _step(seen: Seen[Data]) -> StepView | None:
+def _step(seen: Seen[Data]) -> SlurmStep | None:
     """The step as the first rank that answered from within one saw it."""
     return next((step for row in seen.by_rank.values() if (step := step_of(row.variables)) is not None), None)
 
 
-def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
+def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     """Each task started a torchrun, and these take part in no common rendezvous."""
     agents = step.agents
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
@@ -113,30 +180,23 @@ def _torchruns(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
     shared = step.tasks > step.nodes
     # Where each task was given GPUs of its own, a torchrun for each may be meant: a sweep.
     bound = step.gpus_per_task is not None
-    what = f"{step.tasks} tasks on {step.nodes} {'host' if step.nodes == 1 else 'hosts'}"
     they = "and on a host they take the same GPUs and ports" if shared else "so this says nothing of the other hosts"
+    c10d = f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
     yield seen.finding(
         "torchruns",
         "every task of srun started a torchrun of its own",
-        f"step {step.name} has {what}, but this torchrun met {agents} of them: each trains alone, {they}; one "
-        "torchrun on each host is expected, and all in one rendezvous.",
+        f"step {step.name} has {step.tasks} tasks on {count_text(step.nodes, 'host')}, but this torchrun met {agents} "
+        f"of them: each trains alone, {they}; one torchrun on each host is expected, and all in one rendezvous.",
         severity=Severity.ERROR if shared and not bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
-        fix=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {_meeting(step)} ..., or without torchrun: "
-        "srun ddpdiag check",
+        fix=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun "
+        f"{'--standalone' if step.nodes == 1 else c10d} ..., or without torchrun: srun ddpdiag check",
         of_the_run=True,
     )
 
 
-def _meeting(step: StepView) -> str:
-    """torchrun's options by which all of them meet."""
-    if step.nodes == 1:
-        return "--standalone"
-    return f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
-
-
-def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE came from variables, and nobody but the tasks of this step came."""
+def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
+    """RANK and WORLD_SIZE came from variables, and only the tasks of this step joined."""
     absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
@@ -152,8 +212,8 @@ def _few_tasks(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
 
 
 def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
-    wanted = {rank: step.cpus_per_task for rank, row in seen.by_rank.items() if (step := step_of(row.variables))}
-    short = {rank: own for rank, own in wanted.items() if own is not None and seen.by_rank[rank].cpus < own}
+    steps = ((rank, row.cpus, step_of(row.variables)) for rank, row in seen.by_rank.items())
+    short = {rank: own for rank, cpus, step in steps if step and (own := step.cpus_per_task) and cpus < own}
     if not short:
         return
     first = min(short)
@@ -161,8 +221,8 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     yield seen.finding(
         "cpus",
         "srun did not pass --cpus-per-task on",
-        f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use {cpus} "
-        f"{'processor' if cpus == 1 else 'processors'} (fewer than asked for: {ranks_text(tuple(short))}).",
+        f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use "
+        f"{count_text(cpus, 'processor')} (fewer than asked for: {ranks_text(tuple(short))}).",
         ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
         fix=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
@@ -171,11 +231,10 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     )
 
 
-def _order(seen: Seen[Data], step: StepView) -> Iterator[Finding]:
+def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     """Judged by where the ranks are, whatever the variables say."""
     scattered = [host for host in hosts_of(seen) if host.ranks[-1] - host.ranks[0] >= len(host.ranks)]
-    complete = len(seen.world.arrivals) == seen.world.size
-    if not scattered or not complete:
+    if not scattered or len(seen.world.arrivals) != seen.world.size:
         return
     host = scattered[0]
     yield seen.finding(
@@ -208,65 +267,65 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     )
 
 
-def _layout(seen: Seen[Data], step: StepView) -> Finding:
-    """What the step is, in one sentence; nobody is blamed."""
+def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
+    """What the step is, in one sentence; no rank is blamed."""
     part = f" of the job's {step.job_nodes}" if step.job_nodes and step.job_nodes != step.nodes else ""
     hosts = "host" if step.nodes == 1 and not part else "hosts"
-    tasks = f"{step.tasks} {'task' if step.tasks == 1 else 'tasks'} on {step.nodes}{part} {hosts}"
     named = f" ({step.nodelist})" if 0 < len(step.nodelist) <= _MOST_SHOWN else ""
-    words = [f"{tasks}{named}", step.order, _cpu_words(seen), *_gpu_words(seen, step), *_left_words(seen)]
-    return seen.finding(
-        "step",
-        f"this is step {step.name} of Slurm",
-        f"{', '.join(filter(None, words))}.",
+    words = (
+        f"{count_text(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}",
+        step.order,
+        # What tasks may really use, whatever the variables promise.
+        f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} a task",
+        *_gpu_words(seen, step),
+        *_left_words(seen.options.job_left_seconds),
     )
+    return seen.finding("step", f"this is step {step.name} of Slurm", f"{', '.join(filter(None, words))}.")
 
 
-def _cpu_words(seen: Seen[Data]) -> str:
-    """What tasks may really use, whatever the variables promise."""
-    least, most = (choose(row.cpus for row in seen.by_rank.values()) for choose in (min, max))
-    return f"{least if least == most else f'{least} to {most}'} {'CPU' if most == 1 else 'CPUs'} a task"
+def _range_text(counts: Iterable[int], noun: str) -> str:
+    """Such as "1 GPU", "2 GPUs" or "2 to 4 GPUs"."""
+    own = sorted(counts)
+    return f"{'' if own[0] == own[-1] else f'{own[0]} to '}{count_text(own[-1], noun)}"
 
 
-def _gpu_words(seen: Seen[Data], step: StepView) -> Iterator[str]:
+def _gpu_words(seen: Seen[Data], step: SlurmStep) -> Iterator[str]:
     """What ranks see of the GPUs that their node has for the step."""
     if not seen.world.gpus:
         yield "no GPU"
         return
-    least, most = (choose(arrival.gpus for arrival in seen.world.arrivals.values()) for choose in (min, max))
     of = f" of {step.gpus_on_node} on its host" if step.gpus_on_node else ""
-    yield f"each rank sees {least if least == most else f'{least} to {most}'} {'GPU' if most == 1 else 'GPUs'}{of}"
+    yield f"each rank sees {_range_text((arrival.gpus for arrival in seen.world.arrivals.values()), 'GPU')}{of}"
     if step.renumbered:
         yield f"CUDA_VISIBLE_DEVICES={step.cuda_visible_devices} is GPU {step.step_gpus} of the host"
 
 
-def _left_words(seen: Seen[Data]) -> Iterator[str]:
+def _left_words(left: float | None) -> Iterator[str]:
     """Slurm gives a job without a limit a year."""
-    left = seen.options.job_left_seconds
     if left is not None and 0 < left < 86_400:
         yield f"the job ends in {left / 60:.0f} min" if left >= 120 else f"the job ends in {left:.0f} s"
 
 
-def _facts(step: StepView) -> Iterator[tuple[str, Scalar]]:
-    """What Slurm told; what it did not is left out."""
-    facts: Mapping[str, Scalar] = {
-        "step": step.name,
-        "tasks": step.tasks,
-        "hosts": step.nodes,
-        "job_hosts": step.job_nodes,
-        "distribution": step.distribution,
-        "cpus_per_task": step.cpus_per_task,
-        "gpus_on_host": step.gpus_on_node,
-        "gpus_per_task": step.gpus_per_task,
-        "gpu_bind": step.gpu_bind,
-    }
-    yield from ((name, value) for name, value in facts.items() if value is not None)
-
-
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    step, left = _step(seen), seen.options.job_left_seconds
-    facts = dict(_facts(step)) if step is not None else {}
-    return {f"slurm.{name}": value for name, value in (*facts.items(), *([("left_seconds", left)] if left else []))}
+    """What Slurm says of the step, without what it does not say."""
+    step = _step(seen)
+    facts: dict[str, Scalar] = (
+        {}
+        if step is None
+        else {
+            "step": step.name,
+            "tasks": step.tasks,
+            "hosts": step.nodes,
+            "job_hosts": step.job_nodes,
+            "distribution": step.distribution,
+            "cpus_per_task": step.cpus_per_task,
+            "gpus_on_host": step.gpus_on_node,
+            "gpus_per_task": step.gpus_per_task,
+            "gpu_bind": step.gpu_bind,
+        }
+    )
+    facts["left_seconds"] = seen.options.job_left_seconds or None
+    return {f"slurm.{name}": value for name, value in facts.items() if value is not None}
 
 
 CHECK = Check(

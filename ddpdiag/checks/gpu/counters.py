@@ -1,0 +1,349 @@
+"""Counters of each GPU that rise while the run loads it.
+
+A counter that is not zero may be old; one that rises during a run is a fault that the next job meets as well. The GPUs
+are asked once more after everything else has run, by the ranks that asked them for GPU003, and each GPU, known by its
+UUID, is held against itself.
+
+Findings, with the numbers before and after and the seconds between:
+
+Causes: wear, heat, a card or cable that is not seated, a bad link. A run of seconds loads a GPU little: that nothing
+rose does not show that nothing will.
+
+Fix: monitor, reset, reboot or isolate as the finding says; run it once more with `--depth deep` to see whether it rises
+again.
+
+Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PERFORMANCE; nvidia-smi nvlink -e` before and after a job, and diff.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api); NVIDIA GPU memory error management
+(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt); DCGM's PCIe replay policy.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of
+from ddpdiag.checks.gpu.clocks import HARMFUL
+from ddpdiag.checks.gpu.nvlink import numbers_text
+from ddpdiag.checks.gpu.nvswitch import JOINED, recovery_of
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
+from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.links import NvLink
+
+FINDINGS = {
+    "gone": Explained.error(
+        "the GPU was there and cannot be opened any more, or is not listed: it fell off the bus (Xid 79)."
+    ),
+    "broken": Explained.error("the GPU says that it is lost, or must be reset."),
+    **dict.fromkeys(
+        ("uncorrected", "sram", "remapped"),
+        Explained.error("uncorrectable errors that came, or rows that were remapped for them."),
+    ),
+    **dict.fromkeys(
+        ("remap-pending", "remap-failed", "retirement-pending", "recovery"), Explained.error("signs that came up.")
+    ),
+    "nvlink-down": Explained("a link that was up."),
+    "nvlink-errors": Explained.warning("replays and recoveries.", same_item=True),
+    "nvlink-crc": Explained(
+        "good to know up to `crc_per_second`, since the link sends again what CRC finds.", same_item=True
+    ),
+    "pcie-replays": Explained("good to know up to `pcie_replays_per_minute`."),
+    **dict.fromkeys(
+        ("corrected", "remapped-corrected", "retired"),
+        Explained.warning("ECC hid the errors; corrected is good to know below GPU003's own limit."),
+    ),
+    "slowdown": Explained.warning("clocks held down by heat or power at the end, and not at the beginning."),
+    "unreadable": Explained.not_seen("the second look failed, although the first one worked."),
+}
+
+_START_SECONDS = 0.5  # for a worker that has to be started anew, since the last one was ended
+
+
+class Pair(NamedTuple):
+    """One GPU at the beginning and at the end of a run, and the seconds between (None: not known)."""
+
+    before: Health
+    after: Health
+    seconds: float | None
+
+    @property
+    def span(self) -> str:
+        """Such as " within 12.3 s"."""
+        return "" if self.seconds is None else f" within {self.seconds:.1f} s"
+
+
+class Watched(NamedTuple):
+    """A counter that should not rise, or a sign that should not come up, and what it means if it does.
+
+    `text` is a counter's name, or what a sign says; `beside` is a part of a counter that has its own row.
+    """
+
+    word: str
+    title: str
+    text: str
+    action: Action
+    of: Callable[[Health], int | None]
+    advice: str = ""
+    beside: Callable[[Health], int | None] = lambda _: None
+
+
+_REPLACE = "Replace it if they come back."
+# Errors of SRAM are in the total, too.
+COUNTERS = (
+    Watched("uncorrected", "GPU memory got uncorrectable errors during the run", "uncorrectable errors of its memory",
+            Action.RESET, lambda health: health.memory.uncorrected, _REPLACE,
+            lambda health: health.memory.sram_uncorrected),
+    Watched("sram", "GPU SRAM got uncorrectable errors during the run", "uncorrectable errors of SRAM",
+            Action.RESET, lambda health: health.memory.sram_uncorrected, _REPLACE),
+    Watched("remapped", "a GPU remapped bad rows during the run", "rows remapped for uncorrectable errors",
+            Action.RESET, lambda health: health.memory.uncorrectable_remaps),
+    Watched("remapped-corrected", "a GPU remapped weak rows during the run", "rows remapped for correctable errors",
+            Action.MONITOR, lambda health: health.memory.correctable_remaps),
+    Watched("retired", "a GPU retired pages during the run", "retired pages",
+            Action.RESET, lambda health: health.memory.retired_pages),
+)  # fmt: skip
+SIGNS = (
+    Watched("remap-pending", "a GPU began to wait for the remapping of a bad row",
+            "a bad row of its memory stays in use until it is reset",
+            Action.RESET, lambda health: health.memory.remap_pending),
+    Watched("remap-failed", "a GPU could not remap a bad row", "a row of its memory went bad, and no spare is left",
+            Action.ISOLATE, lambda health: health.memory.remap_failed),
+    Watched("retirement-pending", "a GPU began to wait for the retirement of a bad page",
+            "a bad page of its memory stays in use until it is reset",
+            Action.RESET, lambda health: health.memory.retirement_pending),
+    Watched("broken", "a GPU says that it is lost or must be reset", "NVML said so in answer to a question",
+            Action.REBOOT, lambda health: health.broken is not None),
+)  # fmt: skip
+
+
+def plan(seen: Seen[Look]) -> Sequence[Trial]:
+    """The ranks that saw GPUs at the beginning."""
+    groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
+    return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
+
+
+def moot(seen: Seen[Look]) -> str | None:
+    """Without a first look there is nothing to compare with."""
+    first = memory_errors.CHECK
+    return None if _first(seen) else f"{first.code} ({first.name}) saw no GPU to compare with"
+
+
+def last(seen: Seen[Look]) -> float:
+    """As long as the first look."""
+    took = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
+    return max(took, default=0.0) + _START_SECONDS
+
+
+def _first(seen: Seen[Look]) -> Mapping[int, Look]:
+    return {rank: look for rank, look in seen.of(memory_errors.CHECK).by_rank.items() if any(_opened(look))}
+
+
+def _opened(look: Look) -> Iterator[Health]:
+    return (health for health in look.gpus if health.error is None)
+
+
+def judge(seen: Seen[Look]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    cards = {key_of(card.host.name, card.health): card for card in cards_of(seen.of(memory_errors.CHECK))}
+    for rank, first in _first(seen).items():
+        second = seen.by_rank.get(rank)
+        if second is None:
+            continue  # the trial did not end well, and RUN003 says so
+        if second.error is not None:
+            yield _unreadable(seen, rank, second.error)
+            continue
+        node = seen.world.node_of(rank)
+        later = {key_of(node, health): health for health in _opened(second)}
+        for key in [key_of(node, health) for health in _opened(first)]:
+            # A GPU that several ranks see is judged once, and one that is none of the job's never.
+            if (card := cards.pop(key, None)) is not None:
+                yield from _compared(seen, card, first, second, later.get(key))
+
+
+def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: Health | None) -> Iterator[Finding]:
+    begin, end = first.boot_seconds, second.boot_seconds
+    seconds = None if begin is None or end is None else max(0.0, end - begin)
+    if after is None:
+        yield finding_of(seen, card, _gone(card, second, seconds))
+        return
+    pair = Pair(card.health, after, seconds)
+    for fault in (
+        *_counted(pair),
+        *_came_up(pair),
+        *_changed_links(pair, seen.number("crc_per_second")),
+        *_replayed(pair, seen.number("pcie_replays_per_minute")),
+        *_corrected(pair, memory_errors.most_corrected(seen.of(memory_errors.CHECK))),
+        *_slowed(pair),
+    ):
+        yield finding_of(seen, card, fault)
+
+
+def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
+    # NVML may number the rest anew, so an error under the same index may be of another GPU.
+    errors = [health.error for health in second.gpus if health.error is not None]
+    why = f"NVML says {errors[0]!r}" if errors else f"NVML lists {len(second.gpus)} GPUs without it"
+    when = "" if seconds is None else f" {seconds:.1f} s later"
+    return Fault(
+        "gone",
+        "a GPU was lost during the run",
+        f"it was there at the beginning;{when} it is gone ({why})",
+        Action.REBOOT,
+        f"Look for Xid lines in `dmesg` on {card.host.name}; isolate the host if it happens again.",
+        {"error": errors[0] if errors else None, "seconds": seconds},
+    )
+
+
+def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
+    node = seen.world.node_of(rank)
+    return seen.finding(
+        "unreadable",
+        "the GPUs cannot be read any more",
+        f"{node}: {ranks_text((rank,))} could ask the GPUs at the beginning, and not at the end (NVML: {error}): "
+        "UNKNOWN what rose during the run.",
+        ranks=(rank,),
+        evidence={"error": error},
+        fix=f"Run `nvidia-smi` on {node} and follow what it says; look for Xid lines in `dmesg`.",
+    )
+
+
+def _risen(before: int | None, after: int | None) -> int:
+    """By how much a counter rose; 0 where it did not, or is not known at both times.
+
+    One that fell was set to zero by a reset or a reload of the driver.
+    """
+    return 0 if before is None or after is None else max(0, after - before)
+
+
+def _counted(pair: Pair) -> Iterator[Fault]:
+    for counter in COUNTERS:
+        before, after = counter.of(pair.before), counter.of(pair.after)
+        if _risen(before, after) > _risen(counter.beside(pair.before), counter.beside(pair.after)):
+            said = f"{counter.text} rose from {before} to {after}{pair.span}; no rise expected"
+            evidence = _evidence(pair, before, after)
+            yield Fault(counter.word, counter.title, said, counter.action, counter.advice, evidence)
+
+
+def _came_up(pair: Pair) -> Iterator[Fault]:
+    """Signs that were not there at the beginning."""
+    for sign in SIGNS:
+        if sign.of(pair.after) and not sign.of(pair.before):
+            said = f"{sign.text}; it came up{pair.span or ' during the run'}"
+            yield Fault(sign.word, sign.title, said, sign.action, evidence=_evidence(pair, False, True))
+    wanted = pair.after.recovery_action
+    if wanted and not pair.before.recovery_action:
+        name, action = recovery_of(wanted)
+        said = f"the driver asks for a recovery: {name}; none was needed at the beginning"
+        title = "the driver asks to recover a GPU after the run"
+        yield Fault("recovery", title, said, action, evidence=_evidence(pair, 0, wanted))
+
+
+def _corrected(pair: Pair, most: float) -> Iterator[Fault]:
+    """Correctable errors that came: good to know, and a warning once there are more than `most` in all."""
+    before, after = pair.before.memory.corrected, pair.after.memory.corrected
+    if _risen(before, after):
+        title = "GPU memory got correctable errors during the run"
+        said = f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them"
+        severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
+        yield Fault("corrected", title, said, Action.MONITOR, "", _evidence(pair, before, after), severity)
+
+
+def _replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
+    """Packets that went over PCIe twice; `most_per_minute` are normal."""
+    before, after = pair.before.pcie.replays, pair.after.pcie.replays
+    if delta := _risen(before, after):
+        allowed = most_per_minute * max((pair.seconds or 0.0) / 60, 1.0)
+        yield Fault(
+            "pcie-replays",
+            "the PCIe link of a GPU sent packets again",
+            f"PCIe replays rose from {before} to {after}{pair.span}; at most {most_per_minute:g} a minute expected",
+            Action.MONITOR,
+            "Reseat the card, and look at the riser and the slot, if they go on rising.",
+            _evidence(pair, before, after),
+            severity=Severity.WARNING if delta > allowed else Severity.NOTE,
+        )
+
+
+def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
+    """Links that went down during the run, had to recover or send again, or whose CRC found errors."""
+    before = {link.number: link for link in pair.before.nvlinks}
+    pairs = [(before[link.number], link) for link in pair.after.nvlinks if link.number in before]
+    if down := [new.number for old, new in pairs if old.up and not new.up]:
+        title = "an NVLink of a GPU went down during the run"
+        said = f"{numbers_text(down)} up at the beginning and down at the end{pair.span}"
+        evidence: dict[str, Scalar | list[Scalar]] = {"links": [*down], "seconds": pair.seconds}
+        severity = Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING
+        yield Fault("nvlink-down", title, said, Action.RESET, "", evidence, severity)
+    if errors := {new.number: text for old, new in pairs if (text := _deltas_text(old, new))}:
+        yield Fault(
+            "nvlink-errors",
+            "an NVLink of a GPU had errors during the run",
+            f"{'; '.join(f'link {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
+            Action.MONITOR,
+            "If they come back, reset all GPUs of the host, then run the field diagnostic.",
+            {"links": list(errors), "seconds": pair.seconds},
+        )
+    if deltas := {new.number: delta for old, new in pairs if (delta := _risen(old.crc_errors, new.crc_errors))}:
+        links, worst = sorted(deltas), max(deltas, key=lambda number: deltas[number])
+        title = "CRC found errors on an NVLink during the run"
+        said = (
+            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; they "
+            f"were sent again, and at most {most_crc_per_second:g} a second are expected"
+        )
+        # One second at least, since a single event has no rate.
+        per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)
+        severity = Severity.WARNING if per_second > most_crc_per_second else Severity.NOTE
+        evidence = {"links": [*links], "rises": [deltas[link] for link in links], "seconds": pair.seconds}
+        yield Fault("nvlink-crc", title, said, Action.MONITOR, "", evidence, severity)
+
+
+def _deltas_text(old: NvLink, new: NvLink) -> str:
+    counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in counts if _risen(before, after))
+
+
+def _slowed(pair: Pair) -> Iterator[Fault]:
+    """Clocks that something held down after the load, and not before it."""
+    before, after = pair.before.clocks.events, pair.after.clocks.events
+    new = 0 if before is None or after is None else after & ~before
+    if names := [name for bit, name in HARMFUL.items() if new & bit]:
+        celsius = pair.after.clocks.celsius
+        yield Fault(
+            "slowdown",
+            "the clocks of a GPU were held down after the run",
+            f"{' and '.join(names)} (clock events {after:#x}) at the end"
+            f"{'' if celsius is None else f', at {celsius} C'}; none at the beginning",
+            Action.MONITOR,
+            "Look at the host's power supplies and cables." if new & 0x80 else "Look at fans and coolant.",
+            {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
+        )
+
+
+def _evidence(pair: Pair, before: Scalar, after: Scalar) -> dict[str, Scalar | list[Scalar]]:
+    return {"before": before, "after": after, "seconds": None if pair.seconds is None else round(pair.seconds, 3)}
+
+
+CHECK = Check(
+    "GPU010",
+    "counters",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    findings=FINDINGS,
+    measure=memory_errors.measure,
+    judge=judge,
+    data=Look,
+    plan=plan,
+    moot=moot,
+    ground=devices.ground,
+    last=last,
+    deadline=memory_errors.CHECK.deadline,
+    settings={
+        # NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).
+        "pcie_replays_per_minute": 8,
+        # NVIDIA minds CRC errors from 100 a second on (DCGM, dcgm_gpu_hardware_limits.h).
+        "crc_per_second": 100,
+    },
+)

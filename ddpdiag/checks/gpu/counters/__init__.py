@@ -1,1 +1,0 @@
-"""GPU010: counters that rise while the run loads a GPU."""

@@ -1,0 +1,341 @@
+"""What the NVIDIA driver said of its GPUs in the kernel's log.
+
+A GPU or a NVSwitch that fails leaves a line there, with a number that says how: "NVRM: Xid (PCI:0000:65:00): 79, ...",
+"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, ...". It is often the only trace of why a job died. The lines
+of the last `window_hours` count, on the kernel's own clock. What came during the run (after GPU003 asked the GPUs) is
+told apart, since our own tests met it.
+
+Findings, one for each device and number:
+
+Causes: each number has its own; NVIDIA's list of them is at docs.nvidia.com/deploy/xid-errors. Fix: what the finding
+says; as root, `dmesg | grep -i xid` shows the lines themselves.
+
+Confirm by hand: As root, `dmesg -T | grep -E 'NVRM: Xid|SXid'`, or `journalctl -k`.
+
+Sources: NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors); fabric manager user guide, NVSwitch SXid errors; Linux's
+/dev/kmsg (ABI/testing/dev-kmsg).
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, todo
+from ddpdiag.checks.gpu.nvswitch import recovery_of
+from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
+from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("xid", "sxid"),
+        Explained(
+            "an error for what asks for a reboot or a repair; a GPU may have been reset meanwhile, so what asks for a "
+            "reset is a warning before the run and an error during it, and so are errors of links. A program's own "
+            "fault is good to know before the run, and an error during it. Numbers that this version does not know, "
+            "and what a NVSwitch calls not fatal, are warnings. What does no harm is good to know."
+        ),
+    ),
+    "elsewhere": Explained.note("lines of GPUs that are none of this job's."),
+    "unread": Explained.note(
+        "the log is closed to this user, as is usual on clusters (kernel.dmesg_restrict); good to know. `unreadable`, "
+        "and the verdict UNKNOWN, where the check was selected by its code."
+    ),
+}
+
+_HOUR_SECONDS = 3600
+# The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
+_READ_SECONDS = 0.5
+
+
+class Kind(Enum):
+    """Whose fault it is: the GPU's (or its link's), a program's, neither's; or it is open what it means for a job."""
+
+    DEVICE = "device"
+    PROGRAM = "program"
+    HARMLESS = "harmless"
+    OPEN = "open"
+
+
+class Meaning(NamedTuple):
+    """What a number means."""
+
+    kind: Kind
+    action: Action
+    text: str
+
+
+# Meanings after NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, catalogue of driver 590); actions after its
+# resolution buckets, as AWS's and Azure's health checks sort them. One that is not here is shown with its own text.
+_TEXTS = {
+    (Kind.DEVICE, Action.ISOLATE): {54: "auxiliary power is not connected to the board"},
+    (Kind.DEVICE, Action.REBOOT): {
+        79: "the GPU has fallen off the bus",
+        151: "key rotation error",
+        168: "errors in write-protected memory",
+    },
+    (Kind.DEVICE, Action.RESET): {
+        46: "the GPU stopped processing",
+        48: "uncorrectable (double bit) ECC error",
+        62: "its micro-controller halted",
+        64: "a bad row or page could not be replaced",
+        95: "uncontained memory error",
+        109: "context switch timed out",
+        110: "security fault",
+        119: "its GSP firmware did not answer in time",
+        120: "error in its GSP firmware",
+        136: "training of a link failed",
+        140: "uncorrected ECC error that got away",
+        143: "initialization failed",
+        155: "an NVLink went down",
+        156: "a part of it was retired",
+        158: "fatal timeout",
+    },
+    # Reset or monitor: at one end of a link it may be the other end's fault.
+    (Kind.DEVICE, Action.MONITOR): {
+        74: "NVLink error",
+        **{
+            code: f"NVLink error ({part})"
+            for code, part in enumerate(("SAW", "RLW", "TLW", "TREX", "NVLPW_CTRL", "NETIR", "MSE"), 144)
+        },
+    },
+    (Kind.PROGRAM, Action.NONE): {
+        8: "a program stopped",
+        13: "exception of a program on the GPU",
+        25: "invalid commands of a program",
+        31: "page fault of a program on the GPU",
+        32: "corrupted commands of a program",
+        69: "invalid call of a program",
+        94: "memory error contained to one program",
+        137: "access of a program over NVLink that is not allowed",
+        **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "error of a copy engine"),
+    },
+    (Kind.HARMLESS, Action.NONE): {
+        **dict.fromkeys((37, 38), "error of the driver's firmware"),
+        43: "a program stopped after a fault of its own",
+        44: "fault during a context switch",
+        # A SIGKILL is enough, so that a deadline of our own leaves one.
+        45: "a program was ended while it used the GPU",
+        63: "a bad row or page was marked for replacement",
+        **dict.fromkeys((66, 67), "illegal access by the driver"),
+        92: "many correctable ECC errors",
+        **dict.fromkeys((106, 107), "test message"),
+        121: "corrected errors on the link to the CPU",
+    },
+}
+XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
+_RECOVERY = 154
+_CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
+
+
+class XidGroup(NamedTuple):
+    """The lines of one device and one number within the window, the newest one, and how many came during the run."""
+
+    newest: Xid
+    times: int
+    recent: int
+    age_seconds: float
+
+    @property
+    def text(self) -> str:
+        """Such as "Xid 79 (GPU has fallen off the bus.), 3 times, the last one 12 min before the end of this run"."""
+        often = "" if self.times == 1 else f", {'at least ' if self.times >= MOST_LINES else ''}{self.times} times"
+        when = f"the last one {_age(self.age_seconds)} ago" if self.times > 1 else f"{_age(self.age_seconds)} ago"
+        quoted = f" ({self.newest.text})" if self.newest.text else ""
+        name = "SXid" if self.newest.switch else "Xid"
+        return f"{name} {self.newest.code}{quoted}{often}, {when}{', during this run' if self.recent else ''}"
+
+
+def measure(ctx: Context) -> KernelLog:
+    ctx.step("kernel log")
+    return kernel_log(kmsg_path(os.environ))
+
+
+def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
+    """One rank of each host that has GPUs."""
+    living = seen.world.living
+    ranks = (next((rank for rank in host.ranks if rank in living), None) for host in hosts_of(seen) if host.gpus)
+    groups = tuple((rank,) for rank in ranks if rank is not None)
+    return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
+
+
+def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
+    unread: dict[str, str] = {}
+    looks = {host.ranks: tuple(found.values()) for host, found in answers_by_host(seen.of(memory_errors.CHECK))}
+    cards: dict[tuple[int, ...], list[Card]] = defaultdict(list)
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        cards[card.host.ranks].append(card)
+    for host, answers in answers_by_host(seen):
+        log = next(iter(answers.values()))
+        if log.error is not None:
+            unread[host.name] = log.error
+        else:
+            yield from _of_host(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
+    if unread:
+        yield _unread(seen, unread)
+
+
+def _of_host(
+    seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
+) -> Iterator[Finding]:
+    elsewhere: list[str] = []
+    # The newest line of the host when GPU003 asked its GPUs.
+    start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
+    for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
+        xid = group.newest
+        card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
+        if card is None and not xid.switch and _is_elsewhere(host, cards, looks, xid):
+            elsewhere.append(f"{xid.pci}: {group.text}")
+        else:
+            yield _finding(seen, host, card, group)
+    if elsewhere:
+        yield seen.finding(
+            "elsewhere",
+            "the kernel log speaks of GPUs that are not this job's",
+            f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs is this job's.",
+            nodes=(host.name,),
+            evidence={"lines": list(elsewhere[:16])},
+        )
+
+
+def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
+    """What was logged within the window; without a start, nothing is known to be of the run."""
+    groups: dict[tuple[str, int], list[Xid]] = defaultdict(list)
+    for xid in log.xids:
+        if log.now_seconds - xid.seconds <= window_seconds:
+            groups[xid.pci, xid.code].append(xid)
+    for xids in groups.values():
+        newest = max(xids, key=lambda xid: xid.line)
+        recent = sum(start is not None and xid.line > start for xid in xids)
+        yield XidGroup(newest, len(xids), recent, max(0.0, log.now_seconds - newest.seconds))
+
+
+def _is_elsewhere(host: Host, cards: Sequence[Card], looks: Collection[Look], xid: Xid) -> bool:
+    """Is it another GPU than the job's? Where GPUs of the job are not known, it may be one of them."""
+    listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
+    lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
+    return xid.pci in listed or (bool(cards) and not lost and len(cards) >= host.gpus)
+
+
+def _severity_and_advice(meaning: Meaning, *, recent: bool) -> tuple[Severity, str]:
+    match meaning.kind:
+        case Kind.HARMLESS:
+            return Severity.NOTE, ""
+        case Kind.OPEN:
+            return Severity.WARNING, "Look the number up at docs.nvidia.com/deploy/xid-errors."
+        case Kind.PROGRAM:
+            advice = "Run it under compute-sanitizer; on a GPU where it comes back with every program, the GPU is sick."
+            return Severity.ERROR if recent else Severity.NOTE, advice
+        case Kind.DEVICE:
+            # The log begins with the boot: what a reboot mends is not mended yet.
+            lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
+            advice = "No need if it was reset since." if meaning.action is Action.RESET and not recent else ""
+            return Severity.ERROR if recent or lasting else Severity.WARNING, advice
+
+
+def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
+    xid = group.newest
+    meaning = meaning_of(xid, card.health.name if card else None)
+    severity, advice = _severity_and_advice(meaning, recent=bool(group.recent))
+    fault = Fault(
+        "sxid" if xid.switch else "xid",
+        f"{'NVSwitch error in the kernel log' if xid.switch else f'Xid {xid.code} in the kernel log'}: {meaning.text}",
+        f"{group.text}: {meaning.text}",
+        meaning.action,
+        advice,
+        {
+            "xid": xid.code,
+            "text": xid.text,
+            "count": group.times,
+            "count_during_run": group.recent,
+            "age_seconds": round(group.age_seconds),
+        },
+        severity=severity,
+    )
+    if card is not None:
+        return finding_of(seen, card, fault)
+    what = "NVSwitch" if xid.switch else "a GPU that could not be looked at"
+    return seen.finding(
+        fault.word,
+        fault.title,
+        f"{host.name}, {what} (PCI {xid.pci}): {fault.said}.",
+        severity=severity,
+        nodes=(host.name,),
+        evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
+        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), advice])),
+    )
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * _HOUR_SECONDS else f"{seconds / _HOUR_SECONDS:.0f} h"
+
+
+def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
+    """Closed to users on most clusters: an answer is missing only where this very check was selected."""
+    asked = seen.check.code in seen.options.select
+    name, error = next(iter(errors.items()))
+    return seen.finding(
+        "unreadable" if asked else "unread",
+        "the kernel log cannot be read",
+        f"{names_text(list(errors))}: the kernel's log cannot be read ({error}{f', {name}' if len(errors) > 1 else ''})"
+        ": UNKNOWN whether the driver reported errors of GPUs.",
+        nodes=tuple(errors),
+        evidence={"error": error},
+        fix="Read it as root: `dmesg | grep -i xid`.",
+    )
+
+
+def meaning_of(xid: Xid, model: str | None) -> Meaning:
+    """What a line asks for on a GPU of that model."""
+    if xid.switch:
+        # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
+        if xid.text.startswith("Fatal"):
+            return Meaning(Kind.DEVICE, Action.RESET, "fatal error of an NVSwitch")
+        return Meaning(Kind.OPEN, Action.MONITOR, "error of an NVSwitch that is not fatal")
+    if xid.code == _RECOVERY:
+        return _recovery(xid)
+    if xid.code == 64 and "A100" in (model or ""):
+        # AWS: the row remapper of an A100 needs the reboot.
+        return XIDS[64]._replace(action=Action.REBOOT)
+    return XIDS.get(xid.code, Meaning(Kind.OPEN, Action.MONITOR, "a number that this version does not know"))
+
+
+def _recovery(xid: Xid) -> Meaning:
+    """Xid 154 says by itself what the driver asks for; the number counts, since drivers word it differently."""
+    found = _CHANGED.search(xid.text)
+    if found is None:
+        return Meaning(Kind.OPEN, Action.MONITOR, "the recovery action changed")
+    wanted = int(found[1], 16)
+    if wanted == 0:
+        return Meaning(Kind.HARMLESS, Action.NONE, "the driver asks for no recovery any more")
+    return Meaning(Kind.DEVICE, recovery_of(wanted)[1], f"the driver asks for a recovery: {found[2]}")
+
+
+CHECK = Check(
+    "GPU011",
+    "kernel-log",
+    Stage.GPU,
+    Scope.NODE,
+    manual=__doc__ or "",
+    findings=FINDINGS,
+    measure=measure,
+    judge=judge,
+    data=KernelLog,
+    plan=plan,
+    ground=devices.ground,
+    last=lambda seen: _READ_SECONDS,
+    settings={
+        # Azure's window; a GPU that failed yesterday may have been mended since.
+        "window_hours": 2,
+    },
+)

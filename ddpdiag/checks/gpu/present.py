@@ -1,0 +1,249 @@
+"""GPUs that should be there, and are.
+
+The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
+only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
+one; `--expect-gpus 0` says that CPUs are meant.
+A difference that a promise explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2) is
+none. GPUs that are there must also be shown to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that
+follow it, an empty one hides all. And NCCL needs the GPUs of one host to be open to all ranks there, which Slurm's
+--gpus-per-task may prevent.
+
+Findings:
+
+Causes: no driver, or one that was updated while the old module is still loaded ("Driver/library version mismatch"); a
+GPU that fell off the bus (Xid 79); a container without `--gpus`; a job that did not ask for GPUs. Fix: see the finding;
+compare `nvidia-smi -L` with `lspci -d 10de:`.
+
+Confirm by hand: `lspci -d 10de: ; nvidia-smi -L; ls -l /dev/nvidia*; echo $CUDA_VISIBLE_DEVICES` in each rank: the
+numbers should agree.
+
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), return codes; CUDA C++ programming guide,
+CUDA_VISIBLE_DEVICES; srun(1), --gpus-per-task and --gpu-bind; nvidia-container-toolkit issue 48; NCCL's
+src/transport/p2p.cc.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Set
+
+from msgspec import structs
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
+from ddpdiag.checks.registry import by_code
+from ddpdiag.model import Finding, Severity
+from ddpdiag.model.context import Context
+from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
+from ddpdiag.probes.gpu.visibility import promised_gpus, visible_gpus
+from ddpdiag.probes.host.procfs import nvidia_gpus, proc_root, withheld_gpus
+from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
+from ddpdiag.stats import odd_ones_out
+
+FINDINGS = {
+    "fewer": Explained.error("fewer GPUs than the bus shows, than somebody promised, or than the other hosts have."),
+    "nvml": Explained.warning("the driver's library does not answer."),
+    "unreadable": Explained.not_seen("nor does anything else tell how many GPUs there are.", same_item=True),
+    "lost": Explained.error("a GPU is on the bus, and does not answer."),
+    "mismatch": Explained.error(
+        "the loaded driver and its library have different versions, so that no new CUDA process starts."
+    ),
+    "hidden": Explained("GPUs are there, and CUDA_VISIBLE_DEVICES hides them."),
+    "isolated": Explained("ranks of a host cannot open each other's GPUs."),
+    "mixed": Explained.warning("GPUs of different models on one host."),
+    "unlike-hosts": Explained.warning("hosts have different models of GPUs."),
+}
+
+
+def measure(ctx: Context) -> Data:
+    # Cheap facts first: NVML may hang, and its step then says so.
+    proc = proc_root(os.environ)
+    listed = nvidia_gpus(proc)
+    # What a container or a cgroup was given of the host's GPUs is a promise, too.
+    given = len(listed) if listed and withheld_gpus(proc) else None
+    functions = nvidia_functions(sys_root(os.environ))
+    ctx.step("NVML")
+    return Data(
+        nvml=enumerate_gpus(),
+        functions=functions,
+        proc_gpus=None if listed is None else len(listed),
+        visible=visible_gpus(os.environ, proc),
+        promised=promised_gpus(os.environ) or given,
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    hosts = host_gpus(seen)
+    most = max(hosts, key=lambda host: len(host.gpus), default=None)
+    for host in hosts:
+        yield from _lost(seen, host)
+        absent = list(_absent(seen, host, most))
+        yield from absent
+        # What is not there cannot be shown either.
+        if not any(finding.severity is Severity.ERROR for finding in absent):
+            yield from hidden_gpus(seen, host)
+    torch = seen.of(by_code("GPU002")).by_rank
+    used = [_used(host, {rank: {gpu.uuid for gpu in row.gpus} for rank, row in torch.items()}) for host in hosts]
+    for host in used:
+        yield from _mixed(seen, host)
+    yield from isolated_ranks(seen, hosts)
+    yield from _unlike_hosts(seen, used)
+
+
+def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
+    """Does the host have what was named? Then whatever else the bus or other hosts show is not this job's."""
+    named = host.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
+    return named is not None and len(host.gpus) >= named
+
+
+def _lost(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
+    where = ", ".join(host.unopened)
+    for gpu in host.lost:
+        yield seen.finding(
+            "lost",
+            "a GPU cannot be opened",
+            f"GPU {gpu.index} on {host.name}{f' (PCI {where})' if where else ''}: NVML says {gpu.error!r}.",
+            ranks=host.ranks,
+            evidence={"index": gpu.index, "error": gpu.error, "pci": where},
+            fix=f"Look for Xid lines in `dmesg` on {host.name}; drain the host, reset the GPU or reboot.",
+        )
+
+
+def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator[Finding]:
+    if host.functions is None and not _is_met(seen, host):
+        yield seen.finding(
+            "unreadable",
+            "the PCI bus cannot be read",
+            f"{host.name}: NVML shows {len(host.gpus)} GPUs, but /sys/bus/pci/devices cannot be read: UNKNOWN "
+            "whether the host has more.",
+            ranks=host.ranks,
+            fix="Mount /sys into the container, or say with --expect-gpus how many GPUs each host has.",
+        )
+    # A GPU that was named as lost is not missed a second time.
+    reasons = _reasons(seen, host, most, len(host.gpus) + len(host.lost))
+    if host.trouble is Trouble.MISMATCH:
+        yield seen.finding(
+            "mismatch",
+            "NVIDIA driver and library differ",
+            f"{host.name}: the loaded kernel driver and libnvidia-ml have different versions ({host.error}); "
+            "new CUDA processes fail.",
+            ranks=host.ranks,
+            evidence={"pci": list(host.unopened)},
+            fix=f"Reboot {host.name}, or reload the nvidia modules; keep the driver packages at one version.",
+        )
+    elif reasons:
+        yield _fewer(seen, host, reasons)
+    elif host.trouble is Trouble.OTHER:
+        yield _silent_nvml(seen, host)
+
+
+def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, count: int) -> list[str]:
+    """Why more than `count` GPUs were to be expected."""
+    reasons = []
+    expected, promised = seen.options.expect_gpus, host.promised
+    if expected is not None and count < expected:
+        reasons.append(f"--expect-gpus says {expected}")
+    if promised is not None and count < promised:
+        reasons.append(f"launcher or CUDA_VISIBLE_DEVICES name {promised}")
+    if _is_met(seen, host):
+        return reasons
+    if host.functions and count < len(host.functions):
+        some = ", ".join(f"{address}: {driver or 'no driver'}" for address, driver in [*host.unopened.items()][:4])
+        more = f"; {len(host.unopened) - 4} more" if len(host.unopened) > 4 else ""
+        reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {some}{more})")
+    elif not host.functions and count < host.listed:
+        reasons.append(f"the driver lists {host.listed} (/proc/driver/nvidia/gpus)")
+    if most is not None and count < len(most.gpus):
+        reasons.append(f"{most.name} has {len(most.gpus)}")
+    return reasons
+
+
+def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
+    trouble = f" (NVML: {host.error})" if host.trouble else ""
+    return seen.finding(
+        "fewer",
+        "GPUs are missing" if host.gpus else "no usable GPU",
+        f"{host.name}: {len(host.gpus)} GPUs{trouble}, but {' and '.join(reasons)}.",
+        ranks=host.ranks,
+        evidence={
+            "gpus": len(host.gpus),
+            "pci_gpus": None if host.functions is None else len(host.functions),
+            "pci": list(host.unopened),
+            "promised": host.promised,
+            "expected": seen.options.expect_gpus,
+            "nvml": host.trouble.value if host.trouble else None,
+        },
+        fix=_fix(host),
+    )
+
+
+def _fix(host: HostGpus) -> str:
+    cpus = "or say --expect-gpus 0 if CPUs are meant"
+    if not host.unopened:
+        return f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {host.name} out of the job."
+    if set(host.unopened.values()) <= {"nvidia"}:
+        return f"Look for Xid lines in `dmesg` on {host.name}; give the job its GPUs; reset the GPU or reboot; {cpus}."
+    return f"Load the NVIDIA driver on {host.name} (`modprobe nvidia`; `dmesg` says why it did not bind), {cpus}."
+
+
+def _silent_nvml(seen: Seen[Data], host: HostGpus) -> Finding:
+    # Another rank's NVML, or the user, may have told the number.
+    known = bool(host.gpus) or seen.options.expect_gpus is not None
+    return seen.finding(
+        "nvml" if known else "unreadable",
+        "NVML does not work",
+        f"{host.name}: NVML says {host.error!r}{'' if known else '; UNKNOWN whether there are GPUs'}.",
+        ranks=host.ranks,
+        fix=f"Run `nvidia-smi` on {host.name} and follow what it says"
+        f"{'' if known else '; say --expect-gpus 0 if CPUs are meant'}.",
+    )
+
+
+def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:
+    """The host without GPUs that torch shows to no rank, such as one for the display; else as it is."""
+    if not all(rank in shown for rank in host.ranks):
+        return host
+    every = set[str | None]().union(*(shown[rank] for rank in host.ranks))
+    return structs.replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.uuid in every) or host.gpus)
+
+
+def _mixed(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
+    if odd := odd_ones_out({gpu.index: gpu.name for gpu in host.gpus if gpu.name}):
+        said = ", ".join(f"{name} (GPU {', '.join(map(str, indices))})" for name, indices in odd.groups.items())
+        yield seen.finding(
+            "mixed",
+            "different GPU models on one host",
+            f"{host.name}: {said}; one model is expected, the slowest sets the pace.",
+            ranks=host.ranks,
+            gpus=tuple(gpu.uuid for gpu in host.gpus if gpu.index in odd.ranks and gpu.uuid),
+            fix="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+            "because CUDA counts the fastest first.",
+        )
+
+
+def _unlike_hosts(seen: Seen[Data], hosts: list[HostGpus]) -> Iterator[Finding]:
+    models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in hosts if h.gpus}
+    if odd := odd_ones_out(models):
+        said = "; ".join(f"{names} on {', '.join(seen.world.nodes_of(of)[:4])}" for names, of in odd.groups.items())
+        yield seen.finding(
+            "unlike-hosts",
+            "hosts have different GPU models",
+            f"GPU models differ between hosts: {said}; one model is expected, the slowest sets the pace.",
+            ranks=tuple(rank for host in hosts if host.ranks[0] in odd.ranks for rank in host.ranks),
+            fix="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
+        )
+
+
+CHECK = Check(
+    "GPU001",
+    "enumeration",
+    Stage.GPU,
+    Scope.RANK,
+    manual=__doc__ or "",
+    findings=FINDINGS,
+    measure=measure,
+    judge=judge,
+    data=Data,
+    # Without persistence mode the driver starts every GPU for the first NVML client, about a second each.
+    deadline=20.0,
+)

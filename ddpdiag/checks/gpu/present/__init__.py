@@ -1,1 +1,0 @@
-"""GPU001: GPUs that should be there."""

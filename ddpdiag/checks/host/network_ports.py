@@ -1,0 +1,327 @@
+"""Counters of each host's network ports that rise while the run loads them.
+
+A bad cable, transceiver or switch port passes most tests and ends a job hours later. It tells by counters, which may be
+old if they are not zero; one that rises during a run is a fault that the next job meets as well. One rank of each host
+reads them before the run loads the network, and once more after everything else, and each port is held against itself:
+RDMA ports whose link is up, the interface that leads to the other hosts, the one that the job's library chooses
+(RDZ003), and what these are made of (members of a bond, the card of a VLAN). Other interfaces (docker0, veth pairs, a
+management network, loopback) are left out. On one host alone RDMA ports are looked at, and nothing without them.
+
+Findings and their causes, with the numbers before and after and the seconds between:
+
+Where the links of more than half of the hosts are concerned, nobody is blamed: they share the cause. Packets that are
+dropped or sent again are no finding here, since a network that is full drops packets; RDZ004 judges these on
+connections of its own. Counters that cannot be read (a container without /sys, a virtual function) are left out.
+
+Fix: reseat or replace the cable and the transceiver, then try another port of the switch; if the errors come along with
+the host, replace the card.
+
+Confirm by hand: Before and after a job, `ethtool -S INTERFACE; ip -s -s link show INTERFACE; cat
+/sys/class/net/INTERFACE/carrier_down_count; ibstat; perfquery; nstat -az TcpInCsumErrors`, and diff; `ethtool -m
+INTERFACE` for the light that a transceiver gets; `dmesg -T | grep -i link`.
+
+Sources: Linux's ABI documents sysfs-class-infiniband, sysfs-class-net and sysfs-class-net-statistics; NVSentinel,
+docs/configuration/nic-health-monitor.md (which counters, and the limits of errors); InfiniBand architecture
+specification and IEEE 802.3 (one bit error in 10^12); NVIDIA, Understanding mlx5 Linux counters; Stone and Partridge,
+When the CRC and TCP checksum disagree, 2000.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.host import limits as hst004
+from ddpdiag.checks.host.port_deltas import CounterDelta, Limits, Pair, counter_deltas, damaged
+from ddpdiag.checks.hosts import Host, hosts_of, names_text
+from ddpdiag.checks.rendezvous import interfaces as rdz003
+from ddpdiag.checks.world import World
+from ddpdiag.model import Finding, Severity, Status, Trial
+from ddpdiag.model.context import Context
+from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
+from ddpdiag.probes.net.port_counters import NetworkLook, network_look
+
+FINDINGS = {
+    "link-down": Explained.warning(
+        "a link was lost, even if it is back (carrier_down_count, link_downed): an error where the job goes by this "
+        "port, since all ranks wait until it is back, or fail; a warning for a member of a bond, or an RDMA port that "
+        "the job does not take."
+    ),
+    "gone": Explained.warning(
+        "a port that was there at the beginning and is not at the end: the card fell off the bus, or was taken away."
+    ),
+    "link-errors": Explained.warning(
+        "symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the standards "
+        "allow), link_error_recovery faster than `recoveries_per_minute`, port_rcv_errors faster than "
+        "`receive_errors_per_second`, or local_link_integrity_errors or excessive_buffer_overrun_errors at all. The "
+        "time counts as a minute at least (for port_rcv_errors a second), since a single event has no rate."
+    ),
+    "damaged": Explained.warning(
+        "TCP threw away more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
+        "frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 "
+        "such segments has the right checksum all the same, and its data are wrong."
+    ),
+    "not-ready": Explained.note(
+        "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: good to know, "
+        "since storage does the same."
+    ),
+}
+
+# For a worker that has to be started anew, since the last one was ended.
+_START_SECONDS = 0.5
+# So many ports are written out.
+_SHOWN = 4
+# And so many of the evidence's lists.
+_LISTED = 16
+_CABLE = (
+    "Reseat or replace its cable and transceiver, then try another port of the switch; replace the card if it comes "
+    "along with the host."
+)
+
+
+class Incident(NamedTuple):
+    """What may have happened to ports: `title` has a place for the hosts. `breaks` a job that goes by the port."""
+
+    word: str
+    title: str
+    expected: str
+    fix: str
+    breaks: bool = False
+
+
+_INCIDENTS = (
+    Incident(
+        "link-down",
+        "a link went down during the run on {}",
+        "no rise expected (NVSentinel fails any)",
+        _CABLE,
+        breaks=True,
+    ),
+    Incident(
+        "gone",
+        "a network port was lost during the run on {}",
+        "it should stay",
+        "Look at `dmesg -T` and `lspci` there: the card fell off the bus, or somebody took it away.",
+        breaks=True,
+    ),
+    Incident("link-errors", "a link had errors during the run on {}", "the limits are NVSentinel's", _CABLE),
+    Incident(
+        "not-ready",
+        "peers of {} were not ready to receive over RDMA",
+        "packets were sent again",
+        "No need, unless RDMA is slow; then look at who else uses the port (storage), and at PCIe links (GPU004).",
+    ),
+)
+
+
+def measure(ctx: Context) -> NetworkLook:
+    towards = ctx.trial.params.get("towards")
+    return network_look(None if towards is None else str(towards), os.environ, ctx.step)
+
+
+def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+    """A first look before the run loads the network, by one rank of each host; and one at the end, by those ranks that
+    saw something."""
+    if seen.is_last:
+        groups = tuple((rank,) for rank in sorted(_begun(seen)) if rank in seen.world.living)
+        is_due = len(seen.trials) == 1 and groups
+        return (new_trial(seen, groups=groups, params=seen.trials[0].params),) if is_due else ()
+    limits = seen.of(hst004.CHECK).by_rank.values()
+    # One host only, of which HST004 knows that it has no RDMA, has nothing to look at.
+    alone = len(seen.world.hosts) == 1 and limits and all(own.rdma == () for own in limits)
+    if seen.trials or alone:
+        return ()
+    leaders = [group[0] for group in scope_groups(Scope.NODE, seen.world)]
+    # All are told where the second host is. That one is told its own address, which is the one that leads to the first.
+    params = {"towards": seen.world.arrivals[leaders[1]].address} if len(leaders) > 1 else {}
+    return (new_trial(seen, params=params),)
+
+
+def moot(seen: Seen[NetworkLook]) -> str | None:
+    """Without a first look there is nothing to compare with."""
+    if _begun(seen):
+        return None
+    alone = len(seen.world.hosts) == 1
+    return "there is one host only, without an RDMA port" if alone else "no host shows counters of its network"
+
+
+def last(seen: Seen[NetworkLook]) -> float:
+    """As long as the first look."""
+    return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
+
+
+def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
+    """Each first look that saw something."""
+    number = seen.trials[0].number if seen.trials else None
+    looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
+    return {rank: look for rank, look in looks.items() if look.ports or look.tcp}
+
+
+def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
+    pairs = dict(_pairs(seen))
+    limits = Limits(
+        bit_errors_per_hour=seen.number("bit_errors_per_hour"),
+        recoveries_per_minute=seen.number("recoveries_per_minute"),
+        receive_errors_per_second=seen.number("receive_errors_per_second"),
+        damaged_segments=seen.number("damaged_segments"),
+    )
+    yield from _incidents(seen, pairs, {host: tuple(counter_deltas(pair, limits)) for host, pair in pairs.items()})
+    yield from _damages(seen, pairs, limits.damaged_segments)
+
+
+def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
+    """Both looks of each host, by the same rank."""
+    begun = _begun(seen)
+    later = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
+    interfaces = seen.of(rdz003.CHECK).by_rank
+    for host in hosts_of(seen):
+        rank = next((rank for rank in host.ranks if rank in begun and rank in later), None)
+        if rank is not None:
+            own = next((interfaces[rank] for rank in host.ranks if rank in interfaces), None)
+            yield host, Pair(begun[rank], later[rank], _job_ports(seen.world, begun[rank], own))
+
+
+def _job_ports(world: World, look: NetworkLook, own: rdz003.Data | None) -> frozenset[str]:
+    """Ports by which the job goes to other hosts: what the kernel's route says, the interface whose address the job's
+    library offers as RDZ003 saw it, what NCCL takes."""
+    if len(world.hosts) == 1:
+        return frozenset()
+    names = {look.route}
+    if own is not None and own.interfaces is not None:
+        address = chosen_address(library_of(world.backend), own.names, own.own_addresses, own.interfaces)
+        interface = interface_of(address, own.interfaces)
+        names.add(interface.name if interface is not None else None)
+    taken = {port.name for port in look.ports if port.taken} if world.backend == "nccl" else set()
+    return frozenset(filter(None, names - {"lo"} | taken))
+
+
+def _incidents(
+    seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], found: Mapping[Host, Sequence[CounterDelta]]
+) -> Iterator[Finding]:
+    """For each kind a finding for each host, or one that blames no host where more than half of them are concerned."""
+    for kind in _INCIDENTS:
+        own = {host: [delta for delta in deltas if delta.word == kind.word] for host, deltas in found.items()}
+        concerned = {host: deltas for host, deltas in own.items() if deltas}
+        shared = _is_shared(len(concerned), len(pairs))
+        for part in [concerned] if shared else [{host: deltas} for host, deltas in concerned.items()]:
+            yield _finding(seen, kind, pairs, part)
+
+
+def _is_shared(concerned: int, hosts: int) -> bool:
+    """Is it so many hosts that they share the cause?"""
+    return concerned > 1 and 2 * concerned > hosts
+
+
+def _finding(
+    seen: Seen[NetworkLook], kind: Incident, pairs: Mapping[Host, Pair], found: Mapping[Host, Sequence[CounterDelta]]
+) -> Finding:
+    names, shared = [host.name for host in found], len(found) > 1
+    deltas = [delta for own in found.values() for delta in own]
+    some = deltas[:_LISTED]
+    breaks = kind.breaks and any(delta.used_by_job for delta in deltas)
+    lines = [f"{host.name}, within {pairs[host].seconds:.1f} s: {_text(own)}" for host, own in found.items()]
+    where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
+    end = " So many hosts share the cause." if shared else ""
+    begin = "Look at the switch that these hosts share, and at its log, first. " if shared else ""
+    return seen.finding(
+        kind.word,
+        kind.title.format(where),
+        f"{_some(lines)}; {kind.expected}.{end or (' This job goes by it.' if breaks else '')}",
+        severity=Severity.ERROR if breaks else None,
+        nodes=() if shared else names,
+        evidence={
+            "ports": [delta.port.name for delta in some],
+            "pci": [delta.port.pci for delta in some],
+            "counters": [delta.counter for delta in some],
+            "before": [delta.before for delta in some],
+            "after": [delta.after for delta in some],
+            "seconds": round(max(pairs[host].seconds for host in found), 3),
+        },
+        fix=f"{begin}{kind.fix} Look at {_command(deltas[0])} and `dmesg -T` on {names_text(names)}.",
+    )
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more hosts" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more
+
+
+def _text(deltas: Sequence[CounterDelta]) -> str:
+    """Port by port, such as "eth0 (PCI 0000:1b:00.0): carrier_down_count rose from 1 to 2, and it is up again"."""
+    by_port: dict[str, list[str]] = defaultdict(list)
+    for delta in deltas:
+        by_port[delta.label].append(delta.said)
+    return names_text([f"{label}: {', '.join(said)}" for label, said in by_port.items()], _SHOWN)
+
+
+def _command(delta: CounterDelta) -> str:
+    """What shows the port's state and counters."""
+    adapter, _, number = delta.port.name.partition(":")
+    if delta.port.rdma:
+        return f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}`"
+    return f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}`"
+
+
+def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], most: float) -> Iterator[Finding]:
+    """Segments that failed TCP's checksum, more than `most` on a host."""
+    found = {host: delta for host, pair in pairs.items() if (delta := damaged(pair, most))}
+    if not found:
+        return
+    names, some = [host.name for host in found], list(found.values())[:_LISTED]
+    lines = [
+        f"{host.name}, within {pairs[host].seconds:.1f} s: {_share(pairs[host], *delta)}"
+        for host, delta in found.items()
+    ]
+    others = [host.name for host in pairs if host not in found]
+    # The only one of several that gets whole segments may be the one whose segments are damaged.
+    sender = f" {others[0]} alone gets none: it may send them." if len(others) == 1 and len(pairs) > 2 else ""
+    yield seen.finding(
+        "damaged",
+        f"TCP segments arrived damaged on {names_text(names)}",
+        f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong, though Ethernet drops what "
+        f"a cable damages: a switch, a card or a host's memory did it.{sender}",
+        nodes=() if _is_shared(len(found), len(pairs)) else names,
+        evidence={
+            "hosts": [*names[:_LISTED]],
+            "before": [start for start, _ in some],
+            "after": [end for _, end in some],
+            "seconds": round(max(pairs[host].seconds for host in found), 3),
+        },
+        fix="Watch `nstat -az TcpInCsumErrors` on each host while two of them talk (iperf3), to see whose segments "
+        "are damaged; try without the card's own checksums (`ethtool -K INTERFACE rx off tx off`); update the card's "
+        "firmware, or replace it.",
+    )
+
+
+def _share(pair: Pair, start: int, end: int) -> str:
+    """Such as "12 of 34,567 segments (InCsumErrors rose from 0 to 12)"."""
+    before, after = pair.before.tcp.get("InSegs"), pair.after.tcp.get("InSegs")
+    of = f" of {after - before:,}" if before is not None and after is not None and after > before else ""
+    return f"{end - start:,}{of} segments (InCsumErrors rose from {start} to {end})"
+
+
+CHECK = Check(
+    "HST006",
+    "network-counters",
+    Stage.HOST,
+    Scope.NODE,
+    manual=__doc__ or "",
+    findings=FINDINGS,
+    measure=measure,
+    judge=judge,
+    data=NetworkLook,
+    plan=plan,
+    moot=moot,
+    last=last,
+    settings={
+        # NVSentinel's limit for symbol errors, from the one bit error in 10^12 that InfiniBand (and Ethernet) allows.
+        "bit_errors_per_hour": 120,
+        # NVSentinel's limits.
+        "recoveries_per_minute": 5,
+        "receive_errors_per_second": 10,
+        # A stray packet from outside of the cluster is none of the job's.
+        "damaged_segments": 3,
+    },
+)

@@ -1,1 +1,0 @@
-"""HST006: counters of network ports."""

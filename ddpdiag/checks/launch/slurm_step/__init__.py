@@ -1,1 +1,0 @@
-"""LCH004: the job step, as Slurm laid it out."""
