@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddpdiag.bandwidth.expectations import bound
-from ddpdiag.bandwidth.formulas import algbw, busbw
+from ddpdiag.bandwidth import algbw, bound, busbw
 from ddpdiag.bench.bottleneck import Facts, Slow, assess
 from ddpdiag.bench.data import Cell, Data, Line
 from ddpdiag.bench.fit import fit

@@ -8,8 +8,7 @@ machine whose limit was reached. What fits none of these is unknown, and is said
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.expectations import Bound
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import Bound, busbw
 from ddpdiag.bench.fit import SMALL_BYTES, Point, usable
 from ddpdiag.model.bench import Bottleneck, Fit, Limits
 from ddpdiag.stats import quantile

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Data, Line
 from ddpdiag.bench.judge import findings
 from ddpdiag.bench.report import bench_of

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from ddpdiag.bench.baseline import read_baseline
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli import check
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.codec import readable
+from ddpdiag.comparison.benchmarks import read_baseline
 from ddpdiag.errors import UsageError
 from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.formulas import factor
+from ddpdiag.bandwidth import factor
 from ddpdiag.model.bench import Fit
 from ddpdiag.stats import quantile
 

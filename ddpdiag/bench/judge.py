@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from ddpdiag.bandwidth.baseline import find, missing, slower, worse
 from ddpdiag.bench.aggregate import sweeps
 from ddpdiag.bench.data import Data
 from ddpdiag.bench.report import bench_of, is_whole, slow_by_backend
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.comparison.benchmarks import find, missing, slower, worse
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow, Measured
 from ddpdiag.text import rate_text, share_text, size_text, time_text

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.bench.aggregate import Sweep, asked_of, ranks, rows, series, sweeps
-from ddpdiag.bench.baseline import series_of
 from ddpdiag.bench.data import Data
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
+from ddpdiag.comparison.benchmarks import series_of, shape_of
 from ddpdiag.model.bench import BaselineSeries, BenchReport, BenchRow, Series
 from ddpdiag.text import rate_text
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Cell, Data
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective.all_reduce import check as all_reduce
 from ddpdiag.checks.launch import variables as lch002
@@ -12,7 +11,8 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import mnist
 from ddpdiag.checks.training.ddp_step import check as ddp_step
 from ddpdiag.checks.world import World
-from ddpdiag.comparison.peers import kept
+from ddpdiag.comparison.benchmarks import shape_of
+from ddpdiag.comparison.noise import kept
 from ddpdiag.model.bench import BaselineSeries
 from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps

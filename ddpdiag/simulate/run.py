@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Raw, structs
 
-from ddpdiag.bandwidth.expectations import NETWORK_SHARE
-from ddpdiag.bandwidth.formulas import factor
+from ddpdiag.bandwidth import NETWORK_SHARE, factor
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.gpus import check as gpus
 from ddpdiag.checks.fabric.hosts import check as fab001

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from ddpdiag.bandwidth.formulas import counts
+from ddpdiag.bandwidth import counts
 from ddpdiag.bench.command import size
 from ddpdiag.bench.workloads.operations import Case, one_by_one, prepare, time_calls
 from ddpdiag.model.bench import Blocking

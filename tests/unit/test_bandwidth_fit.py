@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth.formulas import factor
+from ddpdiag.bandwidth import factor
 from ddpdiag.bench.fit import fit
 from ddpdiag.model.bench import COLLECTIVES
 

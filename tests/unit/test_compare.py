@@ -19,9 +19,9 @@ from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.codec import encode, read_recording
 from ddpdiag.compare import command as rendering
 from ddpdiag.compare.command import Files, run
-from ddpdiag.compare.reports import Comparison, changed_matrices, compare
+from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import noise as limits
-from ddpdiag.comparison.figures import Change, Direction, compared_figures
+from ddpdiag.comparison.figures import Change, Direction, changed_matrices, compared_figures
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge

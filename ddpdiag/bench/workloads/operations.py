@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from ddpdiag.bandwidth.formulas import Counts
+from ddpdiag.bandwidth import Counts
 from ddpdiag.bench.workloads.values import DTYPES, OPS, Values, differing, put
 from ddpdiag.model.bench import Blocking
 

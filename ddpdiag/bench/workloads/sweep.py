@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ddpdiag.bandwidth.formulas import Counts, counts
+from ddpdiag.bandwidth import Counts, counts
 from ddpdiag.bench.data import Cell, Line, spread, together
 from ddpdiag.bench.workloads.call_budget import LEAST_CALLS, PROBE_BYTES, Pace
 from ddpdiag.bench.workloads.operations import (
