@@ -15,7 +15,7 @@ from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, e
 from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.errors import UsageError
-from ddpdiag.simulate.options import SimulateOptions
+from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch.options import WatchOptions
 

@@ -15,9 +15,8 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
 from ddpdiag.render.units import count
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.options import SimulateOptions
-from ddpdiag.simulate.run import host_name, simulate
+from ddpdiag.simulate import SimulateOptions
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 
 # What is over sooner is not worth a line in a log.
 _PATIENCE_SECONDS = 3.0

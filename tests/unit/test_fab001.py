@@ -14,8 +14,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge
 from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.recording import End
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import host_name, outcomes_of, simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, outcomes_of, simulate
 
 QUIET = Noise(sigma=0.005, transients=0.0)
 RANKS = 2  # a host

@@ -10,8 +10,7 @@ from ddpdiag.checks.fabric.gpus import check as gpus
 from ddpdiag.checks.fabric.hosts import check as hosts
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Options
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 
 def planned(ranks: int, ranks_per_node: int, **options: object) -> set[int]:

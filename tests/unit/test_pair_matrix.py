@@ -9,8 +9,7 @@ from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.pair_matrix import MOST_ROWS, pair_matrix
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.world import World
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import host_name, simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 
 
 def named(hosts):

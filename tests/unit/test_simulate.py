@@ -17,8 +17,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status
 from ddpdiag.render.terminal.findings import SAME_SHOWN
-from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK, Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK, Fault, Faults, Fleet, Noise, simulate
 
 QUIET = ("--transients", "0")
 

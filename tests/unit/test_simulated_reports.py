@@ -11,8 +11,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Finding, Skip
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 from ddpdiag.stats import Samples
 
 
