@@ -69,7 +69,7 @@ _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=
 
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
-    from ddpdiag.bench.workloads.measure import Benched, bench, pair
+    from ddpdiag.bench.workloads.measure import TrialResult, bench, pair
     from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group, unknown_backend
@@ -87,7 +87,7 @@ def measure(ctx: Context) -> Data:
     with process_group(ctx, backend) as device:
         about = describe(device)
 
-        def data(so_far: Benched) -> Data:
+        def data(so_far: TrialResult) -> Data:
             return Data(
                 backend=backend,
                 collective=collective,
@@ -98,14 +98,14 @@ def measure(ctx: Context) -> Data:
                 gpu_uuid=about.uuid,
                 pci=about.pci,
                 limits=so_far.limits,
-                lines=so_far.swept.lines,
+                lines=so_far.result.lines,
                 copies=so_far.copies,
-                notes=so_far.swept.notes,
-                unsupported=so_far.swept.unsupported,
-                whole=so_far.swept.whole,
+                notes=so_far.result.notes,
+                unsupported=so_far.result.unsupported,
+                whole=so_far.result.whole,
             )
 
-        def told(so_far: Benched, line: Line) -> None:
+        def told(so_far: TrialResult, line: Line) -> None:
             ctx.report(data(so_far), _progress(backend, collective, line, len(ctx.group)))
 
         connect(ctx, device)

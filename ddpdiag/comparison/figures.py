@@ -227,17 +227,19 @@ def _slowdown(
     if lost := worse(old, new):
         most = max(lost, key=lambda each: each.share)
         values, size = (most.old_bytes_per_s, most.new_bytes_per_s), most.size_bytes
-        lead, show, tail = "", rate_text, " busbw"
     elif late := slower(old, new, ranks):
         values, size = (late.old_seconds, late.new_seconds), late.size_bytes
-        lead, show, tail = "small messages, ", time_text, ""
     else:
         return
     was, now = values if direction is Direction.REGRESSION else values[::-1]
+    rates, times = (
+        f"{rate_text(was)} -> {rate_text(now)} busbw",
+        f"small messages, {time_text(was)} -> {time_text(now)}",
+    )
     yield Change(
         direction=direction,
         name=what,
-        text=f"{what}: {lead}{show(was)} -> {show(now)}{tail} at {size_text(size)}",
+        text=f"{what}: {rates if lost else times} at {size_text(size)}",
         old=was,
         new=now,
         ratio=was / now if lost else now / was,
