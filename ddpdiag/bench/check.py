@@ -23,8 +23,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Data, Line
-from ddpdiag.bench.judge import findings
-from ddpdiag.bench.report import bench_of
+from ddpdiag.bench.judge import bench_of, findings
 from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.search.matching import round_robin
 from ddpdiag.checks.findings import Effect, Explained
@@ -112,11 +111,7 @@ def measure(ctx: Context) -> Data:
         if "round" in ctx.trial.params:
             return data(pair(ctx, _PAIR_BENCH, device, _PAIR_SECONDS))
         seconds = share_seconds(ctx.options, ctx.place.world_size)
-        return data(bench(ctx, _asked(ctx.options.bench), collective, device, seconds, told))
-
-
-def _asked(bench: Bench | None) -> Bench:
-    return bench if bench is not None else Bench()
+        return data(bench(ctx, ctx.options.bench or Bench(), collective, device, seconds, told))
 
 
 def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
@@ -128,7 +123,7 @@ def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Each collective over each backend; then pairs of ranks, over the backends that went well."""
-    asked = _asked(seen.options.bench)
+    asked = seen.options.bench or Bench()
     backends = asked.backends or (seen.world.backend,)
     tried = [trial.params for trial in seen.trials]
     share = share_seconds(seen.options, seen.world.size)
@@ -149,7 +144,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 def share_seconds(options: Options, world_size: int) -> float:
     """What the budget leaves for one sweep, with rounds of pairs after all of them."""
-    asked = _asked(options.bench)
+    asked = options.bench or Bench()
     backends = max(1, len(asked.backends))
     budget = options.budget_seconds - _BESIDE_SECONDS
     in_pairs = backends * ROUNDS * _PAIR_SECONDS if world_size > 2 else 0.0

@@ -137,10 +137,6 @@ class Fleet:
             raise UsageError(f"{count} bad hosts were asked for, and there are {len(free)} left of {self.hosts}")
         return self._random.sample(free, count)
 
-    def leaf_of(self, host: int) -> int:
-        """The number of a host's leaf."""
-        return host // self.hosts_per_leaf
-
     @property
     def _leaves(self) -> int:
         return -(-self.hosts // self.hosts_per_leaf)
@@ -172,7 +168,7 @@ class Fleet:
         rate = self.usual * self.level
         if self._is_slow(group, inside):
             rate *= 1 - self.slower
-        if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
+        if self._congested and len(group) > 1 and any(host // self.hosts_per_leaf in self._congested for host in group):
             rate *= _CONGESTED_SHARE
         if self._random.random() < self._transients:
             rate *= _TRANSIENT_SHARE

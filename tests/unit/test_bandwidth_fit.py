@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdiag.bandwidth import factor
-from ddpdiag.bench.fit import fit
+from ddpdiag.bench.series import fit
 from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.
