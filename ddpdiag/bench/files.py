@@ -13,7 +13,7 @@ from io import StringIO
 
 import msgspec
 
-from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci, slowest
+from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci
 from ddpdiag.codec import encode, readable
 from ddpdiag.model import Finding, Report, Severity, Verdict
 from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
@@ -294,7 +294,7 @@ def _figures(mode: Measured) -> tuple[_Cell, ...]:
 
 
 def _slowest(mode: Measured, hosts: dict[int, str]) -> tuple[_Cell, ...]:
-    of = slowest(mode)
+    of = max(mode.ranks, key=lambda rank: rank.seconds.mean, default=None)
     if of is None:
         return (None,) * 7
     spread = of.seconds

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpdiag import __version__
-from ddpdiag.bench import tables
+from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, Verdict, WorldLine
 from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
