@@ -11,7 +11,7 @@ from functools import cached_property
 from msgspec import Struct, field
 
 from ddpdiag.bandwidth import algbw, busbw
-from ddpdiag.checks.api import Row, Seen
+from ddpdiag.checks.api import Seen
 from ddpdiag.model import Trial
 from ddpdiag.model.bench import Average, BenchRow, Limits, Measured, RankTime, Spread
 from ddpdiag.stats import quantile
@@ -114,9 +114,6 @@ class Data(Struct, frozen=True, kw_only=True):
 # Sweeps --------------------------------------------------------------------------------------------------------------
 
 
-Key = tuple[int, str, str, int, int]
-
-
 @dataclass(frozen=True)
 class Sweep:
     """One trial that took all ranks: one collective over one backend."""
@@ -125,18 +122,16 @@ class Sweep:
     backend: str
     collective: str
     ranks: Mapping[int, Data]
-    size: int
+
+    @property
+    def size(self) -> int:
+        """How many ranks it took."""
+        return len(self.trial.ranks)
 
     @cached_property
-    def keys(self) -> tuple[Key, ...]:
-        """Lines that every rank has that has any; the others were cut short."""
-        measured = sum(bool(data.lines) for data in self.ranks.values())
-        return tuple(key for key, own in self.lines.items() if len(own) == measured)
-
-    @cached_property
-    def lines(self) -> Mapping[Key, Mapping[int, Line]]:
-        """Each line on each rank that has it, in the order of the first rank that has any."""
-        lines: dict[Key, dict[int, Line]] = {}
+    def lines(self) -> Mapping[tuple[int, str, str, int, int], Mapping[int, Line]]:
+        """Each line on each rank that has it, by its key, in the order of the first rank that has any."""
+        lines: dict[tuple[int, str, str, int, int], dict[int, Line]] = {}
         for rank, data in self.ranks.items():
             for line in data.lines:
                 lines.setdefault(line.key, {})[rank] = line
@@ -145,19 +140,15 @@ class Sweep:
 
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
     """The sweeps, in the order in which they were run; the answers of trials that were cut short count as well."""
-    by_trial: dict[int, list[Row[Data]]] = {}
+    trials: dict[int, Trial] = {}
+    ranks: dict[int, dict[int, Data]] = {}
     for row in seen.rows_so_far:
         if "round" not in row.trial.params:
-            by_trial.setdefault(row.trial.number, []).append(row)
+            trials[row.trial.number] = row.trial
+            ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(
-        Sweep(
-            rows[0].trial,
-            str(rows[0].trial.params["backend"]),
-            str(rows[0].trial.params["collective"]),
-            {row.place.rank: row.data for row in sorted(rows, key=lambda row: row.place.rank)},
-            len(rows[0].trial.ranks),
-        )
-        for rows in by_trial.values()
+        Sweep(own, str(own.params["backend"]), str(own.params["collective"]), dict(sorted(ranks[number].items())))
+        for number, own in trials.items()
     )
 
 
@@ -166,9 +157,14 @@ def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
 
 def rows(sweep: Sweep, average: Average) -> Iterator[BenchRow]:
     """The lines of a sweep over all its ranks; without those that have no time of the rank that `average` asks for."""
-    for key in sweep.keys:
-        lines = sweep.lines[key]
+    # Lines that not every rank has that has any were cut short.
+    measured = sum(bool(data.lines) for data in sweep.ranks.values())
+    for lines in sweep.lines.values():
+        if len(lines) < measured:
+            continue
         first = next(iter(lines.values()))
+        outside = {rank: cell for rank, line in lines.items() if (cell := line.out_of_place) is not None}
+        inside = {rank: cell for rank, line in lines.items() if (cell := line.in_place) is not None}
         row = BenchRow(
             backend=sweep.backend,
             collective=sweep.collective,
@@ -178,10 +174,8 @@ def rows(sweep: Sweep, average: Average) -> Iterator[BenchRow]:
             dtype=first.dtype,
             op=first.op,
             root=first.root,
-            out_of_place=_measured(
-                sweep, first, {r: c for r, line in lines.items() if (c := line.out_of_place)}, average
-            ),
-            in_place=_measured(sweep, first, {r: c for r, line in lines.items() if (c := line.in_place)}, average),
+            out_of_place=_measured(sweep, first, outside, average),
+            in_place=_measured(sweep, first, inside, average),
         )
         if row.natural() is not None:
             yield row

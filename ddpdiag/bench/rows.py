@@ -73,7 +73,7 @@ class Calls(NamedTuple):
     p99: float
     stdev: float
     cv: float
-    times: tuple[float, ...]
+    times: tuple[float, ...] = ()
 
 
 def measured(report: Report) -> BenchReport:
@@ -129,7 +129,7 @@ def calls(mode: Measured) -> Calls | None:
     if all(rank.times for rank in mode.ranks):
         return _over_calls(tuple(map(max, zip(*(rank.times for rank in mode.ranks), strict=False))))
     own = [(s.min, s.max, s.mean, s.median, s.p95, s.p99, s.stdev, s.cv) for s in (rank.seconds for rank in mode.ranks)]
-    return Calls(*map(max, zip(*own, strict=True)), times=())
+    return Calls(*map(max, zip(*own, strict=True)))
 
 
 def _over_calls(times: tuple[float, ...]) -> Calls:

@@ -7,25 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ddpdiag.bandwidth import algbw, bound, busbw, factor
 from ddpdiag.bench.bottleneck import SMALL_BYTES, Facts, Point, Slow, assess, usable
 from ddpdiag.bench.data import Data, Sweep
-from ddpdiag.bench.slow import Standing, standing
+from ddpdiag.bench.slow import standing
 from ddpdiag.checks.api import Seen
-from ddpdiag.model.bench import BenchRank, BenchRow, Fit, Limits, RankTime, Series
+from ddpdiag.model.bench import BenchRank, BenchRow, Fit, Limits, Measured, Series
 from ddpdiag.stats import quantile
 
 
 def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator[Series]:
     """All sizes of each dtype, op and root, and what they mean."""
-    kinds = dict.fromkeys((row.dtype, row.op, row.root) for row in found)
-    for kind in kinds:
-        own = [row for row in found if (row.dtype, row.op, row.root) == kind and row.natural() is not None]
-        if own:
-            yield _one_series(seen, sweep, own)
+    kinds: dict[tuple[str, str, int], list[tuple[BenchRow, Measured]]] = defaultdict(list)
+    for row in found:
+        if (mode := row.natural()) is not None:
+            kinds[row.dtype, row.op, row.root].append((row, mode))
+    for own in kinds.values():
+        yield _one_series(seen, sweep, own)
 
 
-def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[BenchRow]) -> Series:
-    first = own[0]
-    peak = max(own, key=_rate)
-    points = [(row.size_bytes, _quickest(row)) for row in own]
+def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[tuple[BenchRow, Measured]]) -> Series:
+    peak, peak_mode = max(own, key=lambda each: each[1].busbw_bytes_per_s)
+    peak_lines = sweep.lines[peak.cycle, peak.dtype, peak.op, peak.root, peak.size_bytes].values()
+    # The shortest call of the slowest rank.
+    points = [(row.size_bytes, max((rank.seconds.min for rank in mode.ranks), default=0.0)) for row, mode in own]
     known = fit(sweep.collective, sweep.size, points)
     among = standing(seen, sweep.backend)
     hosts = _hosts(seen, sweep)
@@ -37,7 +39,7 @@ def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[BenchRow]) -> Seri
         backend=sweep.backend,
         ranks=sweep.size,
         hosts=len(hosts),
-        peak_busbw_bytes_per_s=_rate(peak),
+        peak_busbw_bytes_per_s=peak_mode.busbw_bytes_per_s,
         best_bytes=peak.size_bytes,
         fit=known,
         bound=limit,
@@ -45,16 +47,16 @@ def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[BenchRow]) -> Seri
         limits=lowest(limits.values()),
         links_up=links_up(sweep.ranks.values()),
         oversubscribed=among.crowd,
-        cores_used=_cores_used(sweep, peak),
+        cores_used=max((line.cores for line in peak_lines if line.cores is not None), default=None),
         slow=tuple(Slow(rank, seen.world.node_of(rank), why) for rank, why in among.slow.items()),
     )
     part, sentence = assess(facts)
     return Series(
         backend=sweep.backend,
         collective=sweep.collective,
-        dtype=first.dtype,
-        op=first.op,
-        root=first.root,
+        dtype=peak.dtype,
+        op=peak.op,
+        root=peak.root,
         peak_busbw_bytes_per_s=facts.peak_busbw_bytes_per_s,
         best_bytes=facts.best_bytes,
         fit=known,
@@ -63,17 +65,6 @@ def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[BenchRow]) -> Seri
         bottleneck=part,
         sentence=sentence,
     )
-
-
-def _rate(row: BenchRow) -> float:
-    mode = row.natural()
-    return mode.busbw_bytes_per_s if mode else 0.0
-
-
-def _quickest(row: BenchRow) -> float:
-    """The shortest call of the slowest rank."""
-    mode = row.natural()
-    return max((own.seconds.min for own in mode.ranks), default=0.0) if mode else 0.0
 
 
 def _hosts(seen: Seen[Data], sweep: Sweep) -> dict[str, tuple[int, ...]]:
@@ -88,24 +79,15 @@ def _hosts(seen: Seen[Data], sweep: Sweep) -> dict[str, tuple[int, ...]]:
     return hosts
 
 
-def _cores_used(sweep: Sweep, row: BenchRow) -> float | None:
-    key = (row.cycle, row.dtype, row.op, row.root, row.size_bytes)
-    return max((line.cores for line in sweep.lines[key].values() if line.cores is not None), default=None)
-
-
 def lowest(limits: Iterable[Limits]) -> Limits:
     """The lowest of what ranks have, which no one card has; `nvlink_switched` only where all are."""
     known = tuple(limits)
     values = {name: [getattr(own, name) for own in known] for name in Limits.__struct_fields__}
     lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
-    return Limits(**lowest | {"nic": None, "nvlink_switched": _all(values["nvlink_switched"])})
-
-
-def _all(values: Sequence[bool | None]) -> bool | None:
-    """True or False where every rank says so or one denies it; None where one does not say."""
-    if False in values:
-        return False
-    return True if values and None not in values else None
+    switched = values["nvlink_switched"]
+    # False where one rank denies it; None where one does not say.
+    all_switched = False if False in switched else (None if None in switched else bool(switched) or None)
+    return Limits(**lowest | {"nic": None, "nvlink_switched": all_switched})
 
 
 def links_up(ranks: Iterable[Data]) -> tuple[int, int] | None:
@@ -142,40 +124,29 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
     times = {own.rank: own for own in mode.ranks} if mode else {}
     among = standing(seen, sweep.backend)
     for rank, data in sweep.ranks.items():
-        yield _bench_rank(seen, sweep, reference, rank, data, times.get(rank), among)
-
-
-def _bench_rank(
-    seen: Seen[Data],
-    sweep: Sweep,
-    row: BenchRow,
-    rank: int,
-    data: Data,
-    time: RankTime | None,
-    among: Standing,
-) -> BenchRank:
-    median = time.seconds.median if time else None
-    return BenchRank(
-        backend=sweep.backend,
-        collective=sweep.collective,
-        rank=rank,
-        local_rank=seen.world.arrivals[rank].place.local_rank,
-        node=seen.world.node_of(rank),
-        device=data.device,
-        gpu_uuid=data.gpu_uuid,
-        pci=data.pci,
-        pid=data.pid,
-        device_index=data.device_index,
-        size_bytes=row.size_bytes,
-        seconds=median,
-        algbw_bytes_per_s=algbw(row.size_bytes, median) if median else None,
-        busbw_bytes_per_s=busbw(sweep.collective, row.size_bytes, median, sweep.size) if median else None,
-        spread_share=time.seconds.cv if time else None,
-        lag_seconds=time.lag_seconds if time else None,
-        copy_bytes_per_s=quantile(sorted(data.copies), 0.5) if data.copies else None,
-        pair_busbw_bytes_per_s=among.pairs.get(rank),
-        slow=among.slow.get(rank, ""),
-    )
+        time = times.get(rank)
+        median = time.seconds.median if time else None
+        yield BenchRank(
+            backend=sweep.backend,
+            collective=sweep.collective,
+            rank=rank,
+            local_rank=seen.world.arrivals[rank].place.local_rank,
+            node=seen.world.node_of(rank),
+            device=data.device,
+            gpu_uuid=data.gpu_uuid,
+            pci=data.pci,
+            pid=data.pid,
+            device_index=data.device_index,
+            size_bytes=reference.size_bytes,
+            seconds=median,
+            algbw_bytes_per_s=algbw(reference.size_bytes, median) if median else None,
+            busbw_bytes_per_s=busbw(sweep.collective, reference.size_bytes, median, sweep.size) if median else None,
+            spread_share=time.seconds.cv if time else None,
+            lag_seconds=time.lag_seconds if time else None,
+            copy_bytes_per_s=quantile(sorted(data.copies), 0.5) if data.copies else None,
+            pair_busbw_bytes_per_s=among.pairs.get(rank),
+            slow=among.slow.get(rank, ""),
+        )
 
 
 # A line through a sweep -----------------------------------------------------------------------------------------------
