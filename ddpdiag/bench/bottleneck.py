@@ -318,7 +318,9 @@ def _unknown(facts: Facts) -> str:
     if facts.peak_busbw_bytes_per_s <= 0:
         return f"{facts.subject} was not measured."
     if facts.bound is None or facts.share is None:
-        links = " over NVLinks without a switch" if _is_bridged(facts) else ""
+        # Whether such links join all GPUs is not known.
+        bridged = facts.backend == "nccl" and facts.limits.nvlinks and not facts.limits.nvlink_switched
+        links = " over NVLinks without a switch" if bridged else ""
         return f"{facts.subject}: {facts.peak}; what this hardware should reach{links} is not known."
     if facts.bound.network_unknown:
         why = "it may be the network between the hosts, whose cards do not say how fast they are"
@@ -329,8 +331,3 @@ def _unknown(facts: Facts) -> str:
     else:
         why = "what holds it back is not known"
     return f"{facts.subject} stays below what this hardware should reach: {facts.compared}; {why}."
-
-
-def _is_bridged(facts: Facts) -> bool:
-    """Are there NVLinks, of which nobody knows whether they join all GPUs?"""
-    return facts.backend == "nccl" and bool(facts.limits.nvlinks) and not facts.limits.nvlink_switched

@@ -157,8 +157,8 @@ def _saved(seen: Seen[Data], done: Sequence[Sweep], found: Sequence[BenchRow]) -
 _SHOWN = 16
 
 
-def findings(seen: Seen[Data]) -> Iterator[Finding]:
-    """All of them; nothing where no benchmark was run."""
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """All findings about what was measured; nothing where no benchmark was run."""
     if not seen.trials:
         return
     report = bench_of(seen)

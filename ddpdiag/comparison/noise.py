@@ -101,14 +101,15 @@ def standings(figures: Mapping[int, Figure]) -> dict[int, Standing]:
     quickest = sorted(quick.values())
     found = {}
     for rank, figure in figures.items():
-        ratios = sorted(figure.values[at] / _without(moments[at], figure.values[at]) for at in range(count))
+        ratios = sorted(figure.values[at] / median_without(moments[at], figure.values[at]) for at in range(count))
         width = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / _QUARTILES_OF_NORMAL
-        found[rank] = Standing(quick[rank] / _without(quickest, quick[rank]), width / math.sqrt(count) / median(ratios))
+        error = width / math.sqrt(count) / median(ratios)
+        found[rank] = Standing(quick[rank] / median_without(quickest, quick[rank]), error)
     return found
 
 
-def _without(ordered: Sequence[float], value: float) -> float:
-    """The median of at least two sorted values without this one of them, by index: a fleet has many ranks."""
+def median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
     low, high = (ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2))
     return (low + high) / 2
@@ -161,10 +162,8 @@ def kept(figures: Mapping[int, Figure]) -> Iterator[Standings]:
 def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     for rank in ranks:
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
+        begin = runs.pop()[0] if runs and runs[-1][1] == rank - 1 else rank
+        runs.append((begin, rank))
     return runs
 
 
