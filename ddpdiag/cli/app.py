@@ -232,7 +232,7 @@ def compare(
     """
     from ddpdiag.compare import command
 
-    raise typer.Exit(command.run(old, new, command.Files(json=outputs.json, markdown=outputs.markdown)))
+    raise typer.Exit(command.run(old, new, json=outputs.json, markdown=outputs.markdown))
 
 
 @dataclass(frozen=True, kw_only=True)

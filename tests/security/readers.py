@@ -87,7 +87,7 @@ def _judge(path: Path) -> None:
 
 def _compare(path: Path) -> None:
     for old, new in ((path, HEALTHY), (HEALTHY, path), (path, path)):
-        compare.run(str(old), str(new), compare.Files(markdown="/dev/null"))
+        compare.run(str(old), str(new), markdown="/dev/null")
     read_run(str(path))
 
 
