@@ -100,7 +100,7 @@ class Fleet:
             self._break(kind, count)
 
     @property
-    def bad(self) -> frozenset[int]:
+    def failing(self) -> frozenset[int]:
         """The hosts that should be blamed."""
         return frozenset(self.slow | self.slow_inside | self.hanging | self.dead)
 
@@ -132,7 +132,7 @@ class Fleet:
                 self.level = 0.2
 
     def _choose(self, count: int) -> list[int]:
-        free = [host for host in range(self.hosts) if host not in self.bad]
+        free = [host for host in range(self.hosts) if host not in self.failing]
         if count > len(free):
             raise UsageError(f"{count} bad hosts were asked for, and there are {len(free)} left of {self.hosts}")
         return self._random.sample(free, count)

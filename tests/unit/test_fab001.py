@@ -72,7 +72,7 @@ def codes(recording: Recording) -> dict[str, tuple[str, ...]]:
 
 def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verdict(golden) -> None:
     fleet = Fleet(12, Faults(((Fault.SLOW_HOST, 1),), 0.5), QUIET, seed=3)
-    (slow,) = fleet.bad
+    (slow,) = fleet.failing
     gone = (slow + 1) % 12
     recording = searched(fleet, {gone: 0})
     assert codes(recording)["FAB001.node"] == (host_name(slow),)
