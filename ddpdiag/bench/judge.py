@@ -38,12 +38,12 @@ def _sentences(found: Sequence[Series]) -> Iterator[str]:
 
 def held_back(one: Series) -> str:
     """What a series' sentence says of it before the numbers: "is bound by PCIe"; nothing if that is not its subject."""
-    head, _, told = one.sentence.partition(f"{one.collective} over {one.backend}")
+    head, _, rest = one.sentence.partition(f"{one.collective} over {one.backend}")
     if head:
         return ""
-    if told.startswith(": "):
-        return _NOT_KNOWN if told.endswith(_NOT_KNOWN) else ""
-    return told.strip().partition(": ")[0]
+    if rest.startswith(": "):
+        return _NOT_KNOWN if rest.endswith(_NOT_KNOWN) else ""
+    return rest.strip().partition(": ")[0]
 
 
 def _together(found: Sequence[Series], what: str) -> str:

@@ -154,18 +154,21 @@ def _reported_ranks(then: Mapping[int, Standing], here: Mapping[int, Standing]) 
 
 def _of_rank(figure: Field, rank: int, change: Shift) -> Change:
     peers = "the other rank" if len(figure.ranks) == 2 else "the others usually"
-    worse_now = change.ratio > 1
-    return Change(
-        direction=Direction.REGRESSION if worse_now else Direction.IMPROVEMENT,
-        name=figure.name,
-        text=f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times before "
-        f"({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})",
-        ranks=(rank,),
-        old=change.old,
-        new=change.new,
-        ratio=change.ratio,
-        noise=change.noise,
+
+    text = (
+        f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times before "
+        f"({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
     )
+    return _shifted(_direction(change), figure.name, text, (rank,), change)
+
+
+def _direction(change: Shift) -> Direction:
+    return Direction.REGRESSION if change.ratio > 1 else Direction.IMPROVEMENT
+
+
+def _shifted(direction: Direction, name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
+    old, new, ratio, noise, _ = change
+    return Change(direction=direction, name=name, text=text, ranks=ranks, old=old, new=new, ratio=ratio, noise=noise)
 
 
 def _percent(ratio: float) -> str:
@@ -187,21 +190,13 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
 
 
 def _of_world(figure: Figure, shifted: Shift) -> Change:
-    direction = Direction.REGRESSION if shifted.ratio > 1 else Direction.IMPROVEMENT
     show = (lambda value: f"{value:,.0f} /s") if figure.is_rate else time_text
     spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
-    return Change(
-        # Of a single value no noise is known, so that it is told and not judged.
-        direction=Direction.NEUTRAL if figure.sampling is Sampling.SINGLE else direction,
-        name=figure.name,
-        text=f"{figure.title}: {show(shifted.old)} -> {show(shifted.new)} "
-        f"({_percent(shifted.new / shifted.old)}; {spread})",
-        ranks=() if figure.rank is None else (figure.rank,),
-        old=shifted.old,
-        new=shifted.new,
-        ratio=shifted.ratio,
-        noise=shifted.noise,
-    )
+    rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
+    # Of a single value no noise is known, so that it is reported and not judged.
+    direction = Direction.NEUTRAL if figure.sampling is Sampling.SINGLE else _direction(shifted)
+    ranks = () if figure.rank is None else (figure.rank,)
+    return _shifted(direction, figure.name, f"{figure.title}: {rates}", ranks, shifted)
 
 
 # Benchmarks: as `allreduce-bench --baseline` does --------------------------------------------------------------------
@@ -223,7 +218,7 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
 def _slowdown(
     what: str, direction: Direction, old: BaselineSeries, new: BaselineSeries, ranks: int
 ) -> Iterator[Change]:
-    """From `old` to `new`; told the other way round of an improvement."""
+    """From `old` to `new`; reported the other way round for an improvement."""
     if lost := worse(old, new):
         most = max(lost, key=lambda each: each.share)
         values, size = (most.old_bytes_per_s, most.new_bytes_per_s), most.size_bytes
@@ -251,7 +246,7 @@ def _slowdown(
 # A rate of a pair has no repeats, but a matrix has many cells: how far their changes lie apart is the noise. A link
 # changed where it did so by half against the usual change of all links, and by more than three times the distance
 # between the quartiles of these changes. Of fewer than four links no noise is known, and nothing is judged. Where
-# others used the cores, a change is told and not judged.
+# others used the cores, a change is reported and not judged.
 
 _Link = tuple[str, str]
 _Rates = Mapping[_Link, float]

@@ -58,7 +58,7 @@ def bench(
     end = _end(ctx, seconds)
     ctx.step("measure this rank's own limits")
     copies = _Copies(device)
-    limits = _limits(ctx, device, copies)
+    limits = _limits(device, copies)
     lines: list[Line] = []
     reported_at = time.monotonic()
 
@@ -119,7 +119,7 @@ class _Copies:
         return float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9))
 
 
-def _limits(ctx: Context, device: torch.device, copies: _Copies) -> Limits:
+def _limits(device: torch.device, copies: _Copies) -> Limits:
     """All ranks measure at the same time: behind a barrier, as in the collective itself."""
     dist.barrier()
     copy = copies.take(_COPY_SECONDS)
@@ -134,8 +134,6 @@ def _free_bytes(ctx: Context, device: torch.device) -> int:
     """This rank's share of what is free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    host = memory(proc_root(os.environ))
-    group = cgroup(proc_root(os.environ), sys_root(os.environ)).memory
-    free = [host.available_bytes] if host else []
-    free += [group.left] if group else []
+    host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory
+    free = [*([host.available_bytes] if host else []), *([group.left] if group else [])]
     return min(free, default=1 << 30) // max(1, ctx.place.local_world_size or 1)
