@@ -77,6 +77,7 @@ def _span(low: str, high: str) -> str:
 def bench_of(seen: Seen[Data]) -> BenchReport:
     """Rows, series and ranks of all sweeps; empty where nothing was measured. Worked out once for each `seen`."""
     asked, done = seen.options.bench or Bench(), sweeps(seen)
+    wanted = len(asked.collectives) * max(1, len(asked.backends))
     by_sweep = [(sweep, tuple(rows(sweep, asked.average))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)
     found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
@@ -93,23 +94,16 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
         notes=_notes(seen, done),
         average_busbw_bytes_per_s=sum(rates) / len(rates) if rates else None,
         wrong=sum(checked) if checked else None,
-        complete=_complete(seen, done),
+        complete=len(done) == wanted and all(_is_whole(seen, sweep) for sweep in done),
         sentence=summary(found),
-        saved=_saved(seen, done, every),
+        saved=_saved(seen, by_sweep),
         torch_version=next((data.torch for data in versions.values()), None),
         nccl_version=next((data.nccl for data in versions.values()), None),
         env=dict(next((data.variables for data in variables.values()), {})),
     )
 
 
-def _complete(seen: Seen[Data], done: Sequence[Sweep]) -> bool:
-    """Did every sweep go well on all its ranks, and was none cut short?"""
-    asked = seen.options.bench or Bench()
-    wanted = len(asked.collectives) * max(1, len(asked.backends))
-    return len(done) == wanted and all(is_whole(seen, sweep) for sweep in done)
-
-
-def is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
+def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
     """Are all its sizes there, from all its ranks?"""
     heard = set(sweep.ranks) == set(sweep.trial.ranks)
     return heard and seen.went_well(sweep.trial) and all(data.whole for data in sweep.ranks.values())
@@ -125,7 +119,7 @@ def _notes(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own))
 
 
-def fabric_of(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
+def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
     """What must be alike beside the shape of the world, in words: devices, network cards, cores."""
     limits = [data.limits for data in sweep.ranks.values()]
     devices = sorted({data.device for data in sweep.ranks.values()})
@@ -133,21 +127,18 @@ def fabric_of(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
     fabric = {"devices": ", ".join(devices) or "unknown"}
     if sweep.backend != "nccl":
         cores = sorted({own.cores for own in limits if own.cores is not None})
-        fabric["cores"] = (
-            " to ".join(str(count) for count in dict.fromkeys((cores[0], cores[-1]))) if cores else "unknown"
-        )
+        fabric["cores"] = " to ".join(dict.fromkeys(map(str, (cores[0], cores[-1])))) if cores else "unknown"
     if len(seen.world.hosts) > 1:
         fabric["network"] = ", ".join(f"{rate / 125e6:g} Gbit/s" for rate in rates) or "of unknown speed"
     return fabric
 
 
-def _saved(seen: Seen[Data], done: Sequence[Sweep], found: Sequence[BenchRow]) -> tuple[BaselineSeries, ...]:
+def _saved(seen: Seen[Data], by_sweep: Sequence[tuple[Sweep, Sequence[BenchRow]]]) -> tuple[BaselineSeries, ...]:
     shape = shape_of({f"{name} {number}": own for number, ((name, _), own) in enumerate(seen.world.hosts.items())})
     created = seen.recording.header.created
     kept: list[BaselineSeries] = []
-    for sweep in done:
-        own = [row for row in found if (row.backend, row.collective) == (sweep.backend, sweep.collective)]
-        kept += series_of(own, shape=shape, fabric=fabric_of(seen, sweep), created=created)
+    for sweep, own in by_sweep:
+        kept += series_of(own, shape=shape, fabric=_fabric(seen, sweep), created=created)
     return tuple(kept)
 
 
@@ -248,7 +239,7 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     least = report.asked.min_busbw_bytes_per_s
     if least is None:
         return
-    whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if is_whole(seen, sweep)}
+    whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if _is_whole(seen, sweep)}
     for one in report.series:
         if one.peak_busbw_bytes_per_s >= least:
             continue
