@@ -94,7 +94,7 @@ def _kinds(snapshot: Snapshot) -> dict[tuple[str, int | None], bool]:
 
 def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
     """Versions and variables that differ, where both runs looked at them."""
-    for kind in old.keys() & new.keys():
+    for kind in (kind for kind in old if kind in new):
         for name in sorted({*old[kind], *new[kind]}):
             was, now = old[kind].get(name, ABSENT), new[kind].get(name, ABSENT)
             if was != now:
@@ -134,7 +134,7 @@ def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     if least_busy(old, new) < LEAST_BUSY_WITHIN:
         return
     before, now = fields(old), fields(new)
-    for name in before.keys() & now.keys():
+    for name in (name for name in before if name in now):
         then, here = before[name].standings, now[name].standings
         for rank in _reported_ranks(then, here):
             change = moved(then[rank], here[rank])
