@@ -28,8 +28,8 @@ _MOST_TICKS = 9
 _MOST_CURVES = 21
 _LEGEND_INCHES = 0.3
 _BUSBW, _LATENCY = "Bus bandwidth (GB/s)", "Latency"
-# In a narrow panel.
-_MOST_PANEL_CURVES = 8
+# A narrow panel has room for so many.
+MOST_PANEL_CURVES = 8
 
 _Key = tuple[str, str, str, str, int]
 
@@ -86,7 +86,7 @@ def draw_panels(report: BenchReport) -> tuple[str, str] | None:
     """Bus bandwidth and latency as two SVG elements for a page; None if nothing was measured. Within `page_style`."""
     from matplotlib.figure import Figure
 
-    if not (curves := panel_curves(report)):
+    if not (curves := curves_of(report)[:MOST_PANEL_CURVES]):
         return None
     elements = []
     for title in (_BUSBW, _LATENCY):
@@ -107,11 +107,6 @@ def draw_panels(report: BenchReport) -> tuple[str, str] | None:
         figure.legend(loc="outside lower left", ncols=1, handlelength=2)
         elements.append(inline(figure, "busbw" if title is _BUSBW else "latency"))
     return elements[0], elements[1]
-
-
-def panel_curves(report: BenchReport) -> list[Curve]:
-    """As many as a narrow panel has room for."""
-    return curves_of(report)[:_MOST_PANEL_CURVES]
 
 
 def _latencies(axes: "Axes") -> None:

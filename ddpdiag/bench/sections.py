@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpdiag.bench.plot import draw_panels, panel_curves
+from ddpdiag.bench.plot import MOST_PANEL_CURVES, curves_of, draw_panels
 from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
@@ -60,7 +60,7 @@ def _curves(bench: BenchReport) -> tuple[Figure, ...]:
     times = "; ".join(
         f"{own.label} {seconds(own.seconds[0])} at {byte_count(own.sizes[0])}, {seconds(own.seconds[-1])} at "
         f"{byte_count(own.sizes[-1])}"
-        for own in panel_curves(bench)
+        for own in curves_of(bench)[:MOST_PANEL_CURVES]
     )
     busbw, latency = panels
     alt = words(f"Over {count(len({row.size_bytes for row in bench.rows}), 'size')}: {peaks}.")
