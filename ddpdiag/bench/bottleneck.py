@@ -5,12 +5,11 @@ is bound by latency; then a part that is missing, a bandwidth that falls as mess
 machine whose limit was reached. What fits none of these is unknown, and is said to be.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.expectations import Bound
-from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.bench.fit import SMALL_BYTES, Point, usable
+from ddpdiag.bandwidth import Bound, busbw
 from ddpdiag.model.bench import Bottleneck, Fit, Limits
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text, share_text, size_text, time_text
@@ -20,6 +19,24 @@ GOOD_SHARE = 0.8
 # Of what copies and loopback allow: gloo's threads hand each segment to each other. Two ranks on an idle host of two
 # cores reached 0.59 to 0.68 of it.
 GOOD_COPY_SHARE = 0.5
+# Up to here the call itself costs more than its bytes on every fabric that we have numbers of.
+SMALL_BYTES = 64 << 10
+
+
+class Point(NamedTuple):
+    """A size, and the shortest time of a call of that size: noise only ever adds."""
+
+    size_bytes: float
+    seconds: float
+
+
+def usable(points: Sequence[tuple[int, float]]) -> tuple[Point, ...]:
+    """Measured points in rising order, one a size (the fastest)."""
+    best: dict[int, float] = {}
+    for size, seconds in points:
+        if size > 0 and math.isfinite(seconds) and seconds > 0:
+            best[size] = min(seconds, best.get(size, math.inf))
+    return tuple(Point(size, best[size]) for size in sorted(best))
 
 
 class Slow(NamedTuple):
@@ -301,7 +318,9 @@ def _unknown(facts: Facts) -> str:
     if facts.peak_busbw_bytes_per_s <= 0:
         return f"{facts.subject} was not measured."
     if facts.bound is None or facts.share is None:
-        links = " over NVLinks without a switch" if _is_bridged(facts) else ""
+        # Whether such links join all GPUs is not known.
+        bridged = facts.backend == "nccl" and facts.limits.nvlinks and not facts.limits.nvlink_switched
+        links = " over NVLinks without a switch" if bridged else ""
         return f"{facts.subject}: {facts.peak}; what this hardware should reach{links} is not known."
     if facts.bound.network_unknown:
         why = "it may be the network between the hosts, whose cards do not say how fast they are"
@@ -312,8 +331,3 @@ def _unknown(facts: Facts) -> str:
     else:
         why = "what holds it back is not known"
     return f"{facts.subject} stays below what this hardware should reach: {facts.compared}; {why}."
-
-
-def _is_bridged(facts: Facts) -> bool:
-    """Are there NVLinks, of which nobody knows whether they join all GPUs?"""
-    return facts.backend == "nccl" and bool(facts.limits.nvlinks) and not facts.limits.nvlink_switched

@@ -17,19 +17,18 @@ Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % again
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Data, Line
-from ddpdiag.bench.judge import findings
-from ddpdiag.bench.report import bench_of
+from ddpdiag.bench.judge import bench_of, judge
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Effect, Explained, Section
 from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
+from ddpdiag.model import Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.context import Context
 from ddpdiag.text import rate_text, size_text
@@ -62,61 +61,45 @@ _PAIR_SECONDS = 4.0
 _PAIR_SHARE = 0.3
 # What opening a group may take: NCCL some seconds.
 _OPEN_SECONDS = 10.0
-# What gathering the ranks, the report and the start of a trial take of the budget.
+# What membership, the report and the start of a trial take of the budget.
 _BESIDE_SECONDS = 6.0
 _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=2, checks=0)
 
 
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
-    from ddpdiag.bench.workloads.measure import Benched, bench, pair
+    from ddpdiag.bench.workloads.measure import TrialResult, bench, pair
     from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group, unknown_backend
 
     backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
+    empty = Data(backend=backend, collective=collective, ranks=len(ctx.group), pid=os.getpid(), device="")
     if (unknown := unknown_backend(backend)) is not None:
-        return Data(
-            backend=backend,
-            collective=collective,
-            ranks=len(ctx.group),
-            pid=os.getpid(),
-            device="",
-            unsupported=(str(unknown),),
-        )
+        return structs.replace(empty, unsupported=(str(unknown),))
     with process_group(ctx, backend) as device:
         about = describe(device)
+        known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
 
-        def data(so_far: Benched) -> Data:
-            return Data(
-                backend=backend,
-                collective=collective,
-                ranks=len(ctx.group),
-                pid=os.getpid(),
-                device=about.name,
-                device_index=about.number,
-                gpu_uuid=about.uuid,
-                pci=about.pci,
+        def data(so_far: TrialResult) -> Data:
+            return structs.replace(
+                known,
                 limits=so_far.limits,
-                lines=so_far.swept.lines,
+                lines=so_far.result.lines,
                 copies=so_far.copies,
-                notes=so_far.swept.notes,
-                unsupported=so_far.swept.unsupported,
-                whole=so_far.swept.whole,
+                notes=so_far.result.notes,
+                unsupported=so_far.result.unsupported,
+                whole=so_far.result.whole,
             )
 
-        def told(so_far: Benched, line: Line) -> None:
+        def report(so_far: TrialResult, line: Line) -> None:
             ctx.report(data(so_far), _progress(backend, collective, line, len(ctx.group)))
 
         connect(ctx, device)
         if "round" in ctx.trial.params:
             return data(pair(ctx, _PAIR_BENCH, device, _PAIR_SECONDS))
         seconds = share_seconds(ctx.options, ctx.place.world_size)
-        return data(bench(ctx, _asked(ctx.options.bench), collective, device, seconds, told))
-
-
-def _asked(bench: Bench | None) -> Bench:
-    return bench if bench is not None else Bench()
+        return data(bench(ctx, ctx.options.bench or Bench(), collective, device, seconds, report))
 
 
 def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
@@ -128,7 +111,7 @@ def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Each collective over each backend; then pairs of ranks, over the backends that went well."""
-    asked = _asked(seen.options.bench)
+    asked = seen.options.bench or Bench()
     backends = asked.backends or (seen.world.backend,)
     tried = [trial.params for trial in seen.trials]
     share = share_seconds(seen.options, seen.world.size)
@@ -139,8 +122,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     for backend in backends if seen.world.size > 2 else ():
         if _went_well(seen, backend):
             for number in range(ROUNDS):
-                in_pairs: dict[str, str | int | float | bool] = {"backend": backend, "collective": "all_reduce"}
-                in_pairs["round"] = number
+                in_pairs: dict[str, str | int] = {"backend": backend, "collective": "all_reduce", "round": number}
                 if in_pairs not in tried:
                     groups = round_robin(seen.world.living, number)
                     return (_lasting(seen, new_trial(seen, groups=groups, params=in_pairs), _PAIR_SECONDS),)
@@ -149,7 +131,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 def share_seconds(options: Options, world_size: int) -> float:
     """What the budget leaves for one sweep, with rounds of pairs after all of them."""
-    asked = _asked(options.bench)
+    asked = options.bench or Bench()
     backends = max(1, len(asked.backends))
     budget = options.budget_seconds - _BESIDE_SECONDS
     in_pairs = backends * ROUNDS * _PAIR_SECONDS if world_size > 2 else 0.0
@@ -173,11 +155,6 @@ def _went_well(seen: Seen[Data], backend: str) -> bool:
 def ground(world: World) -> str | None:
     """One rank sends nothing."""
     return "one rank alone communicates with nobody" if world.size == 1 else None
-
-
-def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings about what was measured."""
-    yield from findings(seen)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from ddpdiag.bench.baseline import read_baseline
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli import check
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.codec import readable
+from ddpdiag.comparison.benchmarks import read_baseline
 from ddpdiag.errors import UsageError
 from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking
@@ -45,13 +45,10 @@ _MOST_TIMES = 50_000
 def run(launch: LaunchOptions, flags: BenchOptions, outputs: BenchOutputs) -> int:
     """Take part in a benchmark, or start one on this host; the exit code."""
     bench = bench_of(flags, outputs.save_baseline)
-    options = CheckOptions(select=CODES, backend=_backend(flags), budget=flags.timeout)
+    # The run's backend is the last one, which a job would take; gloo is there for comparison.
+    backend = readable(split(flags.backend)[-1]).lower()
+    options = CheckOptions(select=CODES, backend=backend, budget=flags.timeout)
     return check.run(launch, options, outputs, bench=bench)
-
-
-def _backend(flags: BenchOptions) -> str:
-    """The backend of the run: the last one, which a job would take; gloo is there for comparison."""
-    return readable(split(flags.backend)[-1]).lower()
 
 
 def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[[Launch], Bench]:

@@ -1,14 +1,19 @@
-"""What one rank gives of the benchmark (COL002), and its times in few numbers.
+"""What one rank gives of the benchmark (COL002), its times in few numbers, and the rows of the table over all ranks.
 
 There may be millions of lines, and they hold no cycles, so the collector of garbage need not look at them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec import Struct, field
 
-from ddpdiag.model.bench import Limits, Spread
+from ddpdiag.bandwidth import algbw, busbw
+from ddpdiag.checks.api import Seen
+from ddpdiag.model import Trial
+from ddpdiag.model.bench import Average, BenchRow, Limits, Measured, RankTime, Spread
 from ddpdiag.stats import quantile
 
 
@@ -104,3 +109,110 @@ class Data(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = field(default=(), name="remarks")
     unsupported: tuple[str, ...] = ()
     whole: bool = True
+
+
+# Sweeps --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One trial that took all ranks: one collective over one backend."""
+
+    trial: Trial
+    backend: str
+    collective: str
+    ranks: Mapping[int, Data]
+
+    @property
+    def size(self) -> int:
+        """How many ranks it took."""
+        return len(self.trial.ranks)
+
+    @cached_property
+    def lines(self) -> Mapping[tuple[int, str, str, int, int], Mapping[int, Line]]:
+        """Each line on each rank that has it, by its key, in the order of the first rank that has any."""
+        lines: dict[tuple[int, str, str, int, int], dict[int, Line]] = {}
+        for rank, data in self.ranks.items():
+            for line in data.lines:
+                lines.setdefault(line.key, {})[rank] = line
+        return lines
+
+
+def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
+    """The sweeps, in the order in which they were run; the answers of trials that were cut short count as well."""
+    trials: dict[int, Trial] = {}
+    ranks: dict[int, dict[int, Data]] = {}
+    for row in seen.rows_so_far:
+        if "round" not in row.trial.params:
+            trials[row.trial.number] = row.trial
+            ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
+    return tuple(
+        Sweep(own, str(own.params["backend"]), str(own.params["collective"]), dict(sorted(ranks[number].items())))
+        for number, own in trials.items()
+    )
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+def rows(sweep: Sweep, average: Average) -> Iterator[BenchRow]:
+    """The lines of a sweep over all its ranks; without those that have no time of the rank that `average` asks for."""
+    # Lines that not every rank has that has any were cut short.
+    measured = sum(bool(data.lines) for data in sweep.ranks.values())
+    for lines in sweep.lines.values():
+        if len(lines) < measured:
+            continue
+        first = next(iter(lines.values()))
+        outside = {rank: cell for rank, line in lines.items() if (cell := line.out_of_place) is not None}
+        inside = {rank: cell for rank, line in lines.items() if (cell := line.in_place) is not None}
+        row = BenchRow(
+            backend=sweep.backend,
+            collective=sweep.collective,
+            cycle=first.cycle,
+            size_bytes=first.size_bytes,
+            count=first.count,
+            dtype=first.dtype,
+            op=first.op,
+            root=first.root,
+            out_of_place=_measured(sweep, first, outside, average),
+            in_place=_measured(sweep, first, inside, average),
+        )
+        if row.natural() is not None:
+            yield row
+
+
+def _measured(sweep: Sweep, line: Line, cells: Mapping[int, Cell], average: Average) -> Measured | None:
+    """One mode over all ranks; None where no rank has it, or not the one whose time is asked for."""
+    seconds = _averaged({rank: cell.seconds.mean for rank, cell in cells.items()}, average)
+    if seconds is None:
+        return None
+    wrong = [cell.wrong for cell in cells.values() if cell.wrong is not None]
+    first = next(iter(cells.values()))
+    return Measured(
+        seconds=seconds,
+        algbw_bytes_per_s=algbw(line.size_bytes, seconds),
+        busbw_bytes_per_s=busbw(sweep.collective, line.size_bytes, seconds, sweep.size),
+        wrong=sum(wrong) if wrong else None,
+        calls=min(cell.seconds.count for cell in cells.values()),
+        transfer_seconds=first.transfer_seconds,
+        skew_seconds=first.skew_seconds,
+        ranks=tuple(
+            RankTime(rank=rank, seconds=own.seconds, lag_seconds=own.lag_seconds, wrong=own.wrong, times=own.times)
+            for rank, own in cells.items()
+        ),
+    )
+
+
+def _averaged(seconds: Mapping[int, float], average: Average) -> float | None:
+    """What -a asks for, of the ranks' times; None where there is none, or none of rank 0, whose time is asked for."""
+    if not seconds:
+        return None
+    match average:
+        case Average.RANK_0:
+            return seconds.get(0)
+        case Average.MEAN:
+            return sum(seconds.values()) / len(seconds)
+        case Average.FASTEST:
+            return min(seconds.values())
+        case Average.SLOWEST:
+            return max(seconds.values())

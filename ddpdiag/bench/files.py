@@ -13,7 +13,7 @@ from io import StringIO
 
 import msgspec
 
-from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci, slowest
+from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci
 from ddpdiag.codec import encode, readable
 from ddpdiag.model import Finding, Report, Severity, Verdict
 from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
@@ -22,7 +22,7 @@ from ddpdiag.render.page import one_line
 SCHEMA = "ddpdiag.bench/1"
 _VERSION = 3
 
-Json = None | bool | int | float | str | Sequence["Json"] | dict[str, "Json"]
+Json = None | bool | int | float | str | msgspec.Struct | Sequence["Json"] | dict[str, "Json"]
 _Devices = dict[int, BenchRank]
 
 
@@ -45,26 +45,18 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
         "config": _config(bench.asked, list(who.values())),
         "results": [_result(row, who, per_iteration=bench.asked.per_iteration) for row in bench.rows],
         "out_of_bounds": {"count": bench.wrong, "okay": None if bench.wrong is None else bench.wrong == 0},
-        "average_bus_bandwidth": {
-            "bandwidth": average and average / 1e9,
-            "okay": reaches(bench, parts(bench)),
-        },
-        "series": [_builtins(series) for series in bench.series],
-        "per_rank": [_builtins(line) for line in bench.ranks],
+        "average_bus_bandwidth": {"bandwidth": average and average / 1e9, "okay": reaches(bench, parts(bench))},
+        "series": bench.series,
+        "per_rank": bench.ranks,
         "remarks": bench.notes,
         "complete": bench.complete,
         "verdict": _verdict(report),
-        "findings": [_builtins(finding) for finding in report.findings],
+        "findings": report.findings,
         "errors": [f"{f.code}: {f.title}" for f in report.findings if f.severity is Severity.ERROR],
         "exit_code": report.exit_code,
-        "timings": None if report.timings is None else _builtins(report.timings),
+        "timings": report.timings,
         "end_time": _end(bench.created, report.seconds),
     }
-
-
-def _builtins(value: msgspec.Struct) -> Json:
-    plain: Json = msgspec.to_builtins(value)
-    return plain
 
 
 def _nccl_code(version: str | None) -> int | None:
@@ -123,13 +115,8 @@ def _device(line: BenchRank) -> dict[str, Json]:
 
 def _result(row: BenchRow, who: _Devices, *, per_iteration: bool) -> dict[str, Json]:
     shown = row.natural()
-    body: dict[str, Json] = {
-        "size": row.size_bytes,
-        "count": row.count,
-        "type": row.dtype,
-        "redop": row.op,
-        "root": row.root,
-    }
+    body: dict[str, Json] = {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.op}
+    body["root"] = row.root
     for name, mode in (("out_of_place", row.out_of_place), ("in_place", row.in_place)):
         body[name] = None if mode is None else _mode(mode, who)
         if per_iteration and mode is not None and (of := calls(mode)) is not None:
@@ -162,13 +149,7 @@ def _rank(of: RankTime, line: BenchRank | None) -> dict[str, Json]:
         "rank": of.rank,
         "host": line.node if line else None,
         "gpu_uuid": line.gpu_uuid if line else None,
-        "min_seconds": spread.min,
-        "median_seconds": spread.median,
-        "p95_seconds": spread.p95,
-        "p99_seconds": spread.p99,
-        "max_seconds": spread.max,
-        "mean_seconds": spread.mean,
-        "stdev_seconds": spread.stdev,
+        **{f"{name}_seconds": getattr(spread, name) for name in (*_SPREAD, "max", "mean", "stdev")},
         "cv": spread.cv,
         "calls": spread.count,
         "lag_seconds": of.lag_seconds,
@@ -178,15 +159,10 @@ def _rank(of: RankTime, line: BenchRank | None) -> dict[str, Json]:
 
 def _per_iter(of: Calls, ranks: Sequence[RankTime]) -> dict[str, Json]:
     """nccl-tests' statistics over the calls, in microseconds; the single times only if all ranks have them."""
+    seconds_by_name = {"min": of.min, "max": of.max, "avg": of.mean, "p50": of.p50, "p95": of.p95, "p99": of.p99}
     body: dict[str, Json] = {
         "skipped_iterations": 0,
-        "min_us": of.min * 1e6,
-        "max_us": of.max * 1e6,
-        "avg_us": of.mean * 1e6,
-        "p50_us": of.p50 * 1e6,
-        "p95_us": of.p95 * 1e6,
-        "p99_us": of.p99 * 1e6,
-        "stdev_us": of.stdev * 1e6,
+        **{f"{name}_us": value * 1e6 for name, value in (seconds_by_name | {"stdev": of.stdev}).items()},
         "cv_pct": of.cv * 100,
         "times_us": [seconds * 1e6 for seconds in of.times],
     }
@@ -202,7 +178,11 @@ def _verdict(report: Report) -> dict[str, Json]:
     return {
         "status": report.verdict.value,
         "sentence": report.sentence,
-        "culprits": [_culprit(f) for f in findings if f.ranks or f.nodes or f.gpus or f.links],
+        "culprits": [
+            {"code": f.code, "ranks": f.ranks, "nodes": f.nodes, "gpus": f.gpus, "links": f.links}
+            for f in findings
+            if f.ranks or f.nodes or f.gpus or f.links
+        ],
         "cause": first.message if first else None,
         "action": (first.fix or None) if first else None,
         "evidence": [{"code": f.code, **f.evidence} for f in findings],
@@ -210,54 +190,21 @@ def _verdict(report: Report) -> dict[str, Json]:
 
 
 def _guilty(report: Report) -> list[Finding]:
-    if report.verdict is Verdict.FIT:
-        return []
-    for severity in (Severity.ERROR, Severity.WARNING):
-        if found := [finding for finding in report.findings if finding.severity is severity]:
-            return found
-    return []
-
-
-def _culprit(finding: Finding) -> dict[str, Json]:
-    return {
-        "code": finding.code,
-        "ranks": finding.ranks,
-        "nodes": finding.nodes,
-        "gpus": finding.gpus,
-        "links": finding.links,
-    }
+    errors, warnings = ([f for f in report.findings if f.severity is s] for s in (Severity.ERROR, Severity.WARNING))
+    return [] if report.verdict is Verdict.FIT else errors or warnings
 
 
 # CSV -----------------------------------------------------------------------------------------------------------------
 
 
+_ROW = ("backend", "collective", "cycle", "size_bytes", "count", "dtype", "op", "root")
+_MODE = ("seconds", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong", "calls", "transfer_seconds", "skew_seconds")
+_SPREAD = ("min", "median", "p95", "p99")
 # New columns go to the end: scripts may count.
 COLUMNS = (
-    "backend",
-    "collective",
-    "cycle",
-    "size_bytes",
-    "count",
-    "dtype",
-    "op",
-    "root",
-    "mode",
-    "seconds",
-    "algbw_bytes_per_s",
-    "busbw_bytes_per_s",
-    "wrong",
-    "calls",
-    "transfer_seconds",
-    "skew_seconds",
-    "slowest_rank",
-    "slowest_host",
-    "slowest_min_seconds",
-    "slowest_median_seconds",
-    "slowest_p95_seconds",
-    "slowest_p99_seconds",
-    "slowest_cv",
+    *(*_ROW, "mode", *_MODE, "slowest_rank", "slowest_host"),
+    *(*(f"slowest_{name}_seconds" for name in _SPREAD), "slowest_cv"),
 )
-_Cell = str | int | float | None
 
 
 def to_csv(report: Report) -> str:
@@ -270,32 +217,15 @@ def to_csv(report: Report) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in bench.rows:
+        key = [getattr(row, name) for name in _ROW]
+        key = [readable(one_line(each)) if isinstance(each, str) else each for each in key]
         for name, mode in row.modes().items():
-            writer.writerow((*_key(row), name, *_figures(mode), *_slowest(mode, hosts)))
+            writer.writerow((*key, name, *(getattr(mode, figure) for figure in _MODE), *_slowest(mode, hosts)))
     return text.getvalue()
 
 
-def _key(row: BenchRow) -> tuple[_Cell, ...]:
-    words = (row.backend, row.collective, row.dtype, row.op)
-    backend, collective, dtype, op = (readable(one_line(word)) for word in words)
-    return backend, collective, row.cycle, row.size_bytes, row.count, dtype, op, row.root
-
-
-def _figures(mode: Measured) -> tuple[_Cell, ...]:
-    return (
-        mode.seconds,
-        mode.algbw_bytes_per_s,
-        mode.busbw_bytes_per_s,
-        mode.wrong,
-        mode.calls,
-        mode.transfer_seconds,
-        mode.skew_seconds,
-    )
-
-
-def _slowest(mode: Measured, hosts: dict[int, str]) -> tuple[_Cell, ...]:
-    of = slowest(mode)
+def _slowest(mode: Measured, hosts: dict[int, str]) -> tuple[str | float | None, ...]:
+    of = max(mode.ranks, key=lambda rank: rank.seconds.mean, default=None)
     if of is None:
         return (None,) * 7
-    spread = of.seconds
-    return (of.rank, hosts.get(of.rank), spread.min, spread.median, spread.p95, spread.p99, spread.cv)
+    return (of.rank, hosts.get(of.rank), *(getattr(of.seconds, name) for name in _SPREAD), of.seconds.cv)

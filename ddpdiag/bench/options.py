@@ -110,9 +110,9 @@ class BenchOutputs(Outputs):
             check_available()
             _plot_kind(self.plot)
         if self.save_baseline is not None:
-            from ddpdiag.bench import baseline
+            from ddpdiag.comparison.benchmarks import read_baseline
 
-            baseline.read_baseline("--save-baseline", self.save_baseline, missing=())
+            read_baseline("--save-baseline", self.save_baseline, missing=())
         super().check(inputs)
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
@@ -146,7 +146,7 @@ def _plot_kind(path: str) -> Literal["svg", "png"]:
 
 def _with_baseline(report: "Report", path: str) -> str:
     """The file with this run in it; UsageError for a run that none should be held against."""
-    from ddpdiag.bench import baseline
+    from ddpdiag.comparison.benchmarks import dumps, merge, read_baseline
     from ddpdiag.model import Severity
 
     bench = report.bench
@@ -156,4 +156,4 @@ def _with_baseline(report: "Report", path: str) -> str:
     if bench is None or own or broken or not bench.complete or not bench.saved:
         why = ", ".join(dict.fromkeys(f.code for f in (*own, *broken))) or "it was cut short"
         raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others: {why}")
-    return baseline.dumps(baseline.merge(baseline.read_baseline("--save-baseline", path, missing=()), bench.saved))
+    return dumps(merge(read_baseline("--save-baseline", path, missing=()), bench.saved))

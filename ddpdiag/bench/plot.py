@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpdiag.bench.rows import traits
-from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
+from ddpdiag.model.bench import BenchReport, BenchRow, Measured, Series
 from ddpdiag.render.plots.drawing import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
 from ddpdiag.render.units import byte_count, bytes_per_s, count, seconds
 
@@ -28,8 +28,8 @@ _MOST_TICKS = 9
 _MOST_CURVES = 21
 _LEGEND_INCHES = 0.3
 _BUSBW, _LATENCY = "Bus bandwidth (GB/s)", "Latency"
-# In a narrow panel.
-_MOST_PANEL_CURVES = 8
+# A narrow panel has room for so many.
+MOST_PANEL_CURVES = 8
 
 _Key = tuple[str, str, str, str, int]
 
@@ -75,7 +75,7 @@ def _figure(report: BenchReport) -> "Figure":
             drawn.add(label)
             left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=None if again else label)
     _finish(left, curves, title=_BUSBW)
-    _bandwidths(left)
+    left.set_ylim(bottom=0)
     _latencies(right)
     _finish(right, curves, title=_LATENCY)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
@@ -86,11 +86,11 @@ def draw_panels(report: BenchReport) -> tuple[str, str] | None:
     """Bus bandwidth and latency as two SVG elements for a page; None if nothing was measured. Within `page_style`."""
     from matplotlib.figure import Figure
 
-    if not (curves := panel_curves(report)):
+    if not (curves := curves_of(report)[:MOST_PANEL_CURVES]):
         return None
     elements = []
     for title in (_BUSBW, _LATENCY):
-        entries = len(curves) + (len([curve for curve in curves if curve.levels]) if title is _BUSBW else 0)
+        entries = len(curves) + sum(bool(curve.levels) for curve in curves if title is _BUSBW)
         figure = Figure(figsize=(WIDTH, 2.6 + 0.2 * entries), layout="constrained")
         axes = figure.subplots()
         for number, curve in enumerate(curves):
@@ -102,20 +102,11 @@ def draw_panels(report: BenchReport) -> tuple[str, str] | None:
                 axes.axhline(level / 1e9, color=color, linestyle="--", linewidth=1.2, label=label)
         # The page has the title above the picture.
         _finish(axes, curves, title="")
-        _bandwidths(axes) if title is _BUSBW else _latencies(axes)
+        axes.set_ylim(bottom=0) if title is _BUSBW else _latencies(axes)
         axes.set_ylabel("GB/s" if title is _BUSBW else "time of a call")
         figure.legend(loc="outside lower left", ncols=1, handlelength=2)
         elements.append(inline(figure, "busbw" if title is _BUSBW else "latency"))
     return elements[0], elements[1]
-
-
-def panel_curves(report: BenchReport) -> list[Curve]:
-    """As many as a narrow panel has room for."""
-    return curves_of(report)[:_MOST_PANEL_CURVES]
-
-
-def _bandwidths(axes: "Axes") -> None:
-    axes.set_ylim(bottom=0)
 
 
 def _latencies(axes: "Axes") -> None:
@@ -190,10 +181,8 @@ def _curve(name: str, sizes: dict[int, list[Measured]], series: Sequence[Series]
         sizes=tuple(size for size, _ in rows),
         busbws=tuple(fmean(mode.busbw_bytes_per_s for mode in modes) for _, modes in rows),
         seconds=tuple(fmean(mode.seconds for mode in modes) for _, modes in rows),
-        levels={_label(level): level.busbw_bytes_per_s for level in levels},
+        levels={
+            fill(f"expected {bytes_per_s(e.busbw_bytes_per_s)}: {plain(e.source)}", _LEGEND_WIDTH): e.busbw_bytes_per_s
+            for e in levels
+        },
     )
-
-
-def _label(level: Expectation) -> str:
-    text = f"expected {bytes_per_s(level.busbw_bytes_per_s)}: {plain(level.source)}"
-    return fill(text, _LEGEND_WIDTH)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpdiag.bench.plot import draw_panels, panel_curves
+from ddpdiag.bench.plot import MOST_PANEL_CURVES, curves_of, draw_panels
 from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
@@ -53,40 +53,36 @@ def _curves(bench: BenchReport) -> tuple[Figure, ...]:
         return ()
     peaks = "; ".join(
         f"{own.collective} over {own.backend} up to {bytes_per_s(own.peak_busbw_bytes_per_s)} at "
-        f"{byte_count(own.best_bytes)}{_expected(own)}"
+        f"{byte_count(own.best_bytes)}"
+        + (f" ({bytes_per_s(own.expectation.busbw_bytes_per_s)} expected)" if own.expectation else "")
         for own in bench.series[:8]
     )
     times = "; ".join(
         f"{own.label} {seconds(own.seconds[0])} at {byte_count(own.sizes[0])}, {seconds(own.seconds[-1])} at "
         f"{byte_count(own.sizes[-1])}"
-        for own in panel_curves(bench)
+        for own in curves_of(bench)[:MOST_PANEL_CURVES]
     )
     busbw, latency = panels
-    sizes = count(len({row.size_bytes for row in bench.rows}), "size")
+    alt = words(f"Over {count(len({row.size_bytes for row in bench.rows}), 'size')}: {peaks}.")
     return (
-        Figure(
-            title="Bus bandwidth over size",
-            svg=busbw,
-            alt=words(f"Over {sizes}: {peaks}."),
-            sentence="Dashed: what is expected.",
-        ),
+        Figure(title="Bus bandwidth over size", svg=busbw, alt=alt, sentence="Dashed: what is expected."),
         Figure(title="Latency over size", svg=latency, alt=words(f"A call takes: {times}.")),
     )
 
 
 def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
     """Each rank in each series: by how much it came later than the first, or, where that is not known, its time."""
-    series: dict[tuple[str, str], list[BenchRank]] = {}
+    by_series: dict[str, list[BenchRank]] = {}
     for own in bench.ranks:
-        series.setdefault((own.collective, own.backend), []).append(own)
-    for number, ((collective, backend), ranks) in enumerate(list(series.items())[:_MOST_BARS]):
+        by_series.setdefault(f"{own.collective} over {own.backend}", []).append(own)
+    for number, (label, ranks) in enumerate(list(by_series.items())[:_MOST_BARS]):
         late = all(own.lag_seconds is not None for own in ranks)
         timed = [(own, value) for own in ranks if (value := own.lag_seconds if late else own.seconds) is not None]
         values = [value for _, value in timed]
         if len(values) < 2:
             continue
-        title = f"{collective} over {backend}, {byte_count(ranks[0].size_bytes)}: "
-        title += "how much later than the first rank" if late else "time of a call"
+        what = "how much later than the first rank" if late else "time of a call"
+        title = f"{label}, {byte_count(ranks[0].size_bytes)}: {what}"
         rows: list[Row] = [{"rank": own.rank, "node": own.node} for own, _ in timed]
         column = Figures("bench_seconds", column_unit("_seconds", values), rows, values)
         slow = frozenset(own.rank for own in ranks if own.slow)
@@ -94,10 +90,6 @@ def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
         drawn = bar_figure(column, title, slow, f"bench-bars-{number}", word="slow", judged=True)
         if drawn is not None:
             yield drawn
-
-
-def _expected(own: Series) -> str:
-    return f" ({bytes_per_s(own.expectation.busbw_bytes_per_s)} expected)" if own.expectation is not None else ""
 
 
 def _series(bench: BenchReport) -> Table:
@@ -195,16 +187,13 @@ def pieces(report: Report) -> Iterator[Piece]:
     table = tabled(("slow rank", "host", "why"), slow[:_MARKDOWN_ROWS], "slow rank", total=len(slow), most=_TABLE)
     yield Piece("slow ranks", spaced(table))
     for part in parts(bench):
-        rows = [row for row in map(_markdown_row, part.rows) if row]
+        rows = [_markdown_row(row, mode) for row in part.rows if (mode := row.natural()) is not None]
         headers = ("size", "type", "op", "time", "algbw", "busbw", "wrong")
         table = tabled(headers, rows[:_MARKDOWN_ROWS], "row", total=len(rows), most=_TABLE, right=4)
-        yield Piece("table of a benchmark", folded(f"{part.collective} over {part.backend}"[:_SENTENCE], table))
+        yield Piece("table of a benchmark", folded(part.name[:_SENTENCE], table))
 
 
-def _markdown_row(row: BenchRow) -> tuple[str, ...]:
-    mode = row.natural()
-    if mode is None:
-        return ()
+def _markdown_row(row: BenchRow, mode: Measured) -> tuple[str, ...]:
     return (
         byte_count(row.size_bytes),
         said(row.dtype, _SENTENCE),
@@ -217,6 +206,9 @@ def _markdown_row(row: BenchRow) -> tuple[str, ...]:
 
 
 # Prometheus ----------------------------------------------------------------------------------------------------------
+
+
+_SERIES_LABELS = ("backend", "collective", "dtype", "op", "root")
 
 
 def samples(report: Report) -> Iterator[Sample]:
@@ -243,16 +235,7 @@ def samples(report: Report) -> Iterator[Sample]:
 
 
 def _row_samples(row: BenchRow, place: str, mode: Measured) -> Iterator[Sample]:
-    labels = {
-        "backend": row.backend,
-        "collective": row.collective,
-        "dtype": row.dtype,
-        "op": row.op,
-        "root": str(row.root),
-        "cycle": str(row.cycle),
-        "size_bytes": str(row.size_bytes),
-        "mode": place,
-    }
+    labels = {name: str(getattr(row, name)) for name in (*_SERIES_LABELS, "cycle", "size_bytes")} | {"mode": place}
     yield Sample("bench_seconds", "Time of one call, as nccl-tests has it.", mode.seconds, labels)
     algbw, busbw = mode.algbw_bytes_per_s, mode.busbw_bytes_per_s
     yield Sample("bench_algbw_bytes_per_second", "Algorithm bandwidth, as nccl-tests has it.", algbw, labels)
@@ -262,13 +245,7 @@ def _row_samples(row: BenchRow, place: str, mode: Measured) -> Iterator[Sample]:
 
 
 def _series_samples(series: Series) -> Iterator[Sample]:
-    labels = {
-        "backend": series.backend,
-        "collective": series.collective,
-        "dtype": series.dtype,
-        "op": series.op,
-        "root": str(series.root),
-    }
+    labels = {name: str(getattr(series, name)) for name in _SERIES_LABELS}
     peak = series.peak_busbw_bytes_per_s
     yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
     if series.expectation is not None:

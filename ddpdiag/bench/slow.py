@@ -4,15 +4,15 @@ All evidence is relative to the other ranks of the same run, so that it needs no
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Cell, Data
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
+from ddpdiag.comparison.noise import median_without
 from ddpdiag.stats import quantile
 from ddpdiag.text import share_text, times_text
 
@@ -64,18 +64,12 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -
             reasons.append(f"copies {times_text(ratio)} slower than the median of its peers")
         if (ratio := pairs.get(rank, 0.0)) >= least_pair:
             reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
-        if not crowded and len(evidence) > 1:
-            reasons += _late(evidence[rank])
+        late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0
+        if not crowded and len(evidence) > 1 and late >= LATE_SHARE and lag >= LAG_SHARE:
+            reasons.append(f"comes last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer")
         if reasons:
             named[rank] = " and ".join(reasons)
     return named if 2 * len(named) <= len(evidence) else {}
-
-
-def _late(own: RankEvidence) -> list[str]:
-    late, lag = own.late_share or 0.0, own.lag_share or 0.0
-    if late < LATE_SHARE or lag < LAG_SHARE:
-        return []
-    return [f"comes last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer"]
 
 
 def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
@@ -113,21 +107,12 @@ def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
     known = sorted(rate for rate in rates.values() if _is_rate(rate))
     if len(known) < 2:
         return dict.fromkeys(rates, 0.0)
-    return {
-        rank: _median_without(known, bisect_left(known, rate)) / rate if _is_rate(rate) else 0.0
-        for rank, rate in rates.items()
-    }
+    return {rank: median_without(known, rate) / rate if _is_rate(rate) else 0.0 for rank, rate in rates.items()}
 
 
 def _is_rate(rate: float) -> bool:
     # Less than a byte in a second is nothing that was measured, and ratios to it may not be finite.
     return 1 <= rate < math.inf
-
-
-def _median_without(ordered: Sequence[float], left_out: int) -> float:
-    """The median of at least two sorted numbers without the one at `left_out`: one sorting serves all ranks."""
-    middle = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
-    return quantile([ordered[at + (at >= left_out)] for at in middle], 0.5)
 
 
 # The evidence, gathered from the trials ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpdiag import __version__
-from ddpdiag.bench import tables
+from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, Verdict, WorldLine
 from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
@@ -54,21 +54,16 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
             _comment(page, line)
     for part in parts(bench):
         _part(page, bench, part)
-    _commented(page, lambda inner: write_meaning(inner, bench, details=details))
+    _commented(page, lambda inner: _write_meaning(inner, bench, details=details))
     if timings:
         _commented(page, lambda inner: write_timings(inner, report, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     # What holds ranks back is no praise; scripts look for "FIT:".
-    but = color and report.verdict is Verdict.FIT and _begins_with_slow_ranks(report.sentence, bench)
+    slow = [series.sentence for series in bench.series if series.bottleneck is Bottleneck.SLOW_RANK]
+    but = color and report.verdict is Verdict.FIT and report.sentence.startswith(tuple(slow))
     write_verdict(page, report, after=", but " if but else ": ")
     return page.text()
-
-
-def _begins_with_slow_ranks(sentence: str, bench: BenchReport) -> bool:
-    return any(
-        series.bottleneck is Bottleneck.SLOW_RANK and sentence.startswith(series.sentence) for series in bench.series
-    )
 
 
 def _measured(bench: BenchReport) -> str:
@@ -114,13 +109,11 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
         yield "out of place torch has no all_reduce, broadcast or reduce: a copy comes first, and counts"
     yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
     yield ""
-    yield from _devices(devices(bench), limit=None if details else ALL_SHOWN)
+    yield from _devices(devices(bench), details=details)
 
 
 def _world(bench: BenchReport, world: WorldLine) -> str:
-    backends = dict.fromkeys(row.backend for row in bench.rows) or dict.fromkeys(
-        bench.asked.backends or (world.backend,)
-    )
+    backends = dict.fromkeys(row.backend for row in bench.rows) or bench.asked.backends or (world.backend,)
     hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
     return f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)}"
 
@@ -133,17 +126,15 @@ def _sizes(asked: Bench) -> str:
     )
 
 
-def _devices(ranks: Sequence[BenchRank], limit: int | None) -> Iterator[str]:
+def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
     if not ranks:
         return
     yield "Using devices"
-    shown = ranks if limit is None or len(ranks) <= limit else ranks[:WORST_SHOWN]
+    shown = ranks if details or len(ranks) <= ALL_SHOWN else ranks[:WORST_SHOWN]
     for rank in shown:
-        head = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.node):>10} device "
-        name = one_line(rank.device)
-        yield head + (
-            name if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] {name}"
-        )
+        number = "" if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] "
+        where = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.node):>10} device "
+        yield f"{where}{number}{one_line(rank.device)}"
     if len(shown) < len(ranks):
         yield f" ... {count(len(ranks) - len(shown), 'more rank')}"
 
@@ -187,14 +178,14 @@ def _part_for_eyes(page: Page, bench: BenchReport, part: Part) -> None:
 
 
 # Of more series than this, a line each: all types and operations make dozens.
-SERIES_SHOWN = 4
+_SERIES_SHOWN = 4
 
 # Collective, type, operation, root; and of one of them bus bandwidths by size and backend, one for each cycle.
 _Kind = tuple[str, str, str, int]
 _Sizes = dict[int, dict[str, list[float]]]
 
 
-def write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
+def _write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
     """Everything between the tables of nccl-tests and the findings."""
     if bench.rows:
         page.blank()
@@ -233,10 +224,8 @@ def _table(sizes: _Sizes, absent: str) -> Table:
     for size, of in sizes.items():
         busbws = {name: fmean(values) for name, values in of.items()}
         rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
-        ratios = [
-            figure(busbws[first] / busbws[other]) if first in busbws and busbws.get(other) else absent
-            for other in others
-        ]
+        own = busbws.get(first)
+        ratios = [figure(own / busbws[o]) if own is not None and busbws.get(o) else absent for o in others]
         table.add_row(*map(Text, (str(size), *rates, *ratios)))
     return table
 
@@ -261,9 +250,14 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
             page.table(part)
         if ranks.note:
             page.write(ranks.note, style="dim")
-        if not page.tty:
-            # For eyes, the findings below say so, with a way out.
-            _reasons(page, [line for line in of if line.slow], limit=None if details else LIST_SHOWN)
+        # In a terminal, the findings below say why a rank is slow, and what to do.
+        reasons = [] if page.tty else [line for line in of if line.slow]
+        shown = reasons if details else reasons[:LIST_SHOWN]
+        for line in shown:
+            lead = one_line(f"rank {line.rank} on {line.node}: ")
+            page.write(one_line(line.slow), lead=lead, lead_style="bold yellow")
+        if left := len(reasons) - len(shown):
+            page.write(f"{count(left, 'more slow rank')}; the JSON report has all of them", style="dim")
         page.blank()
 
 
@@ -283,42 +277,30 @@ def _row(line: BenchRank) -> Row:
     }
 
 
-def _reasons(page: Page, slow: Sequence[BenchRank], limit: int | None) -> None:
-    for line in slow[:limit]:
-        page.write(one_line(line.slow), lead=one_line(f"rank {line.rank} on {line.node}: "), lead_style="bold yellow")
-    if limit is not None and len(slow) > limit:
-        page.write(f"{count(len(slow) - limit, 'more slow rank')}; the JSON report has all of them", style="dim")
-
-
 def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
     """What each series comes to; a line each where there are many."""
-    if len(bench.series) > SERIES_SHOWN and not details:
-        for series in bench.series:
-            name = _named(series.collective, series.dtype, series.op, series.root)
-            page.write(_reached(series), lead=one_line(f"{name}, over {series.backend}: "), lead_style="bold")
-        page.blank()
-        return
+    brief = len(bench.series) > _SERIES_SHOWN and not details
     for series in bench.series:
+        name = f"{_named(series.collective, series.dtype, series.op, series.root)}, over {series.backend}"
+        if brief:
+            page.write(_reached(series), lead=one_line(f"{name}: "), lead_style="bold")
+            continue
+        page.write(one_line(name), style="bold")
+        if series.fit is not None:
+            page.write(_fit(series.fit), indent=4, lead="fit: ", lead_style="bold")
+        page.write(_reached(series), indent=4, lead="best: ", lead_style="bold")
         # What the sentence of the whole says is said last, below.
-        _series(page, series, says=not _is_said(series, bench.sentence))
+        if series.sentence and not _is_said(series, bench.sentence):
+            page.write(one_line(series.sentence), indent=4)
+        page.blank()
+    if brief:
+        page.blank()
 
 
 def _is_said(series: Series, sentence: str) -> bool:
     """Is what holds it back in the sentence of the whole, alone or together with others'?"""
-    told = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
-    return series.sentence in sentence or (bool(told) and series.collective in sentence and f"each {told}," in sentence)
-
-
-def _series(page: Page, series: Series, *, says: bool) -> None:
-    """What a series comes to: three lines, and its sentence where it has one of its own."""
-    name = _named(series.collective, series.dtype, series.op, series.root)
-    page.write(one_line(f"{name}, over {series.backend}"), style="bold")
-    if series.fit is not None:
-        page.write(_fit(series.fit), indent=4, lead="fit: ", lead_style="bold")
-    page.write(_reached(series), indent=4, lead="best: ", lead_style="bold")
-    if series.sentence and says:
-        page.write(one_line(series.sentence), indent=4)
-    page.blank()
+    what = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
+    return series.sentence in sentence or (bool(what) and series.collective in sentence and f"each {what}," in sentence)
 
 
 def _fit(fit: Fit) -> str:

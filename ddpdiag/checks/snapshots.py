@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from ddpdiag.bandwidth.baseline import shape_of
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Section
@@ -12,7 +11,8 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.world import World
-from ddpdiag.comparison.peers import kept
+from ddpdiag.comparison.benchmarks import shape_of
+from ddpdiag.comparison.noise import kept
 from ddpdiag.model import Recording
 from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.steps import Steps

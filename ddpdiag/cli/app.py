@@ -15,7 +15,7 @@ from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, e
 from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
 from ddpdiag.cli.plugin import guarded
 from ddpdiag.errors import UsageError
-from ddpdiag.simulate.options import SimulateOptions
+from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch.options import WatchOptions
 
@@ -232,7 +232,7 @@ def compare(
     """
     from ddpdiag.compare import command
 
-    raise typer.Exit(command.run(old, new, command.Files(json=outputs.json, markdown=outputs.markdown)))
+    raise typer.Exit(command.run(old, new, json=outputs.json, markdown=outputs.markdown))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import sys
 import textwrap
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,32 +17,20 @@ from ddpdiag.render.markup import folded
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """Files to write; '-' is standard output."""
-
-    json: str | None = None
-    markdown: str | None = None
-
-    @property
-    def named(self) -> dict[str, str]:
-        both = {"--json": self.json, "--markdown": self.markdown}
-        return {option: path for option, path in both.items() if path is not None}
-
-
-def run(old: str, new: str, files: Files) -> int:
-    """0 no regression, 1 regression, 3 not known; UsageError (2) for what cannot be read."""
-    for option, path in files.named.items():
+def run(old: str, new: str, *, json: str | None = None, markdown: str | None = None) -> int:
+    """0 no regression, 1 regression, 3 not known; UsageError (2) for what cannot be read. '-' is standard output."""
+    wanted = {"--json": (json, as_json), "--markdown": (markdown, as_markdown)}
+    files = {option: (path, content) for option, (path, content) in wanted.items() if path is not None}
+    for option, (path, _) in files.items():
         if any(is_one_file(path, given) for given in (old, new)):
             raise UsageError(f"{option} {path} would overwrite a run that is read; give it another file")
         check_writable(path)
-    if len(set(files.named.values())) < len(files.named):
+    if json is not None and json == markdown:
         raise UsageError("--json and --markdown name one file; give each its own")
     found = compare(read_report(old), read_report(new), old_source=readable(old), new_source=readable(new))
-    makers = {"--json": as_json, "--markdown": as_markdown}
-    for option, path in files.named.items():
-        write(path, makers[option](found))
-    stream = sys.stderr if "-" in files.named.values() else sys.stdout
+    for path, content in files.values():
+        write(path, content(found))
+    stream = sys.stderr if "-" in (json, markdown) else sys.stdout
     width, color = terminal(stream)
     show(render(found, width=width, color=color), stream)
     return found.exit_code

@@ -1,24 +1,30 @@
 """Two reports held against each other: verdicts, findings, figures, rates of pairs, what they ran on.
 
-A rate of a pair has no repeats, but a matrix has many cells: how far their changes lie apart is the noise.
-A way changed where it did so by half against the usual change of all ways, and by more than three times the distance
-between the quartiles of these changes. Of fewer than four ways no noise is known, and nothing is judged. Where others
-used the cores, a change is told and not judged.
+Several findings of one code that blame alike (a variable each) are told apart by their titles without the numbers in
+these, which differ from run to run.
+
+What one run did not look at is neither new nor gone. A check has looked where all its trials were done. One that judges
+what others saw has looked where those of its stage did that looked in the other run; RUN003 and RUN005, which judge how
+trials end, where a check was tried that ended badly in the other run.
 """
 
-import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from itertools import zip_longest
 
 from msgspec import Struct
 
-from ddpdiag.compare.findings import changed_findings
-from ddpdiag.comparison.figures import Change, Direction, changed_facts, compared_figures, least_busy
-from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN
+from ddpdiag.comparison.figures import (
+    Change,
+    Direction,
+    changed_facts,
+    changed_matrices,
+    compared_figures,
+    least_busy,
+)
+from ddpdiag.comparison.noise import LEAST_BUSY_WITHIN
 from ddpdiag.errors import ExitCode
-from ddpdiag.model import Matrix, Report, Verdict
-from ddpdiag.stats import quantile
-from ddpdiag.text import rate_text
+from ddpdiag.model import Finding, Report, Severity, Status, Verdict
 
 SCHEMA = "ddpdiag.comparison/1"
 _VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
@@ -88,10 +94,8 @@ def _side(report: Report, source: str) -> Side:
 
 
 def _sentence(changes: list[Change], count: int) -> str:
-    parts = []
-    for direction in _ORDER:
-        if number := sum(change.direction is direction for change in changes):
-            parts.append(_counted(number, _WORDS[direction]))
+    numbers = {direction: sum(change.direction is direction for change in changes) for direction in _ORDER}
+    parts = [_counted(number, _WORDS[direction]) for direction, number in numbers.items() if number]
     changed = any(change.direction is not Direction.UNJUDGED for change in changes)
     none = "nothing changed" if count else "no change was seen"
     of = f"{_counted(count, 'figure')} compared" if count else "no figure was compared"
@@ -136,71 +140,136 @@ def _facts(old: Report, new: Report) -> Iterator[Change]:
         yield from changed_facts(old.snapshot.facts, new.snapshot.facts)
 
 
-Way = tuple[str, str]
-# Chosen, as the slow rank's (bench/slow.py): one connection varies more than the median of many calls.
-_RATIO = 1.5
-_DISTANCES = 3
-_LEAST_WAYS = 4
-_SHOWN = 8
+# Findings that are new, gone, more or graver, and those that cannot be told -------------------------------------------
 
 
-def changed_matrices(old: Sequence[Matrix], new: Sequence[Matrix], busy_share: float = 1.0) -> Iterator[Change]:
-    """Changes of all matrices of rates that both runs have. `busy_share` as in `least_busy`."""
-    known = {matrix.name: matrix for matrix in old if matrix.unit == "bytes_per_s"}
-    for matrix in new:
-        if matrix.unit == "bytes_per_s" and matrix.name in known:
-            yield from _changed(matrix, _rates(known[matrix.name]), _rates(matrix), busy_share)
+_Key = tuple[object, ...]
+_SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
+# What befell our own run, and no fault of the machine.
+_MINOR = ("RUN004.", "CMP001.")
+# Findings from times alone: where these are not judged, since others used the cores, neither are they.
+_OF_TIMES = ("TRN003.straggler", "TRN003.network")
+# They judge how the trials of all checks ended.
+_OF_ALL_TRIALS = ("RUN003", "RUN005")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
-def _rates(matrix: Matrix) -> dict[Way, float]:
-    return {
-        (row, column): float(cell)
-        for row, cells in zip(matrix.rows, matrix.cells, strict=False)
-        for column, cell in zip(matrix.columns, cells, strict=False)
-        if row != column and isinstance(cell, int | float) and 0 < cell < math.inf
+def changed_findings(old: Report, new: Report) -> Iterator[Change]:
+    """What is new or changed, then what is gone."""
+    # Had the ranks of both runs enough of their cores? Not known where no check looked.
+    times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY_WITHIN
+    minor = _MINOR if times_are_judged else (*_MINOR, *_OF_TIMES)
+    then, here = _looked(old, new), _looked(new, old)
+    pairs = list(_pairs(_by_key(old.findings), _by_key(new.findings)))
+    for was, now in pairs:
+        if was is None and now is not None:
+            looked = _code(now) in then or (now.severity is Severity.ERROR and _arose(now, old, new))
+            word, direction = ("new", Direction.REGRESSION) if looked else ("not looked at then", Direction.NEUTRAL)
+            yield _change(now, word, direction, minor)
+        elif was is not None and now is not None and was.severity is not now.severity:
+            direction = Direction.REGRESSION if _rank(now) > _rank(was) else Direction.IMPROVEMENT
+            yield _change(now, f"changed from {was.severity.value}", direction, minor)
+    yield from (
+        _gone(was, new, minor, looked=_code(was) in here) for was, now in pairs if was is not None and now is None
+    )
+
+
+def _gone(was: Finding, new: Report, minor: tuple[str, ...], *, looked: bool) -> Change:
+    if not looked:
+        return _change(was, "not looked at now", Direction.NEUTRAL, minor)
+    if new.verdict is Verdict.UNKNOWN:
+        return _change(was, "not seen again", Direction.NEUTRAL, minor)
+    return _change(was, "gone", Direction.IMPROVEMENT, minor)
+
+
+def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
+    """Good to know is neither better nor worse, nor are codes that begin like `minor`."""
+    is_minor = finding.severity is Severity.NOTE or finding.code.startswith(minor)
+    return Change(
+        direction=Direction.NEUTRAL if is_minor else direction,
+        name=finding.code,
+        text=f"{word}: {finding.severity.value} {finding.code}: {finding.title}",
+        ranks=finding.ranks,
+        nodes=finding.nodes,
+    )
+
+
+# What was looked at --------------------------------------------------------------------------------------------------
+
+
+def _looked(report: Report, other: Report) -> frozenset[str]:
+    """Codes of the checks that looked in this report, as far as the other one needs them."""
+    measured, wanted = _measured(report), _measured(other)
+    missed = {line.stage for line in report.checks if line.code in wanted - measured}
+    failed = {line.code for line in other.checks if line.statuses.keys() - {Status.DONE.value}}
+    tried = not failed or any(line.code in failed for line in report.checks if line.statuses)
+    judged = (line for line in report.checks if not line.measures and line.skipped_because is None)
+    return measured | {
+        line.code for line in judged if (tried if line.code in _OF_ALL_TRIALS else line.stage not in missed)
     }
 
 
-def _changed(matrix: Matrix, was: Mapping[Way, float], now: Mapping[Way, float], busy_share: float) -> Iterator[Change]:
-    # How many times as long a byte takes, above one for worse.
-    ratios = {way: was[way] / now[way] for way in now if way in was}
-    if len(ratios) < _LEAST_WAYS:
-        return
-    logs = sorted(map(math.log, ratios.values()))
-    usual = median(logs)
-    noise = math.exp(quantile(logs, 0.75) - quantile(logs, 0.25)) - 1
-    limit = max(math.log(_RATIO), _DISTANCES * math.log1p(noise))
-    far = {way: ratio for way, ratio in ratios.items() if abs(math.log(ratio) - usual) >= limit}
-    for direction, ways in (
-        (Direction.REGRESSION, [way for way in far if math.log(far[way]) > usual]),
-        (Direction.IMPROVEMENT, [way for way in far if math.log(far[way]) < usual]),
-    ):
-        if ways:
-            judged = direction if busy_share >= LEAST_BUSY_WITHIN else Direction.NEUTRAL
-            yield _of_ways(matrix, judged, ways, was, now, noise)
-    if abs(usual) >= max(math.log(_RATIO), math.log1p(noise)):
-        direction = Direction.REGRESSION if usual > 0 else Direction.IMPROVEMENT
-        judged = direction if busy_share >= LEAST_BUSY_ACROSS else Direction.NEUTRAL
-        yield _of_ways(matrix, judged, [way for way in ratios if way not in far], was, now, noise)
+def _measured(report: Report) -> frozenset[str]:
+    """Checks that were tried, and whose trials were done on all ranks."""
+    done = (line for line in report.checks if line.measures and line.skipped_because is None and line.statuses)
+    return frozenset(line.code for line in done if line.statuses.keys() == {Status.DONE.value})
 
 
-def _of_ways(
-    matrix: Matrix,
-    direction: Direction,
-    ways: Sequence[Way],
-    was: Mapping[Way, float],
-    now: Mapping[Way, float],
-    noise: float,
-) -> Change:
-    old, new = (median(rates[way] for way in ways) for rates in (was, now))
-    shown = ", ".join(f"{row} -> {column}" for row, column in ways[:_SHOWN])
-    more = f" and {len(ways) - _SHOWN} more" if len(ways) > _SHOWN else ""
-    return Change(
-        direction=direction,
-        name=matrix.name,
-        text=f"{matrix.title}: {shown}{more}: {rate_text(old)} -> {rate_text(new)}",
-        old=old,
-        new=new,
-        ratio=old / new,
-        noise=noise,
-    )
+def _arose(finding: Finding, old: Report, new: Report) -> bool:
+    """Does the finding's check follow one that was well then, and is not now; or one of which the same is true?"""
+    follows = {line.code: line.follows for line in new.checks}
+    then = _looked(old, new)
+    waiting, visited = [_code(finding)], set[str]()
+    while waiting:
+        for code in follows.get(waiting.pop(), ()):
+            if code in then and _is_well(old, code) and not _is_well(new, code):
+                return True
+            if code not in then and code not in visited:
+                visited.add(code)
+                waiting.append(code)
+    return False
+
+
+def _is_well(report: Report, code: str) -> bool:
+    serious = (finding for finding in report.findings if finding.severity is not Severity.NOTE)
+    return code in _measured(report) and code not in map(_code, serious)
+
+
+def _code(finding: Finding) -> str:
+    return finding.code.partition(".")[0]
+
+
+# Which finding is which ----------------------------------------------------------------------------------------------
+
+
+def _by_key(findings: Sequence[Finding]) -> dict[_Key, list[Finding]]:
+    found: dict[_Key, list[Finding]] = {}
+    for finding in findings:
+        key = (finding.code, finding.ranks, finding.nodes, finding.gpus, finding.links)
+        found.setdefault(key, []).append(finding)
+    return found
+
+
+def _pairs(
+    before: Mapping[_Key, Sequence[Finding]], now: Mapping[_Key, Sequence[Finding]]
+) -> Iterator[tuple[Finding | None, Finding | None]]:
+    """The same finding then and now; None where a run has fewer of them. The gravest are paired first."""
+    for key in dict.fromkeys((*now, *before)):
+        was, is_ = before.get(key, ()), now.get(key, ())
+        if len(was) <= 1 and len(is_) <= 1:
+            yield from zip_longest(was, is_)
+            continue
+        old, new = _by_title(was), _by_title(is_)
+        for title in dict.fromkeys((*new, *old)):
+            yield from zip_longest(old.get(title, ()), new.get(title, ()))
+
+
+def _by_title(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for finding in sorted(findings, key=_rank, reverse=True):
+        found.setdefault(_NUMBER.sub("#", finding.title), []).append(finding)
+    return found
+
+
+def _rank(finding: Finding) -> int:
+    return _SEVERITIES.index(finding.severity)

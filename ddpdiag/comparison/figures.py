@@ -1,15 +1,29 @@
-"""What changed between two snapshots: ranks against their peers, the whole machine, benchmarks, facts."""
+"""What changed between two runs: ranks against their peers, the whole machine, benchmarks, rates of pairs, facts."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
+from statistics import median
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.baseline import find, slower, worse
-from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift
-from ddpdiag.comparison.peers import Field, fields, ranks_of
+from ddpdiag.comparison.benchmarks import find, slower, worse
+from ddpdiag.comparison.noise import (
+    LEAST_BUSY_ACROSS,
+    LEAST_BUSY_WITHIN,
+    Field,
+    Shift,
+    Standing,
+    fields,
+    moved,
+    ranks_of,
+    shift,
+)
+from ddpdiag.model import Matrix
+from ddpdiag.model.bench import BaselineSeries
 from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text, share_text, size_text, time_text
 
 ABSENT = "none"
@@ -55,11 +69,13 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
     """How many figures were held against each other, and what changed."""
     if (why := comparable(old, new)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
-    changes = [*chain(_within(old, new), _across(old, new), _series(old, new)), *_refused(old, new)]
+    changes = [*chain(_within(old, new), _across(old, new), _series(old, new)), *_unjudged_times(old, new)]
     if not _common(old, new) and not (old.series and new.series):
         changes.append(_unjudged("figures", "the runs have no figure in common"))
     held = sum(not isinstance(find(old.series, series), str) for series in new.series)
-    return sum(_is_judged(old, new, within=within) for within in _common(old, new)) + held, tuple(changes)
+    busy = least_busy(old, new)
+    judged = sum(busy >= (LEAST_BUSY_WITHIN if within else LEAST_BUSY_ACROSS) for within in _common(old, new))
+    return judged + held, tuple(changes)
 
 
 def _common(old: Snapshot, new: Snapshot) -> list[bool]:
@@ -76,30 +92,17 @@ def _kinds(snapshot: Snapshot) -> dict[tuple[str, int | None], bool]:
     return kinds | {(figure.name, figure.rank): figure.within for figure in snapshot.figures}
 
 
-def _is_judged(old: Snapshot, new: Snapshot, *, within: bool) -> bool:
-    return least_busy(old, new) >= (LEAST_BUSY_WITHIN if within else LEAST_BUSY_ACROSS)
-
-
 def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
     """Versions and variables that differ, where both runs looked at them."""
-    for kind in old.keys() & new.keys():
+    for kind in (kind for kind in old if kind in new):
         for name in sorted({*old[kind], *new[kind]}):
             was, now = old[kind].get(name, ABSENT), new[kind].get(name, ABSENT)
             if was != now:
-                yield _note(name, f"{name}: {was} -> {now}")
-
-
-def _note(name: str, text: str) -> Change:
-    return Change(direction=Direction.NEUTRAL, name=name, text=text)
+                yield Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}")
 
 
 def _unjudged(name: str, text: str) -> Change:
     return Change(direction=Direction.UNJUDGED, name=name, text=text)
-
-
-def times_are_judged(old: Snapshot | None, new: Snapshot | None) -> bool:
-    """Had the ranks of both runs enough of their cores? Not known where nobody looked, so no."""
-    return least_busy(old, new) >= LEAST_BUSY_WITHIN
 
 
 def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
@@ -113,7 +116,7 @@ def _own_busy(snapshot: Snapshot | None) -> float:
     return 1.0 if snapshot.on_gpus else snapshot.busy_share or 0.0
 
 
-def _refused(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     busy = least_busy(old, new)
     if busy < LEAST_BUSY_ACROSS and _common(old, new):
         what = "no times" if busy < LEAST_BUSY_WITHIN else "no times of the whole machine"
@@ -131,16 +134,16 @@ def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     if least_busy(old, new) < LEAST_BUSY_WITHIN:
         return
     before, now = fields(old), fields(new)
-    for name in before.keys() & now.keys():
+    for name in (name for name in before if name in now):
         then, here = before[name].standings, now[name].standings
-        for rank in _told(then, here):
+        for rank in _reported_ranks(then, here):
             change = moved(then[rank], here[rank])
             if change.is_beyond:
                 yield _of_rank(now[name], rank, change)
 
 
-def _told(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[int]:
-    """The ranks that are spoken of. Of two, one that falls behind looks like the other one that gets ahead: it is the
+def _reported_ranks(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[int]:
+    """The ranks to report. Of two, one that falls behind looks like the other one that gets ahead: it is the
     one that is behind where they are further apart than they were, else the one that was behind."""
     both = sorted(then.keys() & here.keys())
     if len(both) != 2:
@@ -151,18 +154,21 @@ def _told(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[in
 
 def _of_rank(figure: Field, rank: int, change: Shift) -> Change:
     peers = "the other rank" if len(figure.ranks) == 2 else "the others usually"
-    worse_now = change.ratio > 1
-    return Change(
-        direction=Direction.REGRESSION if worse_now else Direction.IMPROVEMENT,
-        name=figure.name,
-        text=f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times before "
-        f"({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})",
-        ranks=(rank,),
-        old=change.old,
-        new=change.new,
-        ratio=change.ratio,
-        noise=change.noise,
+
+    text = (
+        f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times before "
+        f"({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
     )
+    return _shifted(_direction(change), figure.name, text, (rank,), change)
+
+
+def _direction(change: Shift) -> Direction:
+    return Direction.REGRESSION if change.ratio > 1 else Direction.IMPROVEMENT
+
+
+def _shifted(direction: Direction, name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
+    old, new, ratio, noise, _ = change
+    return Change(direction=direction, name=name, text=text, ranks=ranks, old=old, new=new, ratio=ratio, noise=noise)
 
 
 def _percent(ratio: float) -> str:
@@ -183,27 +189,14 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
             yield _of_world(figure, shifted)
 
 
-def _direction(figure: Figure, shifted: Shift) -> Direction:
-    """Of a single value no noise is known, so that it is told and not judged."""
-    if figure.sampling is Sampling.SINGLE:
-        return Direction.NEUTRAL
-    return Direction.REGRESSION if shifted.ratio > 1 else Direction.IMPROVEMENT
-
-
 def _of_world(figure: Figure, shifted: Shift) -> Change:
     show = (lambda value: f"{value:,.0f} /s") if figure.is_rate else time_text
     spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
-    return Change(
-        direction=_direction(figure, shifted),
-        name=figure.name,
-        text=f"{figure.title}: {show(shifted.old)} -> {show(shifted.new)} "
-        f"({_percent(shifted.new / shifted.old)}; {spread})",
-        ranks=() if figure.rank is None else (figure.rank,),
-        old=shifted.old,
-        new=shifted.new,
-        ratio=shifted.ratio,
-        noise=shifted.noise,
-    )
+    rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
+    # Of a single value no noise is known, so that it is reported and not judged.
+    direction = Direction.NEUTRAL if figure.sampling is Sampling.SINGLE else _direction(shifted)
+    ranks = () if figure.rank is None else (figure.rank,)
+    return _shifted(direction, figure.name, f"{figure.title}: {rates}", ranks, shifted)
 
 
 # Benchmarks: as `allreduce-bench --baseline` does --------------------------------------------------------------------
@@ -218,31 +211,104 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
             yield _unjudged(what, f"{what} was not compared: {held}")
         elif held is not None:
             # What became better is what would be worse the other way round.
-            for direction, first, second in (
-                (Direction.REGRESSION, held, series),
-                (Direction.IMPROVEMENT, series, held),
-            ):
-                if lost := worse(first, second):
-                    most = max(lost, key=lambda each: each.share)
-                    rates = (most.old_bytes_per_s, most.new_bytes_per_s)
-                    was, now = rates if direction is Direction.REGRESSION else rates[::-1]
-                    yield Change(
-                        direction=direction,
-                        name=what,
-                        text=f"{what}: {rate_text(was)} -> {rate_text(now)} busbw at {size_text(most.size_bytes)}",
-                        old=was,
-                        new=now,
-                        ratio=was / now,
-                    )
-                elif late := slower(first, second, ranks):
-                    times = (late.old_seconds, late.new_seconds)
-                    was, now = times if direction is Direction.REGRESSION else times[::-1]
-                    yield Change(
-                        direction=direction,
-                        name=what,
-                        text=f"{what}: small messages, {time_text(was)} -> {time_text(now)} "
-                        f"at {size_text(late.size_bytes)}",
-                        old=was,
-                        new=now,
-                        ratio=now / was,
-                    )
+            yield from _slowdown(what, Direction.REGRESSION, held, series, ranks)
+            yield from _slowdown(what, Direction.IMPROVEMENT, series, held, ranks)
+
+
+def _slowdown(
+    what: str, direction: Direction, old: BaselineSeries, new: BaselineSeries, ranks: int
+) -> Iterator[Change]:
+    """From `old` to `new`; reported the other way round for an improvement."""
+    if lost := worse(old, new):
+        most = max(lost, key=lambda each: each.share)
+        values, size = (most.old_bytes_per_s, most.new_bytes_per_s), most.size_bytes
+    elif late := slower(old, new, ranks):
+        values, size = (late.old_seconds, late.new_seconds), late.size_bytes
+    else:
+        return
+    was, now = values if direction is Direction.REGRESSION else values[::-1]
+    rates, times = (
+        f"{rate_text(was)} -> {rate_text(now)} busbw",
+        f"small messages, {time_text(was)} -> {time_text(now)}",
+    )
+    yield Change(
+        direction=direction,
+        name=what,
+        text=f"{what}: {rates if lost else times} at {size_text(size)}",
+        old=was,
+        new=now,
+        ratio=was / now if lost else now / was,
+    )
+
+
+# Rates of pairs ------------------------------------------------------------------------------------------------------
+
+# A rate of a pair has no repeats, but a matrix has many cells: how far their changes lie apart is the noise. A link
+# changed where it did so by half against the usual change of all links, and by more than three times the distance
+# between the quartiles of these changes. Of fewer than four links no noise is known, and nothing is judged. Where
+# others used the cores, a change is reported and not judged.
+
+_Link = tuple[str, str]
+_Rates = Mapping[_Link, float]
+# Chosen, as the slow rank's (bench/slow.py): one connection varies more than the median of many calls.
+_RATIO = 1.5
+_DISTANCES = 3
+_LEAST_LINKS = 4
+_SHOWN = 8
+
+
+def changed_matrices(old: Sequence[Matrix], new: Sequence[Matrix], busy_share: float = 1.0) -> Iterator[Change]:
+    """Changes of all matrices of rates that both runs have. `busy_share` as in `least_busy`."""
+    known = {matrix.name: matrix for matrix in old if matrix.unit == "bytes_per_s"}
+    for matrix in new:
+        if matrix.unit == "bytes_per_s" and matrix.name in known:
+            yield from _changed(matrix, _rates(known[matrix.name]), _rates(matrix), busy_share)
+
+
+def _rates(matrix: Matrix) -> dict[_Link, float]:
+    return {
+        (row, column): float(cell)
+        for row, cells in zip(matrix.rows, matrix.cells, strict=False)
+        for column, cell in zip(matrix.columns, cells, strict=False)
+        if row != column and isinstance(cell, int | float) and 0 < cell < math.inf
+    }
+
+
+def _changed(matrix: Matrix, was: _Rates, now: _Rates, busy_share: float) -> Iterator[Change]:
+    # How many times as long a byte takes, above one for worse.
+    ratios = {link: was[link] / now[link] for link in now if link in was}
+    if len(ratios) < _LEAST_LINKS:
+        return
+    logs = sorted(map(math.log, ratios.values()))
+    usual = median(logs)
+    noise = math.exp(quantile(logs, 0.75) - quantile(logs, 0.25)) - 1
+    limit = max(math.log(_RATIO), _DISTANCES * math.log1p(noise))
+    outliers = {link: ratio for link, ratio in ratios.items() if abs(math.log(ratio) - usual) >= limit}
+    for direction, links in (
+        (Direction.REGRESSION, [link for link in outliers if math.log(outliers[link]) > usual]),
+        (Direction.IMPROVEMENT, [link for link in outliers if math.log(outliers[link]) < usual]),
+    ):
+        if links:
+            judged = direction if busy_share >= LEAST_BUSY_WITHIN else Direction.NEUTRAL
+            yield _of_links(matrix, judged, links, was, now, noise)
+    if abs(usual) >= max(math.log(_RATIO), math.log1p(noise)):
+        direction = Direction.REGRESSION if usual > 0 else Direction.IMPROVEMENT
+        judged = direction if busy_share >= LEAST_BUSY_ACROSS else Direction.NEUTRAL
+        yield _of_links(matrix, judged, [link for link in ratios if link not in outliers], was, now, noise)
+
+
+def _of_links(
+    matrix: Matrix, direction: Direction, links: Sequence[_Link], was: _Rates, now: _Rates, noise: float
+) -> Change:
+    old, new = (median(rates[link] for link in links) for rates in (was, now))
+    shown = ", ".join(f"{row} -> {column}" for row, column in links[:_SHOWN])
+    more = f" and {len(links) - _SHOWN} more" if len(links) > _SHOWN else ""
+    return Change(
+        direction=direction,
+        name=matrix.name,
+        text=f"{matrix.title}: {shown}{more}: {rate_text(old)} -> {rate_text(new)}",
+        old=old,
+        new=new,
+        ratio=old / new,
+        noise=noise,
+    )

@@ -7,11 +7,12 @@ the whole machine disturbs than for what is held against other ranks at the same
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ddpdiag.model.snapshot import Figure, Sampling
+from ddpdiag.model.snapshot import Figure, Sampling, Snapshot, Standings
 from ddpdiag.stats import quantile
 
 # As TRN003's straggler: 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). Of 210 pairs of healthy runs of
@@ -100,14 +101,15 @@ def standings(figures: Mapping[int, Figure]) -> dict[int, Standing]:
     quickest = sorted(quick.values())
     found = {}
     for rank, figure in figures.items():
-        ratios = sorted(figure.values[at] / _without(moments[at], figure.values[at]) for at in range(count))
+        ratios = sorted(figure.values[at] / median_without(moments[at], figure.values[at]) for at in range(count))
         width = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / _QUARTILES_OF_NORMAL
-        found[rank] = Standing(quick[rank] / _without(quickest, quick[rank]), width / math.sqrt(count) / median(ratios))
+        error = width / math.sqrt(count) / median(ratios)
+        found[rank] = Standing(quick[rank] / median_without(quickest, quick[rank]), error)
     return found
 
 
-def _without(ordered: Sequence[float], value: float) -> float:
-    """The median of at least two sorted values without this one of them, by index: a fleet has many ranks."""
+def median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
     low, high = (ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2))
     return (low + high) / 2
@@ -124,3 +126,71 @@ def moved(old: Standing, new: Standing) -> Shift:
     # Not 1 / ratio, which may be 0: a file can hold any numbers.
     most = max(ratio, old.ratio / new.ratio)
     return Shift(old.ratio, new.ratio, ratio, noise, most - 1 >= max(WITHIN_RATIO - 1, noise))
+
+
+# Standings of a run, from its repeats, or as they were kept of a fleet without them ----------------------------------
+
+
+# Of 10 % that count: a hundredth of a per cent is no difference.
+_DIGITS = 4
+
+
+class Field(NamedTuple):
+    """One figure of all ranks: `ranks` are those that have it, of which some may have no standing."""
+
+    name: str
+    title: str
+    ranks: frozenset[int]
+    standings: Mapping[int, Standing]
+
+
+def kept(figures: Mapping[int, Figure]) -> Iterator[Standings]:
+    """What is left of a figure of these ranks when its repeats go; nothing where these are too few."""
+    found = standings(figures)
+    first = next(iter(figures.values()), None)
+    if first is not None and found:
+        ranks = sorted(found)
+        yield Standings(
+            name=first.name,
+            title=first.title,
+            ranks=tuple(_runs(ranks)),
+            ratios=tuple(round(found[rank].ratio, _DIGITS) for rank in ranks),
+            errors=tuple(round(found[rank].error, _DIGITS) for rank in ranks),
+        )
+
+
+def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        begin = runs.pop()[0] if runs and runs[-1][1] == rank - 1 else rank
+        runs.append((begin, rank))
+    return runs
+
+
+def fields(snapshot: Snapshot) -> dict[str, Field]:
+    """The figures of a run that are held against those of the other ranks, by name."""
+    by_name: dict[str, dict[int, Figure]] = {}
+    for figure in snapshot.figures:
+        if figure.within and figure.rank is not None:
+            by_name.setdefault(figure.name, {})[figure.rank] = figure
+    measured = {
+        name: Field(name, next(iter(own.values())).title, frozenset(own), standings(own))
+        for name, own in by_name.items()
+    }
+    return {own.name: _read(own) for own in snapshot.standings} | measured
+
+
+def ranks_of(own: Standings) -> Iterator[int]:
+    """The ranks, at most as many as have a ratio."""
+    ranks = chain.from_iterable(range(first, last + 1) for first, last in own.ranks)
+    return islice(ranks, len(own.ratios))
+
+
+def _read(own: Standings) -> Field:
+    """Files come from anywhere: numbers that mean nothing are left out."""
+    found = {
+        rank: Standing(ratio, error)
+        for rank, ratio, error in zip(ranks_of(own), own.ratios, own.errors, strict=False)
+        if 0 < ratio < float("inf") and 0 <= error < float("inf")
+    }
+    return Field(own.name, own.title, frozenset(found), found)

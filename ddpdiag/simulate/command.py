@@ -15,9 +15,8 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
 from ddpdiag.render.units import count
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.options import SimulateOptions
-from ddpdiag.simulate.run import host_name, simulate
+from ddpdiag.simulate import SimulateOptions
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 
 # What is over sooner is not worth a line in a log.
 _PATIENCE_SECONDS = 3.0
@@ -89,7 +88,7 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
     return (
         f"{trials} runs of {wanted.hosts} hosts, seeds {wanted.seed}-{wanted.seed + trials - 1}\n"
         f"healthy hosts blamed per run   {sums['false'] / trials:.4f}\n"
-        f"bad hosts missed               {sums['missed']} of {sums['bad']}\n"
+        f"bad hosts missed               {sums['missed']} of {sums['failing']}\n"
         f"ways blamed per run            {sums['paths'] / trials:.4f}\n"
         f"runs in which nobody could be blamed because most are bad   {sums['systemic']}\n"
         f"trials of a run                {spread}\n"
@@ -99,12 +98,12 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
 def _counted(fleet: Fleet, report: Report) -> Counter[str]:
     blaming = [finding for finding in report.findings if finding.code in _BLAMING]
     named = {node for finding in blaming for node in finding.nodes}
-    bad = {host_name(host) for host in fleet.bad}
+    failing = {host_name(host) for host in fleet.failing}
     words = Counter(finding.code for finding in report.findings)
     return Counter(
-        false=len(named - bad),
-        missed=len(bad - named),
-        bad=len(bad),
+        false=len(named - failing),
+        missed=len(failing - named),
+        failing=len(failing),
         paths=words["FAB001.path"],
         systemic=words["FAB001.systemic"],
     )

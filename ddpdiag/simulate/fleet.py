@@ -1,15 +1,30 @@
-"""A fleet of hosts with faults and noise: what a group of them would reach. Seeded, so that a run can be repeated.
+"""A fleet of hosts with faults and noise: what a group of them would reach, and the recording of a whole run.
 
-A group is as slow as its slowest member or way, times noise. Transients halve a test at random; a congested leaf
-halves, for as long as it lasts, what goes there.
+Seeded, so that a run can be repeated. A group is as slow as its slowest member or link, times noise. Transients halve a
+test at random; a congested leaf halves, for as long as it lasts, what goes there. Nothing is measured and nobody waits;
+the recording is one as any other: `ddpdiag judge` reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from random import Random
 from typing import NamedTuple
 
+from msgspec import Raw, structs
+
+from ddpdiag.bandwidth import NETWORK_SHARE, factor
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric import gpus
+from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.world import World
+from ddpdiag.codec import encode
 from ddpdiag.errors import UsageError
+from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Status, Trial
+from ddpdiag.model.bench import Limits
+from ddpdiag.model.recording import End, Header, Skip
+from ddpdiag.model.trial import spent_seconds
+from ddpdiag.stats import Samples
 
 # A leaf switch has so many hosts, unless said otherwise.
 HOSTS_PER_LEAF = 32
@@ -85,7 +100,7 @@ class Fleet:
             self._break(kind, count)
 
     @property
-    def bad(self) -> frozenset[int]:
+    def failing(self) -> frozenset[int]:
         """The hosts that should be blamed."""
         return frozenset(self.slow | self.slow_inside | self.hanging | self.dead)
 
@@ -109,28 +124,22 @@ class Fleet:
                 if count > self._leaves:
                     raise UsageError(f"{count} bad leaves were asked for, and {self.hosts} hosts have {self._leaves}")
                 for leaf in self._random.sample(range(self._leaves), count):
-                    self.slow.update(self._of_leaf(leaf)[::2])
+                    first, size = leaf * self.hosts_per_leaf, self.hosts_per_leaf
+                    self.slow.update(range(first, min(self.hosts, first + size), 2))
             case Fault.TRANSIENT:
                 self._transients = 0.05
             case Fault.SYSTEMIC:
                 self.level = 0.2
 
     def _choose(self, count: int) -> list[int]:
-        free = [host for host in range(self.hosts) if host not in self.bad]
+        free = [host for host in range(self.hosts) if host not in self.failing]
         if count > len(free):
             raise UsageError(f"{count} bad hosts were asked for, and there are {len(free)} left of {self.hosts}")
         return self._random.sample(free, count)
 
-    def leaf_of(self, host: int) -> int:
-        """The number of a host's leaf."""
-        return host // self.hosts_per_leaf
-
     @property
     def _leaves(self) -> int:
         return -(-self.hosts // self.hosts_per_leaf)
-
-    def _of_leaf(self, leaf: int) -> range:
-        return range(leaf * self.hosts_per_leaf, min(self.hosts, (leaf + 1) * self.hosts_per_leaf))
 
     def next_round(self) -> None:
         """Congestion goes on or ends, and begins elsewhere."""
@@ -159,8 +168,110 @@ class Fleet:
         rate = self.usual * self.level
         if self._is_slow(group, inside):
             rate *= 1 - self.slower
-        if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
+        if self._congested and len(group) > 1 and any(host // self.hosts_per_leaf in self._congested for host in group):
             rate *= _CONGESTED_SHARE
         if self._random.random() < self._transients:
             rate *= _TRANSIENT_SHARE
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
+
+
+# A run of it: arrivals, the rounds that are planned, and what each rank would have answered ---------------------------
+
+
+_BYTES = 64 << 20
+# What a pair of hosts needs, beside the calls: to meet, to open a group, to connect.
+_ROUND_SECONDS = 3.0
+_HANG_SECONDS = 10.0
+
+
+def simulate(
+    fleet: Fleet, *, ranks_per_host: int = 1, options: Options | None = None, run_id: str = "sim"
+) -> Recording:
+    """The recording of one run; the same for the same fleet, seed and run id."""
+    ranks = fleet.hosts * ranks_per_host
+    wanted = options or Options(stages=("fabric",), backend="nccl")
+    header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created="", version="")
+    arrivals = dict(_arrivals(fleet, ranks_per_host))
+    world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
+    known = Recording(header=header, arrivals=arrivals)
+    for check in (fab001.CHECK, gpus.CHECK):
+        while planned := check.plan(Seen(world, check, known)):
+            known = _tried(fleet, known, planned, ranks_per_host)
+        seen = Seen(world, check, known)
+        reason = check.ground(world) or (check.moot(seen) if check.moot is not None and not seen.trials else None)
+        if reason:
+            skip = Skip(code=check.code, reason=reason, grounds=True)
+            known = structs.replace(known, skips=(*known.skips, skip))
+    seconds = spent_seconds(known.outcomes)
+    # No budget ends what takes no time, so the run had at least what it took.
+    given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
+    return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))
+
+
+def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int) -> Recording:
+    """The run after these trials as well."""
+    trials, outcomes = [*known.trials], [*known.outcomes]
+    for trial in planned:
+        begin = spent_seconds(outcomes)
+        numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
+        trials.append(numbered)
+        outcomes += outcomes_of(fleet, numbered, ranks_per_host)
+    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes))
+
+
+def host_name(host: int) -> str:
+    """Such as "n0007"."""
+    return f"n{host:04d}"
+
+
+def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]]:
+    for host in range(fleet.hosts):
+        name, address = host_name(host), f"10.{host >> 16}.{host >> 8 & 255}.{host & 255}"
+        for local_rank in range(ranks_per_host):
+            rank = host * ranks_per_host + local_rank
+            place = Place(
+                rank=rank,
+                world_size=fleet.hosts * ranks_per_host,
+                node=name,
+                launcher="simulated",
+                local_rank=local_rank,
+                local_world_size=ranks_per_host,
+                node_rank=host,
+            )
+            yield rank, Arrival(place=place, host_id=name, pid=1000 + rank, address=address, gpus=ranks_per_host)
+
+
+def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
+    """What every rank of a trial would have answered, one after the other."""
+    fleet.next_round()
+    # Cards for what is usual, so that a fleet far below is seen to be.
+    nominal = fleet.usual / NETWORK_SHARE
+    limits = Limits(nic="8 rails", nic_bytes_per_s=nominal, nic_ports=8, nic_port_bytes_per_s=nominal / 8)
+    for group in trial.groups:
+        hosts = sorted({rank // ranks_per_host for rank in group})
+        if not fleet.ends(hosts):
+            yield from _hung(fleet, trial, group, ranks_per_host)
+            continue
+        inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
+        seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
+        samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
+        data = Raw(encode(Data(len(group), _BYTES, samples, limits=limits)))
+        for rank in group:
+            yield Outcome(
+                trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS
+            )
+
+
+def _hung(fleet: Fleet, trial: Trial, group: tuple[int, ...], ranks_per_host: int) -> Iterator[Outcome]:
+    for rank in group:
+        host = rank // ranks_per_host
+        status = Status.DIED if host in fleet.dead else Status.HUNG
+        yield Outcome(
+            trial=trial.number,
+            code=trial.code,
+            rank=rank,
+            status=status,
+            at="all_reduce",
+            error="exit code -11" if status is Status.DIED else "",
+            seconds=_HANG_SECONDS,
+        )

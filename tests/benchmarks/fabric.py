@@ -112,7 +112,7 @@ def run(condition: Condition, scheme: str, hosts: int, seed: int) -> Run:
             groups = search.send({group: fleet.rate(group) for group in groups})
     except StopIteration as end:
         blamed: set[int] = end.value
-    return Run(fleet.hosts, rounds, tests, len(blamed - fleet.bad), len(fleet.bad - blamed), len(fleet.bad))
+    return Run(fleet.hosts, rounds, tests, len(blamed - fleet.failing), len(fleet.failing - blamed), len(fleet.failing))
 
 
 def interval(counts: Sequence[int]) -> tuple[float, float]:

@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from ddpdiag.bandwidth.formulas import counts
+from ddpdiag.bandwidth import counts
 from ddpdiag.bench.command import size
-from ddpdiag.bench.workloads.operations import Case, one_by_one, prepare, time_calls
+from ddpdiag.bench.workloads.calls import one_by_one, time_calls
+from ddpdiag.bench.workloads.operations import Case, prepare
 from ddpdiag.model.bench import Blocking
 from ddpdiag.stats import quantile
 from ddpdiag.text import size_text, time_text

@@ -29,8 +29,7 @@ def measure(ranks: int) -> dict[str, float]:
     from ddpdiag.judgement import judge
     from ddpdiag.model import Recording
     from ddpdiag.render.terminal.report import render
-    from ddpdiag.simulate.fleet import Fault, Faults, Fleet
-    from ddpdiag.simulate.run import simulate
+    from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
     hosts = ranks // RANKS_PER_HOST
     slow = Faults(((Fault.SLOW_HOST, max(1, hosts // 100)),))

@@ -21,7 +21,7 @@ from benched import benched, data_of, steady
 
 from ddpdiag.bench.check import judge
 from ddpdiag.bench.data import Data
-from ddpdiag.bench.report import bench_of
+from ddpdiag.bench.judge import bench_of
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.matching import round_robin
 

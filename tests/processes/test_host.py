@@ -52,7 +52,7 @@ def test_nothing_is_imported_that_it_does_not_need(start: Start) -> None:
         "zmq",
         "ddpdiag.runtime.run",
         "ddpdiag.bench.terminal",
-        "ddpdiag.simulate.run",
+        "ddpdiag.simulate.fleet",
     }
 
 

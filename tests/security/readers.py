@@ -7,12 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddpdiag.bench.baseline import dumps, read_baseline
 from ddpdiag.cli import judge
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
+from ddpdiag.comparison.benchmarks import dumps, read_baseline
 from ddpdiag.explain import command as explain
 from ddpdiag.judgement.saved_report import read_baseline as read_run
 from ddpdiag.lint import command as lint
@@ -87,7 +87,7 @@ def _judge(path: Path) -> None:
 
 def _compare(path: Path) -> None:
     for old, new in ((path, HEALTHY), (HEALTHY, path), (path, path)):
-        compare.run(str(old), str(new), compare.Files(markdown="/dev/null"))
+        compare.run(str(old), str(new), markdown="/dev/null")
     read_run(str(path))
 
 

@@ -87,7 +87,7 @@ def test_a_report_with_such_figures_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(json.loads(report_of(HEALTHY)) | {"seconds": 1e308}))
     with pytest.raises(UsageError):
-        compare.run(str(path), str(HEALTHY), compare.Files())
+        compare.run(str(path), str(HEALTHY))
 
 
 def test_a_rank_that_came_very_often_is_one_finding(golden, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from ddpdiag.bench.workloads.operations import Operation, time_calls
+from ddpdiag.bench.workloads.calls import time_calls
+from ddpdiag.bench.workloads.operations import Operation
 from ddpdiag.model.bench import Blocking
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from ddpdiag.bench.workloads.values import ACTIVE, DTYPES, OPS, Values, differing, put, spread
+from ddpdiag.bench.workloads.operations import ACTIVE, DTYPES, OPS, Values, differing, put, spread
 
 REDUCE = {
     "sum": lambda parts: parts.sum(0),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.bandwidth.formulas import counts
+from ddpdiag.bandwidth import counts
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Cell, Data, Line, spread, together
 from ddpdiag.checks.api import Seen, new_trial

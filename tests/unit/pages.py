@@ -12,8 +12,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Matrix, Report, WorldLine
 from ddpdiag.model.setting import Setting, Value
 from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 RECORDED = tuple(sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bandwidth.baseline import find, missing, shape_of, slower, worse
-from ddpdiag.bandwidth.formulas import busbw
-from ddpdiag.bench.baseline import dumps, loads, merge, series_of
+from ddpdiag.bandwidth import busbw
 from ddpdiag.codec import LARGEST_NUMBER, SMALLEST_NUMBER
+from ddpdiag.comparison.benchmarks import dumps, find, loads, merge, missing, series_of, shape_of, slower, worse
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import BaselineRow, BaselineSeries, BenchRow, Measured, RankTime, Spread
 

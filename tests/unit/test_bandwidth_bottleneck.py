@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth.expectations import Bound
-from ddpdiag.bandwidth.formulas import busbw, factor
+from ddpdiag.bandwidth import Bound, busbw, factor
 from ddpdiag.bench.bottleneck import Facts, Slow, assess
-from ddpdiag.bench.fit import fit
+from ddpdiag.bench.series import fit
 from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Fit, Limits
 
 # The machine may be busy.

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bandwidth.expectations import bound, expect, work
-from ddpdiag.bandwidth.formulas import factor
+from ddpdiag.bandwidth import bound, expect, factor, work
 from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits
 
 # The machine may be busy.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth.formulas import factor
-from ddpdiag.bench.fit import fit
+from ddpdiag.bandwidth import factor
+from ddpdiag.bench.series import fit
 from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth.formulas import Counts, algbw, busbw, counts, factor
+from ddpdiag.bandwidth import Counts, algbw, busbw, counts, factor
 from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.

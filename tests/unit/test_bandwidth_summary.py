@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.bench.report import held_back, summary
+from ddpdiag.bench.judge import held_back, summary
 from ddpdiag.model.bench import Bottleneck, Series
 
 UNKNOWN = "what this hardware should reach is not known."

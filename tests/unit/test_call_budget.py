@@ -2,39 +2,39 @@
 
 import time
 
-from ddpdiag.bench.workloads.call_budget import LEAST_CALLS, Pace
+from ddpdiag.bench.workloads.calls import LEAST_CALLS, CallBudget
 from ddpdiag.model.bench import Bench
 
 
-def pace(seconds: float, modes: int = 2, **bench: int) -> Pace:
-    return Pace(Bench(**bench), time.monotonic() + seconds, modes)
+def budget(seconds: float, modes: int = 2, **bench: int) -> CallBudget:
+    return CallBudget(Bench(**bench), time.monotonic() + seconds, modes)
 
 
 def test_what_fits_is_called_as_often_as_asked():
-    assert pace(1000).calls(1e-3, 1) == (5, 20)
+    assert budget(1000).calls(1e-3, 1) == (5, 20)
 
 
 def test_a_slow_call_is_made_less_often_and_warms_up_less():
-    warmup, calls = pace(30).calls(1.0, 1)
+    warmup, calls = budget(30).calls(1.0, 1)
     assert 0 <= warmup < calls < 20
     # 30 s for two modes of calls of 1 s.
     assert 2 * (warmup + calls) <= 30
 
 
 def test_small_sizes_do_not_go_short_because_large_ones_lie_ahead():
-    assert pace(100).calls(1e-3, 1e7) == (5, 20)
+    assert budget(100).calls(1e-3, 1e7) == (5, 20)
 
 
 def test_no_time_is_no_call():
-    assert pace(0).calls(1.0, 1) == (0, 0)
+    assert budget(0).calls(1.0, 1) == (0, 0)
 
 
 def test_calls_at_once_count_each():
-    assert sum(pace(30, aggregate=4).calls(1.0, 1)) < sum(pace(30).calls(1.0, 1))
+    assert sum(budget(30, aggregate=4).calls(1.0, 1)) < sum(budget(30).calls(1.0, 1))
 
 
 def test_a_size_is_not_begun_that_would_not_end():
-    known = pace(10)
+    known = budget(10)
     assert known.has_time(1 << 40)  # nothing is known yet
     known.took(1 << 20, 0.1)
     assert known.has_time(4 << 20)
@@ -42,7 +42,7 @@ def test_a_size_is_not_begun_that_would_not_end():
 
 
 def test_a_latency_tells_of_sizes_near_to_it_only():
-    known = pace(10)
+    known = budget(10)
     assert not known.knows(8)
     known.took(1 << 10, 1e-4)
     assert known.knows(1 << 16)
@@ -52,13 +52,13 @@ def test_a_latency_tells_of_sizes_near_to_it_only():
 
 
 def test_a_smaller_size_is_not_expected_to_be_quicker():
-    known = pace(1)
+    known = budget(1)
     known.took(1 << 20, 0.5)
     assert not known.has_time(8)
 
 
 def test_values_are_checked_once_at_least_and_as_often_as_there_is_time_for():
-    assert pace(1000, checks=100).checks(1e-3) == 100
-    assert pace(10, checks=100).checks(0.45) == 4
-    assert pace(0, checks=100).checks(1.0) == 1
+    assert budget(1000, checks=100).checks(1e-3) == 100
+    assert budget(10, checks=100).checks(0.45) == 4
+    assert budget(0, checks=100).checks(1.0) == 1
     assert LEAST_CALLS > 0

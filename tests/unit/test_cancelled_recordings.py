@@ -11,8 +11,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import End, Event, EventKind, Outcome, Recording, Report, Severity, Status, Trial, Verdict
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 QUIET = Noise(sigma=0.005, transients=0.0)

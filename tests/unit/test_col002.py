@@ -6,9 +6,9 @@ from msgspec import structs
 from seen import with_arrivals, world_of
 
 from ddpdiag.bench import check as col002
-from ddpdiag.bench.aggregate import links_up
 from ddpdiag.bench.data import Data, spread
-from ddpdiag.bench.report import bench_of
+from ddpdiag.bench.judge import bench_of
+from ddpdiag.bench.series import links_up
 from ddpdiag.bench.slow import standing
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Options, Severity, Status

@@ -18,10 +18,10 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.codec import encode, read_recording
 from ddpdiag.compare import command as rendering
-from ddpdiag.compare.command import Files, run
-from ddpdiag.compare.reports import Comparison, changed_matrices, compare
+from ddpdiag.compare.command import run
+from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import noise as limits
-from ddpdiag.comparison.figures import Change, Direction, compared_figures
+from ddpdiag.comparison.figures import Change, Direction, changed_matrices, compared_figures
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
@@ -512,7 +512,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_recording_and_a_report_may_be_mixed(golden, runs, capsys) -> None:
-    assert run(str(runs[0]), str(runs[1]), Files()) == 3
+    assert run(str(runs[0]), str(runs[1])) == 3
     golden(" ".join(capsys.readouterr().out.rpartition("\n\n")[2].split()))
     assert read_report(str(runs[1])).snapshot == read_report(str(runs[0])).snapshot
 
@@ -520,8 +520,7 @@ def test_a_recording_and_a_report_may_be_mixed(golden, runs, capsys) -> None:
 def test_json_and_markdown_say_the_same(golden, runs, tmp_path, capsys) -> None:
     worse = tmp_path / "worse.json"
     worse.write_text(report_json.render(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
-    files = Files(json=str(tmp_path / "c.json"), markdown=str(tmp_path / "c.md"))
-    assert run(str(runs[0]), str(worse), files) == 1
+    assert run(str(runs[0]), str(worse), json=str(tmp_path / "c.json"), markdown=str(tmp_path / "c.md")) == 1
     golden(" ".join(capsys.readouterr().out.rpartition("\n\n")[2].split()))
     assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["direction"] == "regression"
     text = (tmp_path / "c.md").read_text()
@@ -535,7 +534,7 @@ def test_what_is_no_run_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text(content)
     with pytest.raises(UsageError):
-        run(str(HEALTHY), str(path), Files())
+        run(str(HEALTHY), str(path))
 
 
 def test_a_broken_report_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -547,7 +546,7 @@ def test_a_broken_report_is_refused_with_its_place(tmp_path: Path) -> None:
 
 def test_a_run_is_not_overwritten(golden, runs, tmp_path) -> None:
     with pytest.raises(UsageError) as caught:
-        run(str(runs[0]), str(runs[1]), Files(json=str(runs[1])))
+        run(str(runs[0]), str(runs[1]), json=str(runs[1]))
     golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 

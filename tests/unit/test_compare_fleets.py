@@ -12,7 +12,7 @@ from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.training import ddp_step
 from ddpdiag.codec import decode, encode
 from ddpdiag.comparison.figures import Change, Direction, compared_figures
-from ddpdiag.comparison.peers import fields, kept, ranks_of
+from ddpdiag.comparison.noise import fields, kept, ranks_of
 from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot, Standings
 from ddpdiag.model.steps import Steps, Window
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import typer
 
-from ddpdiag.bench.baseline import _File as Baseline
 from ddpdiag.cli.app import app
 from ddpdiag.compare.reports import Comparison
+from ddpdiag.comparison.benchmarks import _File as Baseline
 from ddpdiag.errors import ExitCode
 from ddpdiag.lint.rule import LintReport
 from ddpdiag.model.report import Report

@@ -14,8 +14,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge
 from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.recording import End
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import host_name, outcomes_of, simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, outcomes_of, simulate
 
 QUIET = Noise(sigma=0.005, transients=0.0)
 RANKS = 2  # a host
@@ -73,7 +72,7 @@ def codes(recording: Recording) -> dict[str, tuple[str, ...]]:
 
 def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verdict(golden) -> None:
     fleet = Fleet(12, Faults(((Fault.SLOW_HOST, 1),), 0.5), QUIET, seed=3)
-    (slow,) = fleet.bad
+    (slow,) = fleet.failing
     gone = (slow + 1) % 12
     recording = searched(fleet, {gone: 0})
     assert codes(recording)["FAB001.node"] == (host_name(slow),)

@@ -10,8 +10,7 @@ from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as hosts
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Options
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 
 def planned(ranks: int, ranks_per_node: int, **options: object) -> set[int]:
@@ -42,7 +41,7 @@ def test_only_what_is_bad_by_itself_is_looked_at_among_many():
     fleet = Fleet(32, Faults(((Fault.SLOW_INSIDE, 2),)), Noise(0.005, 0.0), seed=1)
     recording = simulate(fleet, ranks_per_host=4)
     tried = {rank // 4 for trial in recording.trials if trial.code == "FAB002" for rank in trial.ranks}
-    assert tried == fleet.bad
+    assert tried == fleet.failing
 
 
 def test_of_two_ranks_none_can_be_told_from_the_other(golden):

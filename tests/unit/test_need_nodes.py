@@ -23,8 +23,7 @@ from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.verdict import Conclusion, conclude, verdict_of_needed_hosts
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 EXIT_CODES = {Verdict.FIT: 0, Verdict.UNFIT: 1, Verdict.UNKNOWN: 3}
 

@@ -9,8 +9,7 @@ from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.matrix import MOST_ROWS, pair_matrix
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.world import World
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import host_name, simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 
 
 def named(hosts):
@@ -56,5 +55,5 @@ def test_pairs_of_a_fleet_show_the_slow_host():
     best = {host: max(filter(None, cells)) for host, cells in rows.items()}
     assert matrix.cells == tuple(zip(*matrix.cells, strict=True))
     assert min(best, key=best.get) in {
-        host_name(host) for host in Fleet(8, Faults(((Fault.SLOW_HOST, 1),)), seed=3).bad
+        host_name(host) for host in Fleet(8, Faults(((Fault.SLOW_HOST, 1),)), seed=3).failing
     }

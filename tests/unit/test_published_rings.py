@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from ddpdiag.bandwidth.expectations import expect, nvls_bytes_per_s
+from ddpdiag.bandwidth import expect, nvls_bytes_per_s
 from ddpdiag.model.bench import Limits
 from ddpdiag.probes.gpu.links import nvlink_rate, pcie_rate
 

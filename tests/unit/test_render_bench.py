@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bench.tables import header, line, number
+from ddpdiag.bench.rows import header, line, number
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
 from ddpdiag.model.bench import Average, Bench, Blocking

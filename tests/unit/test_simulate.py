@@ -17,8 +17,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status
 from ddpdiag.render.terminal.findings import SAME_SHOWN
-from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK, Fault, Faults, Fleet, Noise
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK, Fault, Faults, Fleet, Noise, simulate
 
 QUIET = ("--transients", "0")
 
@@ -84,7 +83,7 @@ def fleet(hosts: int, *kinds: tuple[Fault, int], seed: int = 0) -> Fleet:
 def test_bad_hosts_are_named_and_no_others(tmp_path, fault, ranks, code, exit_code, seed):
     words = ("--hosts", "64", "--ranks-per-host", str(ranks), "--fault", f"{fault.value}:3", "--seed", str(seed))
     done = simulated(tmp_path, *words)
-    assert done.codes[code] == names(fleet(64, (fault, 3), seed=seed).bad)
+    assert done.codes[code] == names(fleet(64, (fault, 3), seed=seed).failing)
     # Of the others it is told from which slowdown on they would have been found.
     own = {word for word in done.codes if word.startswith("FAB001")}
     assert own - {"FAB001.transient"} == {code, "FAB001.clear"}
@@ -102,11 +101,11 @@ def test_a_slow_way_is_named_and_no_host(tmp_path):
 
 def test_a_bad_leaf_is_named_with_its_hosts(golden, tmp_path):
     done = simulated(tmp_path, "--hosts", "128", "--fault", "leaf")
-    bad = fleet(128, (Fault.LEAF, 1)).bad
-    assert done.codes["FAB001.domain"] == names(bad)
-    assert len(bad) == 16
+    failing = fleet(128, (Fault.LEAF, 1)).failing
+    assert done.codes["FAB001.domain"] == names(failing)
+    assert len(failing) == 16
     assert "FAB001.node" not in done.codes
-    assert f"leaf{min(bad) // 32} " in done.text
+    assert f"leaf{min(failing) // 32} " in done.text
     golden(done.finding("FAB001.domain"))
 
 
@@ -193,7 +192,7 @@ def test_the_bad_hosts_are_excluded(tmp_path):
         *("--hosts", "64", "--fault", "slow-inside:2", "--slower", "0.8"),
         *("--exclude-file", str(bad), "--good-hosts", str(good)),
     )
-    expected = names(fleet(64, (Fault.SLOW_INSIDE, 2)).bad)
+    expected = names(fleet(64, (Fault.SLOW_INSIDE, 2)).failing)
     assert {*bad.read_text().split()} == expected
     assert not expected & {*good.read_text().split()}
 
@@ -306,10 +305,10 @@ def test_a_run_that_was_cut_short_blames_nobody():
 def test_of_a_host_that_is_slow_inside_the_rank_is_named(tmp_path, seed):
     words = ("--hosts", "32", "--fault", "slow-inside:2", *QUIET, "--seed", str(seed))
     done = simulated(tmp_path, *words)
-    bad = fleet(32, (Fault.SLOW_INSIDE, 2), seed=seed).bad
+    failing = fleet(32, (Fault.SLOW_INSIDE, 2), seed=seed).failing
     told = [finding for finding in done.report["findings"] if finding["code"] == "FAB002.rank"]
-    assert sorted(finding["ranks"] for finding in told) == [[8 * host + SLOW_LOCAL_RANK] for host in sorted(bad)]
-    assert {node for finding in told for node in finding["nodes"]} == names(bad)
+    assert sorted(finding["ranks"] for finding in told) == [[8 * host + SLOW_LOCAL_RANK] for host in sorted(failing)]
+    assert {node for finding in told for node in finding["nodes"]} == names(failing)
 
 
 def test_of_a_host_whose_every_pair_fails_no_rank_is_named(tmp_path):

@@ -11,20 +11,19 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Finding, Skip
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet
-from ddpdiag.simulate.run import simulate
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 from ddpdiag.stats import Samples
 
 
 def test_of_many_bad_hosts_the_verdict_names_them_and_not_one(golden, tmp_path):
     report = simulated(tmp_path, "--hosts", "64", *QUIET, "--fault", "dead-host:5").report
-    assert set(report["hosts"]["bad"]) == names(fleet(64, (Fault.DEAD_HOST, 5)).bad)
+    assert set(report["hosts"]["bad"]) == names(fleet(64, (Fault.DEAD_HOST, 5)).failing)
     golden(report["sentence"])
 
 
 def test_slow_hosts_are_a_list_and_in_the_verdict(golden, tmp_path):
     done = simulated(tmp_path, "--hosts", "64", *QUIET, "--fault", "slow-host:5")
-    assert set(done.report["hosts"]["slow"]) == names(fleet(64, (Fault.SLOW_HOST, 5)).bad)
+    assert set(done.report["hosts"]["slow"]) == names(fleet(64, (Fault.SLOW_HOST, 5)).failing)
     assert all(0.2 < share < 0.3 for share in done.report["hosts"]["slow"].values())
     golden(*done.text.rstrip().split("\n\n")[-2:])
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from msgspec import structs
 
 from ddpdiag.bench.data import Line
-from ddpdiag.bench.workloads.operations import finish
-from ddpdiag.bench.workloads.sweep import Means, Swept, sweep
+from ddpdiag.bench.workloads.calls import finish
+from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.limits import affinity, cgroup
@@ -29,16 +29,16 @@ _MOMENTS_AT_END = 4
 # A GPU's own memory is far quicker than a clock can tell of less.
 _GPU_COPY_BYTES = 256 << 20
 # What closing the group and answering takes.
-_FAREWELL_SECONDS = 2.0
+_SHUTDOWN_SECONDS = 2.0
 # Not more often. Each time all lines of all ranks go out again, some 800 bytes each, and rank 0 measures, too.
 _REPORT_SECONDS = 0.5
 _REPORT_SECONDS_PER_LINE = 800 / 5e6
 
 
-class Benched(NamedTuple):
+class TrialResult(NamedTuple):
     """What a trial gave. `copies` are the rates of this rank's own copies at moments that all ranks share."""
 
-    swept: Swept
+    result: SweepResult
     copies: tuple[float, ...]
     limits: Limits
 
@@ -49,47 +49,47 @@ def bench(
     collective: str,
     device: torch.device,
     seconds: float,
-    told: Callable[[Benched, Line], None],
-) -> Benched:
+    report: Callable[[TrialResult, Line], None],
+) -> TrialResult:
     """A sweep over the open group, within so many seconds.
 
-    `told` hears, from time to time, of what there is so far and of the last line.
+    `report` gets, from time to time, what there is so far and the last line.
     """
     end = _end(ctx, seconds)
     ctx.step("measure this rank's own limits")
     copies = _Copies(device)
-    limits = _limits(ctx, device, copies)
+    limits = _limits(device, copies)
     lines: list[Line] = []
-    spoken = time.monotonic()
+    reported_at = time.monotonic()
 
-    def hear(line: Line) -> None:
-        nonlocal spoken
+    def on_line(line: Line) -> None:
+        nonlocal reported_at
         lines.append(line)
         if len(lines) % _LINES_PER_MOMENT == 0:
             copies.take(_MOMENT_SECONDS)
-        if time.monotonic() - spoken > _REPORT_SECONDS + len(lines) * len(ctx.group) * _REPORT_SECONDS_PER_LINE:
-            spoken = time.monotonic()
-            told(Benched(Swept(tuple(lines), (), ()), tuple(copies.rates), limits), line)
+        if time.monotonic() - reported_at > _REPORT_SECONDS + len(lines) * len(ctx.group) * _REPORT_SECONDS_PER_LINE:
+            reported_at = time.monotonic()
+            report(TrialResult(SweepResult(tuple(lines), (), ()), tuple(copies.rates), limits), line)
 
     free = _free_bytes(ctx, device)
-    swept = sweep(Means(asked, collective, device, free, end, ctx.step, hear))
+    result = sweep(SweepContext(asked, collective, device, free, end, ctx.step, on_line))
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")
         dist.barrier()
         copies.take(_MOMENT_SECONDS)
-    return Benched(swept, tuple(copies.rates), limits)
+    return TrialResult(result, tuple(copies.rates), limits)
 
 
-def pair(ctx: Context, asked: Bench, device: torch.device, seconds: float) -> Benched:
+def pair(ctx: Context, asked: Bench, device: torch.device, seconds: float) -> TrialResult:
     """The same, without own limits: two ranks alone, one size."""
     free, end = _free_bytes(ctx, device), _end(ctx, seconds)
-    means = Means(asked, "all_reduce", device, free, end, ctx.step, told=lambda _: None, modes=(True,))
-    return Benched(sweep(means), (), Limits())
+    context = SweepContext(asked, "all_reduce", device, free, end, ctx.step, on_line=lambda _: None, modes=(True,))
+    return TrialResult(sweep(context), (), Limits())
 
 
 def _end(ctx: Context, seconds: float) -> float:
     """When a sweep must be over: before the trial's deadline."""
-    return min(ctx.end - _FAREWELL_SECONDS, time.monotonic() + seconds)
+    return min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
 
 
 class _Copies:
@@ -119,7 +119,7 @@ class _Copies:
         return float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9))
 
 
-def _limits(ctx: Context, device: torch.device, copies: _Copies) -> Limits:
+def _limits(device: torch.device, copies: _Copies) -> Limits:
     """All ranks measure at the same time: behind a barrier, as in the collective itself."""
     dist.barrier()
     copy = copies.take(_COPY_SECONDS)
@@ -134,8 +134,6 @@ def _free_bytes(ctx: Context, device: torch.device) -> int:
     """This rank's share of what is free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    host = memory(proc_root(os.environ))
-    group = cgroup(proc_root(os.environ), sys_root(os.environ)).memory
-    free = [host.available_bytes] if host else []
-    free += [group.left] if group else []
+    host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory
+    free = [*([host.available_bytes] if host else []), *([group.left] if group else [])]
     return min(free, default=1 << 30) // max(1, ctx.place.local_world_size or 1)

@@ -1,28 +1,22 @@
-"""The collectives, each ready to be called again and again on buffers of its own, and how long calls take.
+"""The collectives, each ready to be called again and again on buffers of its own, and the values in these.
 
-Times are those of the monotonic clock on a CPU, of CUDA events on a GPU.
+What each rank puts in, and what must come out, is exact in every dtype. Sums must stay exact in bfloat16 (whole numbers
+up to 256) and int8 (up to 127), in any order of adding, however many ranks there are. So each element has at most 16
+ranks that give something (a weight from 1 to 7), the next element the next 16; the others give what changes nothing. A
+rank that is left out, counted twice or taken for another one shows.
 """
 
-import gc
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ddpdiag.bandwidth.formulas import Counts
-from ddpdiag.bench.workloads.values import DTYPES, OPS, Values, differing, put
-from ddpdiag.model.bench import Blocking
+from ddpdiag.bandwidth import Counts
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce")
-# torch has these in place only; out of place a copy comes first, and is a part of the call.
-IN_PLACE_ONLY = ("all_reduce", "broadcast", "reduce")
 OUT_OF_PLACE_ONLY = ("all_to_all", "send_recv")
 
 
@@ -33,15 +27,11 @@ class Pending(Protocol):
         """Wait until it is over; on a GPU, let the current stream wait."""
 
 
-class Done:
-    """A call that was over at once."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
+_Begin = Callable[..., Pending | None]
 
 
 class All(NamedTuple):
-    """Several calls as one."""
+    """Several calls as one; without any, a call that was over at once."""
 
     parts: tuple[Pending, ...]
 
@@ -77,7 +67,7 @@ class Missing(Exception):
     """This torch, or this backend, has no such collective."""
 
 
-def tensor_collective(*names: str) -> Callable[..., Pending | None]:
+def tensor_collective(*names: str) -> _Begin:
     """The first of these functions that this torch has: 2.13 renamed all_gather_into_tensor to all_gather_single."""
     for name in names:
         if (function := getattr(dist, name, None)) is not None:
@@ -99,7 +89,7 @@ class _Own:
         self._dtype, self._device = DTYPES[case.dtype], device
         self._values = Values(case.op if case.op in OPS else "sum", self.ranks)
 
-    def reducing(self, function: Callable[..., Pending | None]) -> Callable[..., Pending | None]:
+    def reducing(self, function: _Begin) -> _Begin:
         """A collective with its op; a sum is what torch does unasked, and what most scripts leave unsaid."""
         return function if self._op == "sum" else partial(function, op=OPS[self._op])
 
@@ -107,9 +97,9 @@ class _Own:
         """A buffer of zeros: sums of sums never overflow while calls are timed."""
         return torch.zeros(count, dtype=self._dtype, device=self._device)
 
-    def put(self, buffer: torch.Tensor, rank: int) -> None:
-        """What a rank gives."""
-        put(self._values.of(rank), buffer)
+    def put(self, buffer: torch.Tensor) -> None:
+        """Fill a buffer with what this rank gives."""
+        put(self._values.of(self.rank), buffer)
 
     def wrong_sum(self, got: torch.Tensor, start: int = 0) -> int:
         """Elements that are not the reduction of all ranks' parts."""
@@ -121,41 +111,31 @@ class _Own:
         return differing(got, given, torch.zeros(len(given), dtype=torch.float64), start)
 
 
-def _operation(
-    begin: Callable[..., Pending | None],
-    fill: Callable[[], None],
-    wrong: Callable[[], int],
-    *buffers: torch.Tensor,
-) -> Operation:
-    """`begin` takes `async_op`; it is called as a script would call it, with nothing of ours in between."""
+def _operation(own: _Own, begin: _Begin, wrong: Callable[[], int], *buffers: torch.Tensor) -> Operation:
+    """`begin` takes `async_op`; it is called as a script would call it. This rank's values go into the first buffer."""
 
-    def fresh() -> None:
+    def fill() -> None:
         # What a call before has left must not pass for the result of the next one.
         for buffer in buffers:
             buffer.zero_()
-        fill()
+        own.put(buffers[0])
 
-    return Operation(begin, lambda: begin(async_op=True) or Done(), fresh, wrong, buffers)
+    return Operation(begin, lambda: begin(async_op=True) or All(()), fill, wrong, buffers)
 
 
-def _in_place(
-    case: Case,
-    own: _Own,
-    begin: Callable[..., Pending | None],
-    wrong: Callable[[torch.Tensor], int],
-) -> Operation:
-    """A collective of which torch has the form in place only."""
+def _in_place(case: Case, own: _Own, begin: _Begin, wrong: Callable[[torch.Tensor], int]) -> Operation:
+    """A collective that torch has in place only; out of place a copy comes first, and is a part of the call."""
     result = own.empty(case.counts.send)
     call = partial(begin, result)
     if case.in_place:
-        return _operation(call, lambda: own.put(result, own.rank), lambda: wrong(result), result)
+        return _operation(own, call, lambda: wrong(result), result)
     given = own.empty(case.counts.send)
 
     def copied(*, async_op: bool = False) -> Pending | None:
         result.copy_(given)
         return call(async_op=async_op)
 
-    return _operation(copied, lambda: own.put(given, own.rank), lambda: wrong(result), given, result)
+    return _operation(own, copied, lambda: wrong(result), given, result)
 
 
 def _all_reduce(case: Case, own: _Own) -> Operation:
@@ -183,7 +163,7 @@ def _all_gather(case: Case, own: _Own) -> Operation:
     def wrong() -> int:
         return sum(own.wrong_part(part, rank) for rank, part in enumerate(result.split(count)))
 
-    return _operation(partial(gather, result, given), lambda: own.put(given, own.rank), wrong, given, result)
+    return _operation(own, partial(gather, result, given), wrong, given, result)
 
 
 def _reduce_scatter(case: Case, own: _Own) -> Operation:
@@ -192,13 +172,8 @@ def _reduce_scatter(case: Case, own: _Own) -> Operation:
     start = own.rank * count
     given = own.empty(case.counts.send)
     result = given[start : start + count] if case.in_place else own.empty(count)
-    return _operation(
-        partial(own.reducing(scatter), result, given),
-        lambda: own.put(given, own.rank),
-        lambda: own.wrong_sum(result, start),
-        given,
-        result,
-    )
+    begin = partial(own.reducing(scatter), result, given)
+    return _operation(own, begin, lambda: own.wrong_sum(result, start), given, result)
 
 
 def _all_to_all(case: Case, own: _Own) -> Operation:
@@ -210,7 +185,7 @@ def _all_to_all(case: Case, own: _Own) -> Operation:
         parts = enumerate(result.split(count))
         return sum(own.wrong_part(part, rank, own.rank * count) for rank, part in parts)
 
-    return _operation(partial(exchange, result, given), lambda: own.put(given, own.rank), wrong, given, result)
+    return _operation(own, partial(exchange, result, given), wrong, given, result)
 
 
 def _send_recv(case: Case, own: _Own) -> Operation:
@@ -226,7 +201,7 @@ def _send_recv(case: Case, own: _Own) -> Operation:
             pending.wait()
         return pending
 
-    return _operation(begin, lambda: own.put(given, own.rank), lambda: own.wrong_part(result, behind), given, result)
+    return _operation(own, begin, lambda: own.wrong_part(result, behind), given, result)
 
 
 _BUILDERS: dict[str, Callable[[Case, _Own], Operation]] = {
@@ -240,108 +215,131 @@ _BUILDERS: dict[str, Callable[[Case, _Own], Operation]] = {
 }
 
 
-# Their times ---------------------------------------------------------------------------------------------------------
-
-# What gloo works on at once: it has two threads (ProcessGroupGloo's options, torch 2.13).
-IN_FLIGHT = 2
+# Their values ---------------------------------------------------------------------------------------------------------
 
 
-def time_calls(operations: Sequence[Operation], calls: int, device: torch.device, how: Blocking) -> list[float]:
-    """Seconds of each of `calls` calls; each calls all `operations` at once, and its time is divided by their number.
+ACTIVE = 16
+# 2**6 fits int8.
+_FACTORS = 6
+_MIDDLE = 50
+_WEIGHTS = 7
+# Elements that are compared at once: a comparison must not need as much memory as what it compares.
+_CHUNK = 1 << 22
 
-    Garbage is not collected meanwhile.
-    """
-    if not calls:
-        return []
-    with _without_garbage_collection():
-        if device.type == "cuda":
-            seconds = _by_events(operations, calls, device, how)
-        elif how is Blocking.PIPELINED:
-            seconds = _pipelined(operations, calls)
-        elif how is Blocking.WAIT and len(operations) == 1:
-            seconds = one_by_one(operations[0].call, calls)
+DTYPES = {
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "half": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+    "bfloat16": torch.bfloat16,
+}
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
+
+
+class Values(NamedTuple):
+    """The values of `ranks` ranks under `op`. They repeat along the tensor with `period`."""
+
+    op: str
+    ranks: int
+
+    @property
+    def period(self) -> int:
+        """After so many elements everything is as at the start."""
+        return 2 * _WEIGHTS * _WEIGHTS * self.ranks
+
+    def of(self, rank: int) -> torch.Tensor:
+        """One period of what a rank gives, int64 [period]."""
+        index = torch.arange(self.period)
+        given, neutral = self._given(index, torch.full_like(index, rank))
+        if self.ranks <= self._most:
+            return given
+        distance = (index - rank) % self.ranks
+        return torch.where(distance < self._most, given, torch.full_like(given, neutral))
+
+    def reduced(self) -> torch.Tensor:
+        """One period of what the ranks give together, float64 [period]; exact but for "avg"."""
+        index = torch.arange(self.period)
+        parts = (self._given(index, (index - back) % self.ranks)[0] for back in range(min(self._most, self.ranks)))
+        whole = reduce(_TOGETHER[self.op], parts).double()
+        return whole / self.ranks if self.op == "avg" else whole
+
+    def tolerance(self, dtype: torch.dtype) -> torch.Tensor:
+        """How far a right result may be from `reduced`, float64 [period].
+
+        Only an average is rounded: NCCL multiplies every part by 1/n before it adds (reduce_kernel.h, FuncPreMulSum),
+        integers are cut off.
+        """
+        if self.op != "avg":
+            return torch.zeros(self.period, dtype=torch.float64)
+        if not dtype.is_floating_point:
+            return torch.ones(self.period, dtype=torch.float64)
+        return self.reduced().abs() * torch.finfo(dtype).eps * (ACTIVE + 2)
+
+    @property
+    def _most(self) -> int:
+        """How many ranks give something to one element; of several extremes one could be missing unnoticed."""
+        return {"prod": _FACTORS, "min": 1, "max": 1}.get(self.op, ACTIVE)
+
+    def _given(self, index: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """What ranks give that give something, and what the others give."""
+        # Ranks that are alike modulo 7 differ in the next seven elements, up to 49 ranks; windows tell more ones apart.
+        turn = index // _WEIGHTS * (1 + rank // _WEIGHTS)
+        weight = 1 + (index + 3 * rank + turn) % _WEIGHTS
+        match self.op:
+            case "prod":
+                return 1 + weight % 2, 1
+            case "max":
+                return _MIDDLE + weight, _MIDDLE
+            case "min":
+                return _MIDDLE - weight, _MIDDLE
+            case _:
+                return weight, 0
+
+
+_TOGETHER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "prod": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+def put(table: torch.Tensor, buffer: torch.Tensor) -> None:
+    """Fill `buffer` with what repeats as `table`."""
+    for start in range(0, len(buffer), _CHUNK):
+        part = buffer[start : start + _CHUNK]
+        part.copy_(spread(table, start, len(part), part))
+
+
+def spread(table: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
+    """`count` elements of what repeats as `table`, from the element `start` on, of the dtype and device of `like`."""
+    period = len(table)
+    turned = table.roll(-(start % period)).to(dtype=like.dtype, device=like.device)
+    return turned.repeat(-(-count // period))[:count]
+
+
+def differing(got: torch.Tensor, table: torch.Tensor, tolerance: torch.Tensor, start: int) -> int:
+    """How many elements of `got` differ from what repeats as `table`, from the element `start` on, by more than it."""
+    exact = not bool(tolerance.any())
+    wrong = 0
+    for first in range(0, len(got), _CHUNK):
+        part = got[first : first + _CHUNK]
+        if exact:
+            differs = part != spread(table, start + first, len(part), part)
         else:
-            seconds = [_at_once_by_clock(operations, how) for _ in range(calls)]
-    return [each / _at_once(operations, device, how) for each in seconds]
-
-
-def _at_once(operations: Sequence[Operation], device: torch.device, how: Blocking) -> int:
-    # The pipeline of a CPU goes round its buffers: each call is one operation.
-    return 1 if how is Blocking.PIPELINED and device.type != "cuda" else len(operations)
-
-
-def one_by_one(call: Callable[[], object], calls: int) -> list[float]:
-    """As a script times its calls: nothing of ours is done between clock and call."""
-    seconds = []
-    for _ in range(calls):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
-
-
-def finish(device: torch.device) -> None:
-    """Wait for the GPU."""
-    if device.type != "cpu":
-        torch.get_device_module(device.type).synchronize(device)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _at_once_by_clock(operations: Sequence[Operation], how: Blocking) -> float:
-    begin = time.perf_counter()
-    _together(operations)
-    if how is Blocking.BARRIER:
-        dist.barrier()
-    seconds = time.perf_counter() - begin
-    if how is Blocking.APART:
-        dist.barrier()
-    return seconds
-
-
-def _together(operations: Sequence[Operation]) -> None:
-    """All at once; one alone is simply called."""
-    if len(operations) == 1:
-        operations[0].call()
-        return
-    for pending in [operation.issue() for operation in operations]:
-        pending.wait()
-
-
-def _pipelined(operations: Sequence[Operation], calls: int) -> list[float]:
-    """A call is issued as long as fewer than all buffers are under way; its time is that from end to end."""
-    ends = [time.perf_counter()]
-    under_way = deque(operation.issue() for operation in operations[:calls])
-    for number in range(calls):
-        under_way.popleft().wait()
-        ends.append(time.perf_counter())
-        if number + len(operations) < calls:
-            under_way.append(operations[number % len(operations)].issue())
-    return [after - before for before, after in pairwise(ends)]
-
-
-def _by_events(operations: Sequence[Operation], calls: int, device: torch.device, how: Blocking) -> list[float]:
-    """Events between the calls on the current stream, which waits for each collective."""
-    torch.cuda.synchronize(device)
-    begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))
-    for begin, end in zip(begins, ends, strict=True):
-        begin.record()
-        _together(operations)
-        if how is Blocking.BARRIER:
-            dist.barrier()
-        end.record()
-        if how is not Blocking.PIPELINED:
-            end.synchronize()
-        if how is Blocking.APART:
-            dist.barrier()
-    torch.cuda.synchronize(device)
-    if how is Blocking.PIPELINED:
-        return [before.elapsed_time(after) / 1e3 for before, after in pairwise([begins[0], *ends])]
-    return [begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True)]
+            double = part.double()
+            off = (double - spread(table, start + first, len(part), double)).abs()
+            # NaN is no less than anything.
+            differs = ~(off <= spread(tolerance, start + first, len(part), double))
+        wrong += int(differs.sum().item())
+    return wrong

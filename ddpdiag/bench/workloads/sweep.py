@@ -13,22 +13,20 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ddpdiag.bandwidth.formulas import Counts, counts
+from ddpdiag.bandwidth import Counts, counts
 from ddpdiag.bench.data import Cell, Line, spread, together
-from ddpdiag.bench.workloads.call_budget import LEAST_CALLS, PROBE_BYTES, Pace
+from ddpdiag.bench.workloads.calls import IN_FLIGHT, LEAST_CALLS, PROBE_BYTES, CallBudget, finish, time_calls
 from ddpdiag.bench.workloads.operations import (
-    IN_FLIGHT,
+    DTYPES,
+    OPS,
     OUT_OF_PLACE_ONLY,
     REDUCING,
     ROOTED,
     Case,
     Missing,
     Operation,
-    finish,
     prepare,
-    time_calls,
 )
-from ddpdiag.bench.workloads.values import DTYPES, OPS
 from ddpdiag.model.bench import Bench, Blocking
 from ddpdiag.text import size_text
 
@@ -120,9 +118,9 @@ _MEMORY_FACTOR = 2
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-class Means(NamedTuple):
+class SweepContext(NamedTuple):
     """What a sweep needs beside the group. `memory_bytes` is what this rank may take, `end` the monotonic clock's time
-    at which it must be over, `told` hears of each line as soon as it is there."""
+    at which it must be over, `on_line` gets each line as soon as it is there."""
 
     bench: Bench
     collective: str
@@ -130,11 +128,11 @@ class Means(NamedTuple):
     memory_bytes: int
     end: float
     step: Callable[[str], None]
-    told: Callable[[Line], None]
+    on_line: Callable[[Line], None]
     modes: tuple[bool, ...] = (False, True)  # out of place, then in place, as nccl-tests
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """The lines, what was left out and why, and combinations that backend or torch do not have. `whole`: the sizes were
     not cut short by the time, nor by what a report holds."""
 
@@ -144,36 +142,36 @@ class Swept(NamedTuple):
     whole: bool = False
 
 
-def sweep(means: Means) -> Swept:
+def sweep(context: SweepContext) -> SweepResult:
     """All sizes of all kinds, `cycles` times, as long as there is time."""
-    means.step(f"{means.collective}: try every dtype and op")
-    found = kinds(means.bench, means.collective, means.device)
-    run = _Run(means)
+    context.step(f"{context.collective}: try every dtype and op")
+    found = kinds(context.bench, context.collective, context.device)
+    run = _Run(context)
     run.notes += found.left_out
     went_on = True
-    for cycle in range(means.bench.cycles) if means.bench.cycles else counting():
+    for cycle in range(context.bench.cycles) if context.bench.cycles else counting():
         before = len(run.lines)
         went_on = all(run.kind(cycle, kind, len(found.kinds) - number) for number, kind in enumerate(found.kinds))
         if not went_on or len(run.lines) == before:
             break
     # Cycles without end are whole once the first of them is.
-    whole = went_on or (not means.bench.cycles and any(line.cycle > 0 for line in run.lines))
-    return Swept(tuple(run.lines), run.told, found.missing, whole)
+    whole = went_on or (not context.bench.cycles and any(line.cycle > 0 for line in run.lines))
+    return SweepResult(tuple(run.lines), run.all_notes, found.missing, whole)
 
 
 class _Run:
     """The lines so far."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, context: SweepContext) -> None:
         self.lines: list[Line] = []
         self.notes: list[str] = []
         self._fewer: dict[int, int] = {}
         self._numbers = 0
-        self._means = means
-        self._modes = [mode for mode in means.modes if not (mode and means.collective in OUT_OF_PLACE_ONLY)]
-        usual = Blocking.PIPELINED if means.device.type == "cuda" else Blocking.WAIT
-        self._how = usual if means.bench.blocking is None else means.bench.blocking
-        self._pace = Pace(means.bench, means.end, len(self._modes))
+        self._context = context
+        self._modes = [mode for mode in context.modes if not (mode and context.collective in OUT_OF_PLACE_ONLY)]
+        usual = Blocking.PIPELINED if context.device.type == "cuda" else Blocking.WAIT
+        self._how = usual if context.bench.blocking is None else context.bench.blocking
+        self._call_budget = CallBudget(context.bench, context.end, len(self._modes))
         self._used = [0.0, 0.0]  # processor seconds and seconds in timed calls of the line at hand
 
     def kind(self, cycle: int, kind: Kind, kinds_left: int) -> bool:
@@ -185,7 +183,7 @@ class _Run:
             if line is None:
                 return False
             self.lines.append(line)
-            self._means.told(line)
+            self._context.on_line(line)
             self._numbers += sum(_NUMBERS_PER_CELL + len(c.times) for c in (line.in_place, line.out_of_place) if c)
             if self._numbers > MOST_NUMBERS:
                 self._note(f"it ended after {len(self.lines):,} rows: no report holds more")
@@ -194,27 +192,27 @@ class _Run:
 
     def _affordable(self, kind: Kind) -> list[int]:
         """The sizes for which all ranks have memory; each real size once."""
-        means, bench = self._means, self._means.bench
+        context, bench = self._context, self._context.bench
         width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR * self._at_once
-        distinct = {counts_of(means.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
+        distinct = {counts_of(context.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
         sizes = sorted(distinct.values())
-        counted = [counts_of(means.collective, kind, size) for size in sizes]
-        fits = [own for own in counted if (own.send + own.receive) * width <= means.memory_bytes * _MEMORY_SHARE]
+        counted = [counts_of(context.collective, kind, size) for size in sizes]
+        fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
         least = self._agree([len(fits)])[0]
         if least < len(sizes):
-            note = f"{means.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
-            self._note(f"{note} ({means.memory_bytes >> 20} MiB are free for each rank, or less)")
+            note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
+            self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
         return sizes[:least]
 
     @property
     def _at_once(self) -> int:
         """Operations with buffers of their own."""
-        pipeline = IN_FLIGHT if self._how is Blocking.PIPELINED and self._means.device.type != "cuda" else 1
-        return max(self._means.bench.aggregate, pipeline)
+        pipeline = IN_FLIGHT if self._how is Blocking.PIPELINED and self._context.device.type != "cuda" else 1
+        return max(self._context.bench.aggregate, pipeline)
 
     def _line(self, cycle: int, kind: Kind, wanted: int, ahead: float) -> Line | None:
         """One size in all modes; None when there is no time for it. `ahead` is all that is to come, in such sizes."""
-        collective = self._means.collective
+        collective = self._context.collective
         self._used = [0.0, 0.0]
         cells: dict[bool, Cell] = {}
         for in_place in self._modes:
@@ -239,27 +237,27 @@ class _Run:
         )
 
     def _cell(self, case: Case, ahead: float) -> Cell | None:
-        """One mode of one size: values first, then agree on the number of calls (which is the gate), then time them."""
-        means, bench, size = self._means, self._means.bench, case.counts.size_bytes
+        """One mode of one size: check values, agree on the number of calls (which is the barrier), time the calls."""
+        context, bench, size = self._context, self._context.bench, case.counts.size_bytes
         label = f"{case.collective} {size} B {case.dtype}"
-        means.step(f"{label}: is there time?")
-        if size > PROBE_BYTES and not self._agree([int(self._pace.knows(size))])[0]:
+        context.step(f"{label}: is there time?")
+        if size > PROBE_BYTES and not self._agree([int(self._call_budget.knows(size))])[0]:
             self._probe(case)
-        if not self._agree([int(self._pace.has_time(size))])[0]:
+        if not self._agree([int(self._call_budget.has_time(size))])[0]:
             return None
-        operations = [prepare(case, means.device) for _ in range(self._at_once)]
+        operations = [prepare(case, context.device) for _ in range(self._at_once)]
         wrong, seconds = self._check(operations[0], label)
-        self._pace.took(size, seconds)
-        means.step(f"{label}: agree on the number of calls")
-        warmup, calls = self._agree(list(self._pace.calls(seconds, ahead)))
+        self._call_budget.took(size, seconds)
+        context.step(f"{label}: agree on the number of calls")
+        warmup, calls = self._agree(list(self._call_budget.calls(seconds, ahead)))
         if calls < min(LEAST_CALLS, bench.iterations):
             return None
         if calls < bench.iterations:
             self._fewer[size] = min(calls, self._fewer.get(size, calls))
-        means.step(f"{label}: {warmup} + {calls} calls")
-        time_calls(operations, warmup, means.device, self._how)
+        context.step(f"{label}: {warmup} + {calls} calls")
+        time_calls(operations, warmup, context.device, self._how)
         before, begin = os.times(), time.monotonic()
-        timed = time_calls(operations, calls, means.device, self._how)
+        timed = time_calls(operations, calls, context.device, self._how)
         after = os.times()
         self._used[0] += after.user + after.system - before.user - before.system
         self._used[1] += time.monotonic() - begin
@@ -269,20 +267,20 @@ class _Run:
         """Time one call of a size that cannot take long, so that a large one is not begun that would."""
         kind = Kind(case.dtype, case.op, case.root)
         small = case_of(case.collective, kind, PROBE_BYTES, in_place=case.in_place)
-        operation = prepare(small, self._means.device)
+        operation = prepare(small, self._context.device)
         operation.call()  # connects
-        self._pace.took(small.counts.size_bytes, self._seconds(operation))
+        self._call_budget.took(small.counts.size_bytes, self._seconds(operation))
 
     def _seconds(self, operation: Operation) -> float:
         begin = time.perf_counter()
         operation.call()
-        finish(self._means.device)
+        finish(self._context.device)
         return time.perf_counter() - begin
 
     def _check(self, operation: Operation, label: str) -> tuple[int | None, float]:
         """Wrong elements in `checks` calls (None: not checked), and the seconds of one call."""
-        self._means.step(f"{label}: first call")
-        checks = self._means.bench.checks
+        self._context.step(f"{label}: first call")
+        checks = self._context.bench.checks
         if not checks:
             return None, self._seconds(operation)
         wrong, seconds, done, most = 0, 0.0, 0, checks
@@ -292,7 +290,7 @@ class _Run:
             wrong += operation.wrong()
             done += 1
             if done == 1 and checks > 1:
-                most = self._agree([self._pace.checks(seconds)])[0]
+                most = self._agree([self._call_budget.checks(seconds)])[0]
         if most < checks:
             self._note(f"values were checked {most} times instead of {checks} at large sizes, for want of time")
         for buffer in operation.buffers:
@@ -304,22 +302,22 @@ class _Run:
             self.notes.append(text)
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """The remarks, with one for all sizes that were called less often."""
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, with one for all sizes that were called less often."""
         if not self._fewer:
             return tuple(self.notes)
         sizes = _sizes_text(sorted(self._fewer))
-        few = f"{self._means.collective} of {sizes}: {min(self._fewer.values())} calls at least instead of"
-        return (*self.notes, f"{few} {self._means.bench.iterations}, for want of time")
+        few = f"{self._context.collective} of {sizes}: {min(self._fewer.values())} calls at least instead of"
+        return (*self.notes, f"{few} {self._context.bench.iterations}, for want of time")
 
     def _agree(self, own: list[int]) -> list[int]:
-        """The smallest of the ranks' numbers: all must make the same calls. It is also the gate before a size."""
-        numbers = torch.tensor(own, dtype=torch.int64, device=self._means.device)
+        """The smallest of the ranks' numbers: all must make the same calls. It is also the barrier before a size."""
+        numbers = torch.tensor(own, dtype=torch.int64, device=self._context.device)
         dist.all_reduce(numbers, op=dist.ReduceOp.MIN)
         return [int(number) for number in numbers.tolist()]
 
     def _timed(self, case: Case, seconds: list[float], wrong: int | None) -> Cell:
-        times = tuple(round(each, 9) for each in seconds) if self._means.bench.per_iteration else ()
+        times = tuple(round(each, 9) for each in seconds) if self._context.bench.per_iteration else ()
         summary = spread(seconds)
         if case.collective not in _TOGETHER:
             return Cell(seconds=summary, wrong=wrong, times=times)

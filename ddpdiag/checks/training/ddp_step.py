@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import ranks_text

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth.expectations import expect
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw, expect
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules

@@ -36,8 +36,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from ddpdiag.bandwidth.expectations import expect
-from ddpdiag.bandwidth.formulas import busbw
+from ddpdiag.bandwidth import busbw, expect
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce

@@ -1,15 +1,21 @@
-"""Earlier runs of a benchmark to hold this one against: which of them is comparable, and what became worse.
+"""Earlier runs of a benchmark: the files that keep them, which of them is comparable, and what became worse.
 
-Only the same collective on the same shape of world and the same hardware is compared; else a sentence says what
-differs.
+A baseline file is JSON that holds any number of runs. Only the same collective on the same shape of world and the same
+hardware is compared; else a sentence says what differs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.formulas import factor
-from ddpdiag.model.bench import BaselineRow, BaselineSeries
+import msgspec
+from msgspec import Struct
+
+from ddpdiag.bandwidth import factor
+from ddpdiag.codec import SMALLEST_NUMBER, decode, encode, read_bytes, readable
+from ddpdiag.errors import UsageError
+from ddpdiag.model.bench import BaselineRow, BaselineSeries, BenchRow, Measured
 from ddpdiag.stats import quantile
 
 # SuperBench's rule for one's own baseline.
@@ -139,14 +145,15 @@ def missing(old: BaselineSeries, new: BaselineSeries) -> tuple[int, ...]:
     Then `worse` has nothing to compare that counts, and says nothing. Empty where at least one was measured.
     """
     held = _measured(old)
-    peak = max(held.values(), default=0.0)
-    large = tuple(size for size, rate in sorted(held.items()) if 2 * rate >= peak)
+    peak = max((row.busbw_bytes_per_s for row in held.values()), default=0.0)
+    large = tuple(size for size, row in held.items() if 2 * row.busbw_bytes_per_s >= peak)
     return () if _measured(new).keys() & set(large) else large
 
 
-def _measured(series: BaselineSeries) -> dict[int, float]:
-    """Bus bandwidth of each size, where there was any."""
-    return {row.size_bytes: row.busbw_bytes_per_s for row in series.rows if 0 < row.busbw_bytes_per_s < math.inf}
+def _measured(series: BaselineSeries) -> dict[int, BaselineRow]:
+    """The row of each size, in rising order, where there was any bus bandwidth."""
+    rows = sorted(series.rows, key=lambda row: row.size_bytes)
+    return {row.size_bytes: row for row in rows if 0 < row.busbw_bytes_per_s < math.inf}
 
 
 class _Pair(NamedTuple):
@@ -159,11 +166,11 @@ class _Pair(NamedTuple):
 
 def _pairs(old: BaselineSeries, new: BaselineSeries) -> list[_Pair]:
     """The sizes that both runs measured, in rising order."""
-    now = {row.size_bytes: row for row in new.rows if 0 < row.busbw_bytes_per_s < math.inf}
+    now = _measured(new)
     return [
-        _Pair(was, now[was.size_bytes], was.busbw_bytes_per_s / now[was.size_bytes].busbw_bytes_per_s)
-        for was in sorted(old.rows, key=lambda row: row.size_bytes)
-        if was.size_bytes in now and 0 < was.busbw_bytes_per_s < math.inf
+        _Pair(was, now[size], was.busbw_bytes_per_s / now[size].busbw_bytes_per_s)
+        for size, was in _measured(old).items()
+        if size in now
     ]
 
 
@@ -171,3 +178,89 @@ def _first_large(pairs: Sequence[_Pair]) -> int:
     """Where the sizes begin that reach half of the old peak."""
     peak = max((pair.old.busbw_bytes_per_s for pair in pairs), default=0.0)
     return next((at for at, pair in enumerate(pairs) if 2 * pair.old.busbw_bytes_per_s >= peak), 0)
+
+
+# Baseline files -------------------------------------------------------------------------------------------------------
+
+
+SCHEMA = "ddpdiag.baseline/1"
+
+
+class _Head(Struct, frozen=True):
+    schema: str
+
+
+class _File(Struct, frozen=True):
+    schema: str
+    series: tuple[BaselineSeries, ...]
+
+
+def series_of(
+    rows: Iterable[BenchRow], *, shape: Mapping[str, str], fabric: Mapping[str, str], created: str
+) -> tuple[BaselineSeries, ...]:
+    """This run as a baseline: a series for each collective, backend, dtype and op.
+
+    Of a size with several rows (cycles, roots) it holds the median.
+    """
+    groups: dict[tuple[str, str, str, str], dict[int, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if (measured := row.natural()) is not None:
+            groups[row.collective, row.backend, row.dtype, row.op][row.size_bytes].append(measured)
+    return tuple(
+        BaselineSeries(
+            collective=collective,
+            backend=backend,
+            dtype=dtype,
+            op=op,
+            shape=dict(shape),
+            fabric=dict(fabric),
+            created=created,
+            rows=tuple(_row(size, measured) for size, measured in sorted(sizes.items())),
+        )
+        for (collective, backend, dtype, op), sizes in groups.items()
+    )
+
+
+def _row(size_bytes: int, measured: Sequence[Measured]) -> BaselineRow:
+    # The spread is that of the slowest rank, whose time the row shows.
+    slowest = [max((rank.seconds for rank in each.ranks), default=None, key=lambda own: own.mean) for each in measured]
+    return BaselineRow(
+        size_bytes=size_bytes,
+        busbw_bytes_per_s=quantile(sorted(each.busbw_bytes_per_s for each in measured), 0.5),
+        cv=quantile(sorted(own.cv if own else 0.0 for own in slowest), 0.5),
+    )
+
+
+def dumps(series: Iterable[BaselineSeries]) -> str:
+    """The text of a baseline file."""
+    return msgspec.json.format(encode(_File(SCHEMA, tuple(series))), indent=1).decode() + "\n"
+
+
+def loads(text: str, where: str) -> tuple[BaselineSeries, ...]:
+    """The runs in a baseline file's text. UsageError, with `where` as its subject, for anything else."""
+    data = readable(text).encode()
+    try:
+        if (schema := decode(data, _Head).schema) != SCHEMA:
+            raise UsageError(f"{where} has schema {schema!r}; this ddpdiag reads {SCHEMA!r}")
+        return decode(data, _File, least=SMALLEST_NUMBER).series
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{where} is no ddpdiag baseline: {error}") from error
+
+
+def merge(old: Iterable[BaselineSeries], new: Iterable[BaselineSeries]) -> tuple[BaselineSeries, ...]:
+    """The runs of both; a new one takes the place of the old one that it is comparable with."""
+    return tuple({key_of(series): series for series in (*old, *new)}.values())
+
+
+def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...] | None) -> tuple[BaselineSeries, ...]:
+    """The runs in a baseline file; `missing` if there is no such file, or UsageError where that is None."""
+    try:
+        text = read_bytes(path).decode()
+    except FileNotFoundError as error:
+        if missing is not None:
+            return missing
+        raise UsageError(f"{option} {path}: no such file; `--save-baseline {path}` makes one") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{option} {path}: {reason}") from error
+    return loads(text, f"{option} {path}")

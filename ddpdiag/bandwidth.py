@@ -1,4 +1,7 @@
-"""What bus bandwidth this hardware should reach, and what says so. Never another machine's number.
+"""Bandwidths: nccl-tests' formulas, and what bus bandwidth this hardware should reach, with what says so.
+
+Formulas: NVIDIA/nccl-tests, doc/PERFORMANCE.md, and GetCollByteCount and GetBw in src/*.cu. An expectation is never
+another machine's number.
 
 NCCL: the slowest of the links inside a host and the network cards between hosts, each times the share of its figure
 that published runs reach (A100 235 of 240, H200 366 of 370.8, B200 682 of 721.8 GB/s busbw on NVLink; 0.90 to 0.93 of
@@ -12,10 +15,78 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth.formulas import factor
+from msgspec import Struct
+
 from ddpdiag.model.bench import Bottleneck, Expectation, Limits
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text
+
+# What nccl-tests rounds each rank's part down to, so that every part begins where vector loads may.
+ALIGNMENT_BYTES = 16
+# These split their size between the ranks: it is that of all ranks together.
+SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+
+
+class Counts(Struct, frozen=True):
+    """What a size comes to. Two wanted sizes that come to the same have equal `Counts`.
+
+    `size_bytes` is what is moved, nccl-tests' first column; `count` is its second, in elements (one part of a
+    collective that is split). `send` and `receive` are elements of one rank's buffers.
+    """
+
+    size_bytes: int
+    count: int
+    send: int
+    receive: int
+
+
+def factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth: 2(n-1)/n, (n-1)/n or 1. With it, busbw is the rate of the slowest link.
+
+    One rank moves nothing between ranks, so where the factor depends on n it is 0. ValueError for an unknown name.
+    """
+    n = max(1, ranks)
+    match collective:
+        case "all_reduce":
+            return 2 * (n - 1) / n
+        case "all_gather" | "reduce_scatter" | "all_to_all":
+            return (n - 1) / n
+        case "broadcast" | "reduce" | "send_recv":
+            return 1.0
+    raise ValueError(f"no such collective: {collective}")
+
+
+def algbw(size_bytes: float, seconds: float) -> float:
+    """Algorithm bandwidth in bytes per second: size over time. 0 where no time was measured."""
+    return size_bytes / seconds if seconds > 0 else 0.0
+
+
+def busbw(collective: str, size_bytes: float, seconds: float, ranks: int) -> float:
+    """Bus bandwidth in bytes per second: `algbw` x `factor`, comparable with what a link can do."""
+    return algbw(size_bytes, seconds) * factor(collective, ranks)
+
+
+def counts(collective: str, wanted_bytes: int, element_bytes: int, ranks: int) -> Counts:
+    """What nccl-tests moves when `wanted_bytes` are asked for; at least one element for each rank.
+
+    Of a collective that is split, each rank's part is rounded down to 16 bytes, unless that leaves nothing: nccl-tests
+    then moves 0 bytes, and times an empty call.
+    """
+    n = max(1, ranks)
+    elements = wanted_bytes // element_bytes
+    if collective not in SPLIT:
+        count = max(1, elements)
+        return Counts(count * element_bytes, count, count, count)
+    part, grain = elements // n, max(1, ALIGNMENT_BYTES // element_bytes)
+    part = (part - part % grain) or max(1, part)
+    whole = part * n
+    send = part if collective == "all_gather" else whole
+    receive = part if collective == "reduce_scatter" else whole
+    return Counts(whole * element_bytes, part, send, receive)
+
+
+# What this hardware should reach -------------------------------------------------------------------------------------
+
 
 NVLINK_SHARE = 0.95
 # What an all-reduce may gain where an NVSwitch adds (NVLS), as a multiple of the links' figure by the number of GPUs,
@@ -27,6 +98,10 @@ NETWORK_SHARE = 0.92
 GOODPUT_SHARE = 0.94
 # A reduction reads two operands and writes one: 3 touches, where a copied byte is 2.
 _COPIES_PER_REDUCED = 1.5
+
+# The ranks of each host, and the limits of each rank.
+_Hosts = Mapping[str, Sequence[int]]
+_Limits = Mapping[int, Limits]
 
 
 class Bound(NamedTuple):
@@ -63,42 +138,30 @@ class _Cards(NamedTuple):
     total: float
     slowest: float
 
-    @property
-    def equal(self) -> int:
-        """Their number if they are equally fast, else 0."""
-        return self.number if math.isclose(self.slowest * self.number, self.total) else 0
 
-
-def expect(
-    collective: str, backend: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]
-) -> Expectation | None:
+def expect(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Expectation | None:
     """`bound`, as the report has it."""
     found = bound(collective, backend, hosts, limits)
     return found.expectation if found else None
 
 
-def bound(
-    collective: str, backend: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]
-) -> Bound | None:
+def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Bound | None:
     """The lowest of the bounds that are known, for the ranks of each host; None if none is, or nothing is sent.
 
     A bound that is not known is left out, and `source` says so of network cards, and of NVLinks without a switch.
     """
-    total = _size(hosts)
+    total = sum(map(len, hosts.values()))
     if total < 2:
         return None
     match backend:
         case "nccl":
-            inside = [
-                found
-                for ranks in hosts.values()
-                if (found := _links(ranks, limits, collective if len(hosts) == 1 else None))
-            ]
-            between = _nccl_network(collective, hosts, limits)
+            alone = collective if len(hosts) == 1 else None
+            inside = [found for ranks in hosts.values() if (found := _links(ranks, limits, alone))]
+            between = _nccl_network(collective, total, hosts, limits)
         case "gloo":
             whose = {"this host's" if len(hosts) == 1 else f"{host}'s": ranks for host, ranks in hosts.items()}
             inside = [found for one, own in whose.items() if (found := _copies(collective, total, one, own, limits))]
-            between = _gloo_network(collective, hosts, limits)
+            between = _gloo_network(collective, total, hosts, limits)
         case _:
             return None
     lowest = min([*inside, *between], default=None, key=lambda found: found.busbw_bytes_per_s)
@@ -112,7 +175,7 @@ def bound(
     return lowest._replace(source=source, network_unknown=True)
 
 
-def _bridged(ranks: Sequence[int], limits: Mapping[int, Limits]) -> bool:
+def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
     """Do all GPUs of a host have NVLinks, but perhaps not from each to each other one?
 
     Of 4 GPUs that are bridged in pairs, a ring goes over PCIe twice; of 8 in a cube mesh it does not. Links alone do
@@ -123,7 +186,7 @@ def _bridged(ranks: Sequence[int], limits: Mapping[int, Limits]) -> bool:
     return bool(linked) and len(ranks) > 2 and not all(limit.nvlink_switched for limit in own)
 
 
-def _links(ranks: Sequence[int], limits: Mapping[int, Limits], collective: str | None) -> Bound | None:
+def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bound | None:
     """What GPUs of one host can send: by NVLink if all have some, else by PCIe; alone on its host, by PCIe.
 
     None where NVLinks may not join all of them. `collective` is None where other hosts take part.
@@ -161,9 +224,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None and 0 < value < math.inf]
 
 
-def _nccl_network(collective: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]) -> list[Bound]:
+def _nccl_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -> list[Bound]:
     """One bound for each host whose cards are known: NCCL spreads its rings over all of them."""
-    ranks = _size(hosts)
     bounds = []
     for host, cards in _cards_by_host(hosts, limits).items():
         if collective == "send_recv":
@@ -182,16 +244,15 @@ def _one_card(cards: _Cards, rate: float, host: str) -> Bound:
     return Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
 
 
-def _gloo_network(collective: str, hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]) -> list[Bound]:
+def _gloo_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -> list[Bound]:
     """One bound for each host whose cards are known: a stream of TCP for each place where the ring leaves the host."""
-    ranks = _size(hosts)
     # A tree goes to other hosts in its last levels at the latest, one level for each doubling of the hosts.
     sent = work(collective, len(hosts) if collective == "broadcast" else ranks).sent
-    bounds = []
-    for host, cards in _cards_by_host(hosts, limits).items():
-        rate = _stream(collective, hosts[host], ranks, cards)
-        bounds.append(_network(GOODPUT_SHARE, cards, rate * factor(collective, ranks) / sent, host))
-    return bounds
+    moved = factor(collective, ranks)
+    return [
+        _network(GOODPUT_SHARE, cards, _stream(collective, hosts[host], ranks, cards) * moved / sent, host)
+        for host, cards in _cards_by_host(hosts, limits).items()
+    ]
 
 
 def _stream(collective: str, own: Sequence[int], ranks: int, cards: _Cards) -> float:
@@ -206,10 +267,11 @@ def _stream(collective: str, own: Sequence[int], ranks: int, cards: _Cards) -> f
 def _network(share: float, cards: _Cards, busbw: float, host: str) -> Bound:
     whose = "the network card" if cards.number == 1 else f"{cards.number} network cards"
     source = f"{share} x {rate_text(cards.total)} of {whose} of {host}"
-    return Bound(share * busbw, Bottleneck.NIC, source, cards.equal)
+    equal = math.isclose(cards.slowest * cards.number, cards.total)
+    return Bound(share * busbw, Bottleneck.NIC, source, cards.number if equal else 0)
 
 
-def _cards_by_host(hosts: Mapping[str, Sequence[int]], limits: Mapping[int, Limits]) -> dict[str, _Cards]:
+def _cards_by_host(hosts: _Hosts, limits: _Limits) -> dict[str, _Cards]:
     """The cards of each host, where there are several hosts and the speed of every card is known."""
     if len(hosts) < 2:
         return {}
@@ -239,10 +301,6 @@ def _leaving(collective: str, own: Sequence[int], ranks: int) -> float:
     return (ranks - 1) / max(1, len(own) * (ranks - len(own)))
 
 
-def _size(hosts: Mapping[str, Sequence[int]]) -> int:
-    return sum(len(ranks) for ranks in hosts.values())
-
-
 def work(collective: str, ranks: int) -> Work:
     """What gloo, as torch calls it, makes a rank do (gloo/*.cc; torch ProcessGroupGloo.cpp). ValueError: unknown name.
 
@@ -268,9 +326,7 @@ def work(collective: str, ranks: int) -> Work:
     raise ValueError(f"no such collective: {collective}")
 
 
-def _copies(
-    collective: str, ranks: int, whose: str, inside: Sequence[int], limits: Mapping[int, Limits]
-) -> Bound | None:
+def _copies(collective: str, ranks: int, whose: str, inside: Sequence[int], limits: _Limits) -> Bound | None:
     """What the ranks inside one host can send and reduce: seconds = sent / loopback + copied / copies.
 
     The medians of its ranks: these are measured, not promised, and a slow rank must not lower what is asked of all.
