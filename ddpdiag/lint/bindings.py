@@ -19,7 +19,7 @@ class Source(NamedTuple):
     expression: ast.expr | None
     item: int | None = None
     # "spawned", or "each" for one element of the expression, as in a for loop
-    way: str = ""
+    how: str = ""
 
 
 UNKNOWN = Source(None)
@@ -97,7 +97,7 @@ class Bindings:
         """What mp.spawn(f, args=(...)) or Process(target=f, args=(...)) gives at that position."""
         spawned = self.script.callee(start).rpartition(".")[2] != "Process"
         if spawned and position == 0:
-            return Source(None, way=SPAWNED)
+            return Source(None, how=SPAWNED)
         arguments = keyword(start, "args", 1 if spawned else 3)
         if not isinstance(arguments, (ast.Tuple, ast.List)):
             return UNKNOWN
@@ -105,7 +105,7 @@ class Bindings:
         if index >= len(arguments.elts):
             return UNKNOWN
         given = arguments.elts[index]
-        return Source(None, way=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
+        return Source(None, how=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
 
     def _is_counter(self, node: ast.expr) -> bool:
         """Is it the variable of `for i in range(...)`?"""
@@ -113,7 +113,7 @@ class Bindings:
             return False
         sources = self.sources(node)
         return bool(sources) and all(
-            source.way == "each"
+            source.how == "each"
             and isinstance(source.expression, ast.Call)
             and attribute_path(source.expression.func) == "range"
             for source in sources
@@ -146,7 +146,7 @@ class Bindings:
         else:
             return
         for source in sources:
-            if source.way or source.expression is None:
+            if source.how or source.expression is None:
                 yield None
             elif source.item is None:
                 yield source.expression
@@ -184,7 +184,7 @@ def _passed(call: ast.Call, name: str, position: int, default: Source) -> Source
 
 def _part(source: Source, number: int, total: int) -> Source:
     """The `number`-th of what is unpacked."""
-    if source.way or source.expression is None:
+    if source.how or source.expression is None:
         return UNKNOWN
     if isinstance(source.expression, (ast.Tuple, ast.List)):
         elements = source.expression.elts
@@ -203,9 +203,9 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
         case ast.AugAssign(target=target):
             yield target, UNKNOWN
         case ast.For(target=target, iter=each) | ast.AsyncFor(target=target, iter=each):
-            yield target, Source(each, way="each")
+            yield target, Source(each, how="each")
         case ast.comprehension(target=target, iter=each):
-            yield target, Source(each, way="each")
+            yield target, Source(each, how="each")
         case ast.With(items=items) | ast.AsyncWith(items=items):
             for item in items:
                 if item.optional_vars is not None:

@@ -174,9 +174,9 @@ class Values:
         return "local_rank" in self.script.options
 
     def _from(self, source: Source) -> Kinds:
-        if source.way == SPAWNED:
+        if source.how == SPAWNED:
             return frozenset({Kind.SPAWNED})
-        if source.way or source.expression is None:
+        if source.how or source.expression is None:
             return OTHER
         if source.item is None:
             return self.kinds(source.expression)

@@ -195,7 +195,7 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
         return run._replace(ended=Ended.NOT_POSSIBLE, reason=next(iter(lacks)))
     if absent := without_backend(run.outcomes):
         return run._replace(ended=Ended.NOT_POSSIBLE, reason=next(iter(absent.values())))
-    if why := _why_cut(seen, run):
+    if why := _why_ended_early(seen, run):
         return run._replace(ended=Ended.UNFINISHED, reason=why)
     blame = blamed(run.outcomes)
     if blame is None:
@@ -209,7 +209,7 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
     return run._replace(ended=Ended.FAILS, reason=_own_words(run, blame), blame=blame)
 
 
-def _why_cut(seen: Seen[Data], run: Run) -> str:
+def _why_ended_early(seen: Seen[Data], run: Run) -> str:
     """Why it ended for a reason of the run, so that it is no answer; or nothing."""
     heard = {outcome.rank for outcome in run.outcomes}
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]

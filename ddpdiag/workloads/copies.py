@@ -1,9 +1,9 @@
 """Copies between GPUs and the host's memory: their rate, and whether what arrives is what was sent.
 
-Every word of a copy depends on its position and on the way, so that what is missing, shifted or left over from another
+Every word of a copy depends on its position and on the link, so that what is missing, shifted or left over from another
 copy shows. The target is spoilt before each copy that is looked at: once alone, once after the timed ones.
 
-What touches a device is behind `Devices`; the loops are the same for a stand-in. A step is announced before each way,
+What touches a device is behind `Devices`; the loops are the same for a stand-in. A step is announced before each link,
 and what is known so far handed over after it, so that a hang names its GPUs and costs nothing else.
 """
 
@@ -25,16 +25,17 @@ PAIR_BYTES = 64 << 20
 HOST_BYTES = 32 << 20
 # What tells how much more there is time for.
 PROBE_BYTES = 1 << 20
-# For one way; 8 GPUs have 16 ways to and from the host and 56 pairs, each with two ways: less than 10 s.
-WAY_SECONDS = 0.04
+# For one link; 8 GPUs have 16 to and from the host and 56 pairs, each copied directly and through the host: less
+# than 10 s.
+LINK_SECONDS = 0.04
 # Kept for the answer itself.
 _RESERVE_SECONDS = 1.5
 _BATCHES = 3
 _MOST_CALLS = 20
 _WORD_BYTES = 4
-# Odd numbers, so that both are one to one modulo 2**32; each way has a part of its own.
+# Odd numbers, so that both are one to one modulo 2**32; each link has a part of its own.
 _PER_POSITION = 0x01000193
-_PER_WAY = 0x3C6EF35F
+_PER_LINK = 0x3C6EF35F
 _HOST = 255
 
 
@@ -49,7 +50,7 @@ class Buffer(NamedTuple):
         return Buffer(self.gpu, self.words[:count])
 
 
-Way = tuple[Buffer, Buffer]
+CopyLink = tuple[Buffer, Buffer]
 Copy = Callable[[Buffer, Buffer], None]
 
 
@@ -76,7 +77,7 @@ class Devices(Protocol):
     def through_host(self, source: Buffer, target: Buffer) -> None:
         """From GPU to GPU in pieces through pinned memory, one piece out while the one before goes in."""
 
-    def together(self, ways: Sequence[Way]) -> None:
+    def together(self, links: Sequence[CopyLink]) -> None:
         """Several copies at the same time."""
 
     def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
@@ -92,7 +93,7 @@ class Told(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One thing to try. Of one GPU: its ways to and from the host; of two: a copy, or both ways; of none: all."""
+    """One thing to try. Of one GPU: its links with the host; of two: a copy, or both directions; of none: all."""
 
     gpus: tuple[int, ...]
     both: bool = False
@@ -125,7 +126,7 @@ def copies(
         if left <= 0:
             break
         # Half is measured, half is spent on filling, comparing and memory.
-        bench.way_seconds = min(WAY_SECONDS, left / (len(todo) - number) / 4)
+        bench.link_seconds = min(LINK_SECONDS, left / (len(todo) - number) / 4)
         known = structs.replace(bench.tried(known, job), done=number + 1)
         told.report(known)
     return known
@@ -136,8 +137,8 @@ def _about(devices: Devices, told: Told, gpu: int) -> GpuCopies:
     return devices.about(gpu)
 
 
-class _Way(NamedTuple):
-    """What came of one way: words compared, and how many were wrong."""
+class _LinkRate(NamedTuple):
+    """What came of one link: words compared, and how many were wrong."""
 
     bytes_per_s: float
     words: int
@@ -145,7 +146,7 @@ class _Way(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Copies of one way."""
+    """Copies over one link."""
 
     devices: Devices
     copy: Copy
@@ -172,12 +173,12 @@ class _Run(NamedTuple):
 
 
 class _Bench:
-    """Measures one way after the other, each in about `way_seconds`."""
+    """Measures one link after the other, each in about `link_seconds`."""
 
     def __init__(self, devices: Devices, told: Told) -> None:
         self._devices = devices
         self._told = told
-        self.way_seconds = WAY_SECONDS
+        self.link_seconds = LINK_SECONDS
 
     def tried(self, known: Copies, job: Job) -> Copies:
         """What is known after this job."""
@@ -195,9 +196,9 @@ class _Bench:
         gpu = known.index
         host, device = (self._devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
         self._told.step(f"copy host -> GPU {gpu}")
-        there = self._way(host, device, self._devices.copy)
+        there = self._link_rate(host, device, self._devices.copy)
         self._told.step(f"copy GPU {gpu} -> host")
-        back = self._way(device, host, self._devices.copy)
+        back = self._link_rate(device, host, self._devices.copy)
         return structs.replace(
             known,
             to_bytes_per_s=there.bytes_per_s,
@@ -210,9 +211,9 @@ class _Bench:
         here, there = (self._devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
         self._told.step(f"copy GPU {source} -> GPU {target}")
         access = self._devices.can_access(source, target)
-        direct = self._way(here, there, self._devices.copy)
+        direct = self._link_rate(here, there, self._devices.copy)
         self._told.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._way(here, there, self._devices.through_host)
+        indirect = self._link_rate(here, there, self._devices.through_host)
         return PairCopies(
             source=source,
             target=target,
@@ -224,20 +225,20 @@ class _Bench:
             wrong_through_host=indirect.wrong,
         )
 
-    def _way(self, source: Buffer, target: Buffer, copy: Copy) -> _Way:
+    def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
         """Check one copy, time some, and check the last of these."""
         run = _Run(self._devices, copy, source, target)
         probe = min(PROBE_BYTES // _WORD_BYTES, len(source.words))
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
-        count = _affordable(probe, len(source.words), run.timed(probe, 1), self.way_seconds)
+        count = _affordable(probe, len(source.words), run.timed(probe, 1), self.link_seconds)
         _fill(source.first(count), source.gpu, target.gpu)
         one, wrong = run.checked(count, 1)
-        calls = max(1, min(_MOST_CALLS, int(self.way_seconds / _BATCHES / max(one, 1e-9))))
-        batches = _BATCHES if one * _BATCHES < 2 * self.way_seconds else 1
+        calls = max(1, min(_MOST_CALLS, int(self.link_seconds / _BATCHES / max(one, 1e-9))))
+        batches = _BATCHES if one * _BATCHES < 2 * self.link_seconds else 1
         seconds = [run.timed(count, calls) for _ in range(batches - 1)]
         last, wrong_in_the_end = run.checked(count, calls)
         best = min(one, last, *seconds)
-        return _Way(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
+        return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
 
     def _both(self, one: int, other: int) -> BothWays:
         self._told.step(f"copy GPU {one} <-> GPU {other}")
@@ -249,14 +250,14 @@ class _Bench:
         return self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
 
     def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """Bytes per second of each way when all of them copy at the same time."""
+        """Bytes per second of each link when all of them copy at the same time."""
         words = PAIR_BYTES // _WORD_BYTES
-        ways = [(self._devices.buffer(a, words), self._devices.buffer(b, words)) for a, b in pairs]
-        for source, _ in ways:
+        links = [(self._devices.buffer(a, words), self._devices.buffer(b, words)) for a, b in pairs]
+        for source, _ in links:
             source.words.zero_()
-        first = self._devices.seconds(None, lambda: self._devices.together(ways))
-        again = 2 if first < self.way_seconds else 0
-        seconds = [self._devices.seconds(None, lambda: self._devices.together(ways)) for _ in range(again)]
+        first = self._devices.seconds(None, lambda: self._devices.together(links))
+        again = 2 if first < self.link_seconds else 0
+        seconds = [self._devices.seconds(None, lambda: self._devices.together(links)) for _ in range(again)]
         return PAIR_BYTES / max(min([first, *seconds]), 1e-9)
 
 
@@ -266,10 +267,10 @@ def _affordable(probe: int, most: int, seconds: float, limit: float) -> int:
 
 
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
-    """What goes this way: position x a + way x b, modulo 2**32."""
-    way = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
+    """What goes over this link: position x a + link x b, modulo 2**32."""
+    link = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
     ramp = torch.arange(len(like), dtype=torch.int32, device=like.device)
-    return ramp.mul_(_PER_POSITION).add_(_signed(way * _PER_WAY))
+    return ramp.mul_(_PER_POSITION).add_(_signed(link * _PER_LINK))
 
 
 def _signed(value: int) -> int:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ddpdiag.model.copies import GpuCopies
-from ddpdiag.workloads.copies import Buffer, Way
+from ddpdiag.workloads.copies import Buffer, CopyLink
 from ddpdiag.workloads.devices import describe
 
-# Pieces on the way through the host: long enough for the rate of PCIe, short enough for two ways to overlap.
+# Pieces on the way through the host: long enough for the rate of PCIe, short enough for two to overlap.
 _PIECE_WORDS = (4 << 20) // 4
 
 
@@ -69,9 +69,9 @@ class CudaDevices:
             arrived.append(into.record_event())
         out.wait_event(arrived[-1])
 
-    def together(self, ways: Sequence[Way]) -> None:
+    def together(self, links: Sequence[CopyLink]) -> None:
         """Each on streams of its own, since a copy makes the current streams of both its ends wait."""
-        for number, (source, target) in enumerate(ways):
+        for number, (source, target) in enumerate(links):
             out, into = (self._stream(end.gpu, number) for end in (source, target))
             with torch.cuda.stream(out), torch.cuda.stream(into):
                 self.copy(source, target)

@@ -1,4 +1,4 @@
-"""The device that a rank uses with a backend, and the ways out of it."""
+"""The device that a rank uses with a backend, and what its links can carry."""
 
 import os
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ def describe(device: torch.device) -> Device:
     return Device(about.name, device.index, text, pci)
 
 
-def ways_out(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
+def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     """What the network card, and a GPU's NVLinks and slot, can carry: their nominal rates.
 
     `overrides` are variables that were set for an experiment and say nothing of what is there.

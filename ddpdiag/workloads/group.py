@@ -1,7 +1,7 @@
 """Opening and closing the process group of a trial.
 
-The group's first rank opens a store on a free port, the gate hands its address to the others, and only then do they
-connect: without the gate c10d's client retries with growing pauses, which costs half a second per group (measured,
+The group's first rank opens a store on a free port, the barrier hands its address to the others, and only then do they
+connect: without the barrier c10d's client retries with growing pauses, which costs half a second per group (measured,
 torch 2.13, loopback).
 """
 

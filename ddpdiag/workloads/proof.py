@@ -117,8 +117,8 @@ def shard(rank: int) -> range:
 def others(rank: int, world_size: int) -> list[int]:
     """Whose gradients a rank computes again: two, so that there is a majority, and far away, since a bad host's ranks
     are neighbours."""
-    ways = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
-    return [(rank + way) % world_size for way in sorted(ways) if way < world_size]
+    steps = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
+    return [(rank + step) % world_size for step in sorted(steps) if step < world_size]
 
 
 def gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     """Open the default group as `method` says, pass a barrier, close it; seconds until the group stood.
 
     `method` is tcp, env or file, the name of one of torch's stores, or mpi; a folder in the shared directory whose name
-    ends with `nonce` is the run's own. The gate stands before the rendezvous, so the seconds are the rendezvous' own.
+    ends with `nonce` is the run's own. The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
     """
     choose_device("gloo" if method == "mpi" else backend, ctx.place.local_rank)
     if method in ("tcp", "env", "file"):

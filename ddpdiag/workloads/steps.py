@@ -5,7 +5,7 @@ the one at fault and long for the others. DDP hides it behind the backward pass,
 (`no_sync`) and averaged by an all-reduce of their own, which can be timed.
 
 The gradients of a small network say nothing about bandwidth: a bucket of DDP's own size is averaged as well. And each
-rank exchanges messages with its two neighbours, since a slow way keeps everybody waiting alike.
+rank exchanges messages with its two neighbours, since a slow link keeps everybody waiting alike.
 """
 
 import time
@@ -175,23 +175,27 @@ def edges(ctx: Context, device: torch.device) -> dict[int, float]:
 
 
 def ring(rank: int, world_size: int) -> Iterator[tuple[int, int]]:
-    """The two ways of this rank in the ring of all, in an order in which nobody waits in a circle: first those from
+    """The two links of this rank in the ring of all, in an order in which nobody waits in a circle: first those from
     even ranks, then those from odd ones, and of an odd number the last one closes the ring."""
-    ways = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
-    turns = [way for way in ways if way[0] % 2 == 0 and way[1]], [way for way in ways if way[0] % 2], ways[-1:]
+    links = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
+    turns = (
+        [link for link in links if link[0] % 2 == 0 and link[1]],
+        [link for link in links if link[0] % 2],
+        links[-1:],
+    )
     done = set()
     for turn in turns:
-        for way in turn:
-            if rank in way and way not in done:
-                done.add(way)
-                yield way
+        for link in turn:
+            if rank in link and link not in done:
+                done.add(link)
+                yield link
 
 
 def swap(tensor: Tensor, peer: int) -> None:
     """Send to and receive from a peer at the same time."""
     received = torch.empty_like(tensor)
-    ways = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
-    for work in dist.batch_isend_irecv(ways):
+    links = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(links):
         work.wait()
 
 

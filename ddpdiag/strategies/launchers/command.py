@@ -20,7 +20,7 @@ from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.command import refuse_nccl_without_gpus
 from ddpdiag.strategies.launchers import render
 from ddpdiag.strategies.launchers.judge import Seen, judged
-from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way
+from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, LaunchMethod
 from ddpdiag.strategies.launchers.rounds import Rounds, typed
 from ddpdiag.strategies.options import TrainOptions
 
@@ -86,7 +86,7 @@ def checked(options: TrainOptions, ranks: int) -> Compare:
     if not math.isfinite(budget) or budget < _LEAST_BUDGET:
         raise UsageError(
             f"--budget {budget:g}: expected {_LEAST_BUDGET:g} s or more with --compare-launchers, which starts "
-            f"{len(Way)} trainings one after the other"
+            f"{len(LaunchMethod)} trainings one after the other"
         )
     if not options.backend.strip():
         raise UsageError("--backend: expected a name, such as nccl or gloo")
@@ -118,7 +118,7 @@ def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
         counter(quiet=quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
-        rounds = Rounds(compare, folder, signals, lambda way, n: progress.tell(f"round {n + 1}: {way.value} ..."))
+        rounds = Rounds(compare, folder, signals, lambda method, n: progress.tell(f"round {n + 1}: {method.value} ..."))
         rounds.run()
     seen = Seen(
         starts=tuple(rounds.starts),
@@ -128,4 +128,4 @@ def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
         seconds=time.monotonic() - begin,
         told=signals.told,
     )
-    return judged(compare, seen, {way: typed(way, compare.ranks) for way in Way})
+    return judged(compare, seen, {method: typed(method, compare.ranks) for method in LaunchMethod})

@@ -5,14 +5,14 @@ Times are seconds. What was not measured is `None`.
 
 from enum import Enum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ddpdiag.model.train import Ended
 
 LAUNCHERS_SCHEMA = "ddpdiag.launchers/1"
 
 
-class Way(Enum):
+class LaunchMethod(Enum):
     """How the ranks of one host are started, under the names that users know; torchrun, first, is the measure."""
 
     TORCHRUN = "torchrun"
@@ -53,12 +53,12 @@ class RankError(Struct, frozen=True, kw_only=True):
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One training, started in one way: what was seen of it from outside, and what its ranks wrote.
+    """One training, started by one method: what was seen of it from outside, and what its ranks wrote.
 
     `begun_at` is just before the first command was started. `reason` is empty if all of it worked.
     """
 
-    way: Way
+    method: LaunchMethod
     begun_at: float
     seconds: float
     ended: Ended
@@ -67,7 +67,7 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Compare(Struct, frozen=True, kw_only=True):
-    """What is compared. `batch_size` counts images of a step over all ranks; each way has its turn once a round."""
+    """What is compared. `batch_size` counts images of a step over all ranks; each method has its turn once a round."""
 
     ranks: int
     steps: int = 30
@@ -98,7 +98,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
     `threads` are those of each rank, by rank. `command` is what a user would type.
     """
 
-    way: Way
+    method: LaunchMethod = field(name="way")
     command: str
     ended: Ended
     reason: str = ""
@@ -114,9 +114,9 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class Control(Struct, frozen=True, kw_only=True):
-    """The experiment that shows whether threads explain the steps: `way`, with torchrun's OMP_NUM_THREADS."""
+    """The experiment that shows whether threads explain the steps: `method`, with torchrun's OMP_NUM_THREADS."""
 
-    way: Way
+    method: LaunchMethod = field(name="way")
     omp_num_threads: int
     threads: tuple[int, ...]
     step_seconds: float

@@ -9,7 +9,7 @@ from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.terminal.tables import Column, draw, pieces
 from ddpdiag.render.units import count, seconds
-from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, Way
+from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, LaunchMethod
 
 _STYLES = {Ended.WORKS: "green", Ended.FAILS: "bold red", Ended.HANGS: "bold red", Ended.UNFINISHED: "bold yellow"}
 _WORDS = {Ended.UNFINISHED: "unknown"}
@@ -60,7 +60,7 @@ def _table(page: Page, rows: Sequence[LauncherRow]) -> None:
         return Column(header, tuple(text or "-" for text in shown), right=True)
 
     names = (
-        Column("started by", tuple(row.way.value for row in rows), right=False),
+        Column("started by", tuple(row.method.value for row in rows), right=False),
         Column(
             "",
             tuple(_WORDS.get(row.ended, row.ended.value) for row in rows),
@@ -99,13 +99,17 @@ def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
         if row.ended is not Ended.WORKS:
             alike.setdefault((row.ended, row.reason), []).append(row)
     for (ended, reason), those in alike.items():
-        lead = f"{', '.join(row.way.value for row in those)} {ended.value}: "
+        lead = f"{', '.join(row.method.value for row in those)} {ended.value}: "
         if len(those) == 1:
             page.write(one_line(reason), lead=lead, lead_style=_STYLES.get(ended, ""))
             page.write(one_line(those[0].command), indent=4, style="dim")
         else:
             page.write(lead + one_line(reason))
-    deprecated = [row.way for row in rows if row.ended is Ended.WORKS and row.way in (Way.LAUNCH, Way.LAUNCH_USE_ENV)]
+    deprecated = [
+        row.method
+        for row in rows
+        if row.ended is Ended.WORKS and row.method in (LaunchMethod.LAUNCH, LaunchMethod.LAUNCH_USE_ENV)
+    ]
     if deprecated:
         page.write("torch.distributed.launch is deprecated in favour of torchrun.", style="dim")
     if alike or deprecated:

@@ -19,25 +19,27 @@ from msgspec import Struct
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Signals, with_home
-from ddpdiag.strategies.launchers.model import Compare, Start, Way
+from ddpdiag.strategies.launchers.model import Compare, LaunchMethod, Start
 from ddpdiag.strategies.launchers.turn import END_SECONDS, Command, Turn, start
 
 MODULE = "ddpdiag.strategies.launchers.training"
 _LOOPBACK = "127.0.0.1"
 _MODULES = {
-    Way.RUN: ("torch.distributed.run",),
-    Way.LAUNCH: ("torch.distributed.launch",),
-    Way.LAUNCH_USE_ENV: ("torch.distributed.launch", "--use-env"),
+    LaunchMethod.RUN: ("torch.distributed.run",),
+    LaunchMethod.LAUNCH: ("torch.distributed.launch",),
+    LaunchMethod.LAUNCH_USE_ENV: ("torch.distributed.launch", "--use-env"),
 }
 _LAUNCHER = "--nproc-per-node {ranks} train.py"
 # What a user would type for a script of their own.
 _TYPED = {
-    Way.TORCHRUN: f"torchrun {_LAUNCHER}",
-    Way.RUN: f"python -m torch.distributed.run {_LAUNCHER}",
-    Way.LAUNCH: f"python -m torch.distributed.launch {_LAUNCHER}",
-    Way.LAUNCH_USE_ENV: f"python -m torch.distributed.launch --use-env {_LAUNCHER}",
-    Way.SPAWN: "python train.py, which calls torch.multiprocessing.spawn(main, nprocs={ranks})",
-    Way.BY_HAND: "RANK=0 WORLD_SIZE={ranks} MASTER_ADDR=... MASTER_PORT=... python train.py, once for each rank",
+    LaunchMethod.TORCHRUN: f"torchrun {_LAUNCHER}",
+    LaunchMethod.RUN: f"python -m torch.distributed.run {_LAUNCHER}",
+    LaunchMethod.LAUNCH: f"python -m torch.distributed.launch {_LAUNCHER}",
+    LaunchMethod.LAUNCH_USE_ENV: f"python -m torch.distributed.launch --use-env {_LAUNCHER}",
+    LaunchMethod.SPAWN: "python train.py, which calls torch.multiprocessing.spawn(main, nprocs={ranks})",
+    LaunchMethod.BY_HAND: (
+        "RANK=0 WORLD_SIZE={ranks} MASTER_ADDR=... MASTER_PORT=... python train.py, once for each rank"
+    ),
 }
 # Whoever starts a rank sets these anew: what an earlier job left in the shell must not decide.
 _STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -74,25 +76,29 @@ def _recorded(script: str) -> Iterator[Path]:
 
 
 def commands(
-    way: Way, tools: Tools, asked: Compare, *, port: int, out: str, seconds: float
+    method: LaunchMethod, tools: Tools, asked: Compare, *, port: int, out: str, seconds: float
 ) -> tuple[Command, ...] | None:
     """What to start, in this order; None if the tool is not there. All but "by hand" are one command."""
     training = ("-m", MODULE, *arguments(asked, out=out, seconds=seconds))
     count = str(asked.ranks)
     where = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
-    if way is Way.SPAWN:
+    if method is LaunchMethod.SPAWN:
         return (Command((tools.python, *training, "--spawn", count), where),)
-    if way is Way.BY_HAND:
+    if method is LaunchMethod.BY_HAND:
         ranks = ({"RANK": str(rank), "WORLD_SIZE": count} for rank in range(asked.ranks))
         return tuple(Command((tools.python, *training), {**rank, **where}) for rank in ranks)
-    if way is Way.TORCHRUN and tools.torchrun is None:
+    if method is LaunchMethod.TORCHRUN and tools.torchrun is None:
         return None
-    head = (tools.torchrun,) if way is Way.TORCHRUN and tools.torchrun else (tools.python, "-m", *_MODULES[way])
+    head = (
+        (tools.torchrun,)
+        if method is LaunchMethod.TORCHRUN and tools.torchrun
+        else (tools.python, "-m", *_MODULES[method])
+    )
     return (Command((*head, "--nproc-per-node", count, "--master-port", str(port), *training)),)
 
 
 def arguments(asked: Compare, *, out: str, seconds: float) -> tuple[str, ...]:
-    """The options of the training, the same for every way."""
+    """The options of the training, the same for every method."""
     words = {
         "--out": out,
         "--steps": str(asked.steps),
@@ -104,9 +110,9 @@ def arguments(asked: Compare, *, out: str, seconds: float) -> tuple[str, ...]:
     return tuple(word for name, value in words.items() if value is not None for word in (name, value))
 
 
-def typed(way: Way, ranks: int) -> str:
+def typed(method: LaunchMethod, ranks: int) -> str:
     """What a user would type for a script of their own."""
-    return _TYPED[way].format(ranks=ranks)
+    return _TYPED[method].format(ranks=ranks)
 
 
 def environment(env: Mapping[str, str], own: Mapping[str, str], *, python: str, folder: str) -> dict[str, str]:
@@ -129,12 +135,14 @@ def environment(env: Mapping[str, str], own: Mapping[str, str], *, python: str, 
 
 
 class Rounds:
-    """The turns of all ways, whose launchers write into `folder`.
+    """The turns of all methods, whose launchers write into `folder`.
 
     `starts` are those that were made, `controls` those of the experiment on threads.
     """
 
-    def __init__(self, asked: Compare, folder: str, signals: Signals, tell: Callable[[Way, int], None]) -> None:
+    def __init__(
+        self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod, int], None]
+    ) -> None:
         self.asked = asked
         self.starts: list[Start] = []
         self.controls: list[Start] = []
@@ -146,53 +154,58 @@ class Rounds:
 
     def run(self) -> None:
         """Let each have its turns. What fails is not repeated; what is left of the budget is not exceeded."""
-        for index, way in enumerate(Way):
-            self._tell(way, 0)
-            self._turn(way, self._left() / (len(Way) - index))
+        for index, method in enumerate(LaunchMethod):
+            self._tell(method, 0)
+            self._turn(method, self._left() / (len(LaunchMethod) - index))
         self._control(0)
         for number in range(1, self.asked.rounds):
-            for way in Way:
-                self._repeat(way, number)
+            for method in LaunchMethod:
+                self._repeat(method, number)
             self._control(number)
 
     def _control(self, number: int) -> None:
         """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
-        launched, free = self._good(Way.TORCHRUN), self._good(Way.SPAWN) or self._good(Way.BY_HAND)
+        launched, free = (
+            self._good(LaunchMethod.TORCHRUN),
+            self._good(LaunchMethod.SPAWN) or self._good(LaunchMethod.BY_HAND),
+        )
         if free and launched and free[0].ranks[0].threads != launched[0].ranks[0].threads:
-            self._repeat(free[0].way, number, threads=launched[0].ranks[0].threads)
+            self._repeat(free[0].method, number, threads=launched[0].ranks[0].threads)
 
-    def _repeat(self, way: Way, number: int, *, threads: int | None = None) -> None:
+    def _repeat(self, method: LaunchMethod, number: int, *, threads: int | None = None) -> None:
         """Another turn, if all before worked and there is time for it."""
-        done = self._good(way)
+        done = self._good(method)
         if len(done) < number:
             return
         longest = _NOISE * max(start.seconds for start in done) + END_SECONDS
         if longest < self._left():
-            self._tell(way, number)
-            usual = self.asked.budget_seconds / len(Way)
-            self._turn(way, min(self._left(), max(usual, longest)), threads=threads)
+            self._tell(method, number)
+            usual = self.asked.budget_seconds / len(LaunchMethod)
+            self._turn(method, min(self._left(), max(usual, longest)), threads=threads)
 
     def _left(self) -> float:
         return self._end - time.monotonic()
 
-    def _good(self, way: Way) -> list[Start]:
-        return [start for start in self.starts if start.way is way and start.ended is Ended.WORKS]
+    def _good(self, method: LaunchMethod) -> list[Start]:
+        return [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
 
-    def _turn(self, way: Way, seconds: float, *, threads: int | None = None) -> None:
+    def _turn(self, method: LaunchMethod, seconds: float, *, threads: int | None = None) -> None:
         """One training, with so many threads a rank; none if there is no time, or a signal told us to leave."""
         seconds -= END_SECONDS
         if seconds <= 0 or self._signals.told is not None:
             return
         starts = self.starts if threads is None else self.controls
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
-        found = commands(way, self._tools, self.asked, port=free_port(_LOOPBACK), out=str(out), seconds=seconds)
+        found = commands(method, self._tools, self.asked, port=free_port(_LOOPBACK), out=str(out), seconds=seconds)
         if found is None:
             reason = f"there is no torchrun beside {self._tools.python} or on PATH; reinstall torch"
-            starts.append(Start(way=way, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=reason))
+            starts.append(
+                Start(method=method, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=reason)
+            )
             return
         own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         environ = environment(with_home(os.environ), own, python=self._tools.python, folder=self._folder)
-        turn = Turn(way=way, commands=found, environ=environ, out=out, ranks=self.asked.ranks, seconds=seconds)
+        turn = Turn(method=method, commands=found, environ=environ, out=out, ranks=self.asked.ranks, seconds=seconds)
         done = start(turn, self._signals)
         if self._signals.told is None:  # else we ended it ourselves, and know nothing of it
             starts.append(done)

@@ -23,7 +23,7 @@ from msgspec import Struct
 from ddpdiag.codec import decode
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
-from ddpdiag.strategies.launchers.model import RankError, RankTimes, Start, Way
+from ddpdiag.strategies.launchers.model import LaunchMethod, RankError, RankTimes, Start
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
@@ -42,7 +42,7 @@ Processes = Sequence[subprocess.Popen[bytes]]
 
 
 class Command(Struct, frozen=True):
-    """One process to start: its words, and the variables that its way of starting sets beside the user's."""
+    """One process to start: its words, and the variables that its launch method sets beside the user's."""
 
     words: tuple[str, ...]
     variables: dict[str, str] = {}
@@ -51,7 +51,7 @@ class Command(Struct, frozen=True):
 class Turn(Struct, frozen=True, kw_only=True):
     """One training: `commands` are started one after the other, in `environ`; its `ranks` ranks write into `out`."""
 
-    way: Way
+    method: LaunchMethod
     commands: tuple[Command, ...]
     environ: dict[str, str]
     out: Path
@@ -83,7 +83,7 @@ def start(turn: Turn, signals: Signals) -> Start:
         reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
     elif not reason:
         ended, reason = _result(turn, ranks, processes, output, in_time=in_time)
-    return Start(way=turn.way, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
+    return Start(method=turn.method, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
 
 
 def _popen(command: Command, environ: Mapping[str, str], log: Log) -> subprocess.Popen[bytes]:
