@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpus")]
 def found(gpus):
     """What was measured, with all that there is."""
     from ddpdiag.workloads.copies import copies
-    from ddpdiag.workloads.cuda_devices import CudaDevices
+    from ddpdiag.workloads.devices import CudaDevices
 
     return copies(CudaDevices(), Told(lambda step: None, lambda known: None, lambda name, seconds: None), deep=True)
 

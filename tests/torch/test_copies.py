@@ -17,7 +17,7 @@ from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.workloads.copies import PROBE_BYTES, Job, Told, _words, copies, jobs
-from ddpdiag.workloads.cuda_devices import CudaDevices
+from ddpdiag.workloads.devices import CudaDevices
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 8), (2, 2), (16, 8)])
