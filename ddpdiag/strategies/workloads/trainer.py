@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.runs import Data
 from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepared
