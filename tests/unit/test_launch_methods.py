@@ -2,9 +2,17 @@
 
 import pytest
 
-from ddpdiag.strategies.launchers.model import Compare, LaunchMethod, RankError
-from ddpdiag.strategies.launchers.rounds import Tools, arguments, commands, environment, typed
-from ddpdiag.strategies.launchers.turn import first_error
+from ddpdiag.strategies.launchers.methods import (
+    Compare,
+    LaunchMethod,
+    RankError,
+    Tools,
+    arguments,
+    commands,
+    environment,
+    typed,
+)
+from ddpdiag.strategies.launchers.turns import first_error
 
 TOOLS = Tools(python="/py", torchrun="/bin/torchrun")
 ASKED = Compare(ranks=2, steps=8)

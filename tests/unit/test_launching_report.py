@@ -8,10 +8,9 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked
-from ddpdiag.strategies.launchers.command import checked, refuse_launched, refuse_others
+from ddpdiag.strategies.launchers.command import as_json, checked, refuse_launched, refuse_others, render
 from ddpdiag.strategies.launchers.judge import Seen, judged
-from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, LaunchMethod, RankTimes, Start
-from ddpdiag.strategies.launchers.render import as_json, render
+from ddpdiag.strategies.launchers.methods import Compare, LaunchersReport, LaunchMethod, RankTimes, Start
 from ddpdiag.strategies.options import TrainOptions
 
 ASKED = Compare(ranks=2)

@@ -5,12 +5,13 @@ Of several rounds the best counts, for each figure by itself: what else runs on 
 
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct, structs
 
 from ddpdiag.errors import ExitCode
 from ddpdiag.model.train import Ended
-from ddpdiag.strategies.launchers.model import (
+from ddpdiag.strategies.launchers.methods import (
     Compare,
     Control,
     LauncherRow,
@@ -88,15 +89,14 @@ def _row(method: LaunchMethod, seen: Seen, torchrun: Round | None, command: str)
         return LauncherRow(method=method, command=command, ended=Ended.UNFINISHED, reason=early)
     bad = next((start for start in turns if start.ended is not Ended.WORKS), None)
     which = f"in round {turns.index(bad) + 1} of {len(turns)}: " if bad and len(turns) > 1 else ""
-    rounds = _rounds(turns, method)
     row = LauncherRow(
         method=method,
         command=command,
         ended=bad.ended if bad else Ended.WORKS,
         reason=f"{which}{bad.reason}" if bad else "",
-        rounds=rounds,
+        rounds=_rounds(turns, method),
     )
-    best = _best(rounds)
+    best = _best(row.rounds)
     if best is None:
         return row
     ranks = next(start.ranks for start in turns if start.ended is Ended.WORKS)
@@ -114,18 +114,16 @@ def _row(method: LaunchMethod, seen: Seen, torchrun: Round | None, command: str)
 
 
 def _control(controls: Sequence[Start], torchrun: Round | None) -> Control | None:
-    good = [start for start in controls if start.ended is Ended.WORKS]
-    best = _best(_rounds(good, good[0].method)) if good else None
-    if best is None or torchrun is None:
+    first = next((start for start in controls if start.ended is Ended.WORKS), None)
+    best = _best(_rounds(controls, first.method)) if first else None
+    if first is None or best is None or torchrun is None:
         return None
-    threads = tuple(rank.threads for rank in good[0].ranks)
-    ratio = best.step_seconds / torchrun.step_seconds
     return Control(
-        method=good[0].method,
-        omp_num_threads=threads[0],
-        threads=threads,
+        method=first.method,
+        omp_num_threads=first.ranks[0].threads,
+        threads=tuple(rank.threads for rank in first.ranks),
         step_seconds=best.step_seconds,
-        step_ratio=ratio,
+        step_ratio=best.step_seconds / torchrun.step_seconds,
     )
 
 
@@ -139,9 +137,7 @@ def _of(rows: Sequence[LauncherRow], method: LaunchMethod) -> LauncherRow | None
 
 def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
     """Where the seconds before the group go."""
-    torchrun, hand, spawn = (
-        _of(rows, method) for method in (LaunchMethod.TORCHRUN, LaunchMethod.BY_HAND, LaunchMethod.SPAWN)
-    )
+    torchrun, spawn, hand = map(partial(_of, rows), (LaunchMethod.TORCHRUN, LaunchMethod.SPAWN, LaunchMethod.BY_HAND))
     if torchrun is None:
         return
     parts = [

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import encode  # noqa: E402
-from ddpdiag.strategies.launchers.model import RankError, RankTimes  # noqa: E402
+from ddpdiag.strategies.launchers.methods import RankError, RankTimes  # noqa: E402
 from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
 from ddpdiag.workloads.devices import choose_device, synchronize  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
