@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Reading, is_bare_cuda, moved
 from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import is_constant, keyword, text_of, words_in
+from ddpdiag.lint.syntax import (
+    is_constant,
+    keyword,
+    text_of,
+    words_in,
+)
 from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
 from ddpdiag.model import Severity
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Reading, moved, same
 from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, names_in, text_of, trains, words_in
+from ddpdiag.lint.syntax import (
+    has_unpacking,
+    is_constant,
+    keyword,
+    names_in,
+    text_of,
+    trains,
+    words_in,
+)
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 

@@ -1,11 +1,21 @@
-"""Rules on processes and process groups: where they meet, how they start, how they end."""
+"""Rules on processes, on process groups, and on the files that ranks share."""
 
 import ast
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Reading, conditions, is_bare_cuda
 from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import attribute_path, has_unpacking, is_constant, keyword, names_in, text_of
+from ddpdiag.lint.syntax import (
+    attribute_path,
+    calls_method,
+    has_unpacking,
+    is_constant,
+    keyword,
+    names_in,
+    own_nodes,
+    text_of,
+    words_in,
+)
 from ddpdiag.model import Severity
 
 # LNT005 coordinator-at-home ------------------------------------------------------------------------------------------
@@ -167,6 +177,148 @@ def _forks(read: Reading) -> Iterator[Hit]:
             )
 
 
+# LNT013 download-race ------------------------------------------------------------------------------------------------
+
+_DOWNLOAD_RACE = """All ranks download the dataset at once.
+
+What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no barrier
+around it.
+
+Why: the ranks write the same files. One finds another's half-written archive ("File not found or corrupted"), or
+unpacks it while it is replaced. It happens on the first run only, on a fresh machine.
+
+    if local_rank == 0:
+        MNIST(root, download=True)
+    dist.barrier()
+    data = MNIST(root)
+
+Fix: download before the job, or on one rank of each host, and let the others wait.
+
+Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
+"""
+_LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
+
+
+def download_race(read: Reading) -> Iterator[Hit]:
+    """Datasets that every rank downloads."""
+    for call in read.script.calls:
+        if _downloads(read, call) and read.surely_on_all_ranks(call) and not _is_ordered(read, call):
+            yield Hit(
+                call,
+                "all ranks download into one directory at once, and read each other's half-written files",
+                "Download on local rank 0 only, and let the others wait at a barrier; or before the job.",
+            )
+
+
+def _downloads(read: Reading, call: ast.Call) -> bool:
+    if not read.script.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
+        return False
+    root = keyword(call, "root", 0)
+    return root is None or not read.values.may_be_own(root)
+
+
+def _is_ordered(read: Reading, call: ast.Call) -> bool:
+    """Is there a barrier in the same function, or a lock or a context such as local_main_process_first around it?"""
+    around = read.script.function_of(call) or read.script.tree
+    inside = any(isinstance(outer, ast.With) for outer in read.script.around(call))
+    return inside or calls_method(around, "barrier")
+
+
+# LNT022 save-on-all-ranks --------------------------------------------------------------------------------------------
+
+_SAVE_ON_ALL_RANKS = """All ranks save to one file.
+
+What: torch.save writes to one path on every rank.
+
+Why: the ranks write into each other's file; where they differ in speed, or the file system is shared between hosts, the
+checkpoint is broken ("PytorchStreamReader failed reading zip archive"), which shows when it is loaded.
+
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+
+Fix: save on rank 0 only, or put the rank into the name.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+"""
+
+
+def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
+    """Saves that every rank comes by."""
+    if not read.script.wrappings:
+        return
+    for call in read.script.calls_of("torch.save"):
+        path = keyword(call, "f", 1)
+        if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
+            continue
+        yield Hit(
+            call,
+            "all ranks write to one file at once, and break it",
+            "Save on rank 0 only: if dist.get_rank() == 0.",
+        )
+
+
+def _is_own(read: Reading, path: ast.expr) -> bool:
+    """May each rank have a path of its own? Of a buffer, or a path that some function makes, nobody can tell."""
+    return isinstance(path, ast.Call) or read.values.may_be_own(path)
+
+
+# LNT023 load-without-map-location ------------------------------------------------------------------------------------
+
+_UNMAPPED_LOAD = """A checkpoint is loaded without map_location.
+
+What: on every rank, torch.load without map_location gives what load_state_dict takes.
+
+Why: tensors come back on the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of the
+model (and of the optimizer's state) there. "CUDA out of memory" on GPU 0, while the others have room.
+
+    state = torch.load(path, map_location="cpu")
+    state = torch.load(path, map_location=f"cuda:{local_rank}")
+
+Weights that are called pretrained are left alone: published files are saved from the CPU, as a rule.
+
+Fix: map_location="cpu"; load_state_dict copies to where the model is.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
+https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+"""
+
+
+def load_without_map_location(read: Reading) -> Iterator[Hit]:
+    """Loads of model states on all ranks, where there are GPUs."""
+    if not read.script.wrappings or not read.uses_gpus:
+        return
+    for call in read.script.calls_of("torch.load"):
+        if keyword(call, "map_location", 1) is not None or has_unpacking(call):
+            continue
+        if _is_pretrained(read, call):
+            continue
+        if _becomes_state(read, call) and read.surely_on_all_ranks(call):
+            yield Hit(
+                call,
+                "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
+                'Pass map_location="cpu".',
+            )
+
+
+def _is_pretrained(read: Reading, call: ast.Call) -> bool:
+    """Weights that others publish are saved from the CPU, as a rule."""
+    parts = [origin for arg in call.args for origin in (arg, *read.values.origins(arg)) if origin is not None]
+    return any("pretrain" in word.lower() for part in parts for word in words_in(part))
+
+
+def _becomes_state(read: Reading, call: ast.Call) -> bool:
+    """Does it go into load_state_dict, at once or by a name of the same function?"""
+    statement = read.script.statement_of(call)
+    names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
+    for node in own_nodes(read.script.scope_of(call)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict":
+            inner = [each for arg in node.args for each in ast.walk(arg)]
+            if call in inner or any(attribute_path(each) in names - {None} for each in inner):
+                return True
+    return False
+
+
 # LNT024 no-destroy ---------------------------------------------------------------------------------------------------
 
 _NO_DESTROY = """The process group is never destroyed.
@@ -197,5 +349,8 @@ RULES = (
     Rule("LNT005", "coordinator-at-home", Severity.ERROR, _COORDINATOR_AT_HOME, coordinator_at_home),
     Rule("LNT006", "spawn-at-import", Severity.ERROR, _SPAWN_AT_IMPORT, spawn_at_import),
     Rule("LNT007", "fork-after-cuda", Severity.ERROR, _FORK_AFTER_CUDA, fork_after_cuda),
+    Rule("LNT013", "download-race", Severity.WARNING, _DOWNLOAD_RACE, download_race),
+    Rule("LNT022", "save-on-all-ranks", Severity.WARNING, _SAVE_ON_ALL_RANKS, save_on_all_ranks),
+    Rule("LNT023", "load-without-map-location", Severity.WARNING, _UNMAPPED_LOAD, load_without_map_location),
     Rule("LNT024", "no-destroy", Severity.NOTE, _NO_DESTROY, no_destroy),
 )
