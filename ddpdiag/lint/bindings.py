@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from ddpdiag.lint.script import Script
@@ -25,16 +26,26 @@ class Source(NamedTuple):
 UNKNOWN = Source(None)
 
 
-class Bindings:
+class Bindings(Script):
     """Every assignment of a script, whatever the order: a name means all that it is ever bound to in its scope."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self._bound: dict[Key, list[Source]] = defaultdict(list)
-        self._params: dict[Key, Function] = {}
-        for scope in script.nodes:
+    @cached_property
+    def _parameters(self) -> dict[Key, Function]:
+        """The functions by themselves and each of their parameters."""
+        every = (function for functions in self.functions.values() for function in functions)
+        return {(function, name): function for function in every for name in _parameters(function)}
+
+    @cached_property
+    def _bound(self) -> dict[Key, list[Source]]:
+        """What each name of a scope is bound to, and each attribute."""
+        bound: dict[Key, list[Source]] = defaultdict(list)
+        for scope in self.nodes:
             if isinstance(scope, ast.Module) or is_function(scope):
-                self._read_scope(scope)
+                shared = {name for node in own_nodes(scope) if isinstance(node, ast.Global) for name in node.names}
+                for target, source in (pair for node in own_nodes(scope) for pair in _assignments(node)):
+                    for key, part in self._keys(scope, target, source, shared):
+                        bound[key].append(part)
+        return bound
 
     def sources(self, node: ast.Name | ast.Attribute) -> list[Source]:
         """All that a name or attribute can come from; empty if the script never binds it."""
@@ -42,52 +53,44 @@ class Bindings:
             return self._bound.get(self._attribute_key(node), [])
         for scope in self._scopes(node):
             key = (scope, node.id)
-            if key in self._params or key in self._bound:
-                given = list(self._given(self._params[key], node.id)) if key in self._params else []
+            if key in self._parameters or key in self._bound:
+                given = list(self._given(self._parameters[key], node.id)) if key in self._parameters else []
                 return given + self._bound.get(key, [])
         return []
 
     def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
         """The scopes in which a name is looked up, from the inside."""
-        return (each for each in self.script.around(node) if isinstance(each, ast.Module) or is_function(each))
+        return (each for each in self.around(node) if isinstance(each, ast.Module) or is_function(each))
 
-    def _read_scope(self, scope: ast.AST) -> None:
-        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for parameter in _parameters(scope):
-                self._params[scope, parameter] = scope
-        shared = {name for node in own_nodes(scope) if isinstance(node, ast.Global) for name in node.names}
-        for node in own_nodes(scope):
-            for target, source in _assignments(node):
-                self._bind(scope, target, source, shared)
-
-    def _bind(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> None:
+    def _keys(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> Iterator[tuple[Key, Source]]:
+        """What is bound by one target, which may be several."""
         match target:
             case ast.Name(id=name):
-                self._bound[self.script.tree if name in shared else scope, name].append(source)
+                yield (self.tree if name in shared else scope, name), source
             case ast.Attribute():
-                self._bound[self._attribute_key(target)].append(source)
+                yield self._attribute_key(target), source
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 for number, each in enumerate(targets):
-                    self._bind(scope, each, _part(source, number, len(targets)), shared)
+                    yield from self._keys(scope, each, _part(source, number, len(targets)), shared)
 
     def _attribute_key(self, node: ast.Attribute) -> Key:
         """`self.x` belongs to its class; `args.x` means the same wherever `args` stands."""
         path = attribute_path(node) or ""
-        return (self.script.class_of(node) if path.startswith("self.") else None, path)
+        return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _given(self, function: Function, name: str) -> Iterator[Source]:
         """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen."""
         names = _parameters(function)
         position = names.index(name)
-        sites = self.script.sites.get(function, ())
-        if self.script.takes_self(function):
+        sites = self.sites.get(function, ())
+        if self.takes_self(function):
             if position == 0:
                 yield UNKNOWN
                 return
             position -= 1
         for call in sites:
             yield _passed(call, name, position, _default(function, name))
-        starts = [call for started, call in self.script.starts if started is function]
+        starts = [call for started, call in self.starts if started is function]
         for call in starts:
             yield self._handed_over(call, position)
         if not sites and not starts:
@@ -95,7 +98,7 @@ class Bindings:
 
     def _handed_over(self, start: ast.Call, position: int) -> Source:
         """What mp.spawn(f, args=(...)) or Process(target=f, args=(...)) gives at that position."""
-        spawned = self.script.callee(start).rpartition(".")[2] != "Process"
+        spawned = self.callee(start).rpartition(".")[2] != "Process"
         if spawned and position == 0:
             return Source(None, how=SPAWNED)
         arguments = keyword(start, "args", 1 if spawned else 3)
@@ -141,7 +144,7 @@ class Bindings:
         if isinstance(node, (ast.Name, ast.Attribute)):
             sources = self.sources(node) or [Source(None)]
         elif isinstance(node, ast.Call):
-            own = [function for function in self.script.targets(node) if function.name != "__init__"]
+            own = [function for function in self.targets(node) if function.name != "__init__"]
             sources = [Source(value) for function in own for value in returned(function)]
         else:
             return
@@ -156,7 +159,7 @@ class Bindings:
 
     def items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
         """The `number`-th of what the script's own function returns."""
-        for function in self.script.targets(call) if isinstance(call, ast.Call) else ():
+        for function in self.targets(call) if isinstance(call, ast.Call) else ():
             for value in returned(function):
                 if isinstance(value, ast.Tuple) and number < len(value.elts):
                     yield value.elts[number]

@@ -33,9 +33,8 @@ class Exit(NamedTuple):
 class Script:
     """One source file. Everything is worked out when it is first asked for."""
 
-    def __init__(self, tree: ast.Module, path: str = "") -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        self.path = path
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -120,12 +119,16 @@ class Script:
         """Calls that make a DataLoader."""
         return tuple(self.calls_of(*_LOADERS))
 
+    @cached_property
+    def imported_packages(self) -> frozenset[str]:
+        """The packages that anything is imported from."""
+        return frozenset(origin.partition(".")[0] for origin in self.imports.values())
+
     @property
     def not_judged(self) -> str | None:
         """Why this file is none of ours, or None."""
-        roots = {origin.partition(".")[0] for origin in self.imports.values()}
         for framework in _FRAMEWORKS:
-            if framework in roots:
+            if framework in self.imported_packages:
                 return f"it leaves DistributedDataParallel to {framework}"
         if not self.wrappings and not self.groups:
             return "it makes no process group and no DistributedDataParallel"

@@ -100,3 +100,19 @@ def calls_method(node: ast.AST, method: str) -> bool:
 def trains(node: ast.AST) -> bool:
     """Is there a backward pass within?"""
     return calls_method(node, "backward")
+
+
+def is_bare_cuda(call: ast.Call) -> bool:
+    """Is it `x.cuda()`, which takes the current GPU?"""
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not call.args and not call.keywords
+
+
+def moved(call: ast.Call) -> ast.expr | None:
+    """What `x.to(...)` or `x.cuda(...)` moves, or None."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda") else None
+
+
+def same(one: ast.AST, other: ast.AST) -> bool:
+    """Are both the same name, or the same attribute?"""
+    path = attribute_path(one)
+    return path is not None and path == attribute_path(other)

@@ -5,7 +5,6 @@ import re
 from enum import Enum
 
 from ddpdiag.lint.bindings import SPAWNED, Bindings, Source, returned
-from ddpdiag.lint.script import Script
 from ddpdiag.lint.syntax import attribute_path, keyword, names_in, text_of
 
 
@@ -70,12 +69,11 @@ _OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNOR
 _DEPTH = 40
 
 
-class Values:
+class Values(Bindings):
     """The kinds of every expression of a script."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.bindings = Bindings(script)
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__(tree)
         self._known: dict[ast.AST, Kinds] = {}
         self._for_now: dict[ast.AST, Kinds] = {}
         self._open: set[ast.AST] = set()
@@ -133,7 +131,7 @@ class Values:
         if self.holds_rank(node):
             return True
         names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
-        sources = [source.expression for each in names for source in self.bindings.sources(each)]
+        sources = [source.expression for each in names for source in self.sources(each)]
         return depth > 0 and any(each is not None and self._smells(each, depth - 1) for each in sources)
 
     def _read(self, node: ast.expr) -> Kinds:
@@ -164,14 +162,10 @@ class Values:
     def _named(self, node: ast.Name | ast.Attribute) -> Kinds:
         if isinstance(node, ast.Attribute) and node.attr == "module" and self.maybe(node.value, Kind.WRAPPED):
             return frozenset({Kind.INSIDE})
-        sources = self.bindings.sources(node)
-        if not sources and isinstance(node, ast.Attribute) and node.attr == "local_rank" and self._has_option:
+        sources = self.sources(node)
+        if not sources and isinstance(node, ast.Attribute) and node.attr == "local_rank" and node.attr in self.options:
             return frozenset({Kind.LOCAL_RANK})
         return frozenset[Kind]().union(*map(self._from, sources)) or OTHER
-
-    @property
-    def _has_option(self) -> bool:
-        return "local_rank" in self.script.options
 
     def _from(self, source: Source) -> Kinds:
         if source.how == SPAWNED:
@@ -180,13 +174,13 @@ class Values:
             return OTHER
         if source.item is None:
             return self.kinds(source.expression)
-        return frozenset[Kind]().union(*map(self.kinds, self.bindings.items(source.expression, source.item))) or OTHER
+        return frozenset[Kind]().union(*map(self.kinds, self.items(source.expression, source.item))) or OTHER
 
     def _element(self, whole: ast.expr, index: ast.expr) -> Kinds:
         if isinstance(index, ast.Slice):
             sharded = self.maybe(index.lower, *RANKS) and index.step is not None
             return frozenset({Kind.SHARD}) if sharded else OTHER
-        return self._variable(text_of(index)) if self.script.name(whole) == "os.environ" else OTHER
+        return self._variable(text_of(index)) if self.name(whole) == "os.environ" else OTHER
 
     def _variable(self, name: str | None) -> Kinds:
         return frozenset({VARIABLES[name]}) if name in VARIABLES else OTHER
@@ -203,13 +197,13 @@ class Values:
         return OTHER
 
     def _called(self, call: ast.Call) -> Kinds:
-        name = self.script.callee(call)
+        name = self.callee(call)
         last = call.func.attr if isinstance(call.func, ast.Attribute) else name.rpartition(".")[2]
         if last in ("int", "float") and call.args:
             return frozenset(NUMBERS.get(kind, kind) for kind in self.kinds(call.args[0]))
         if name in ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop") and call.args:
             return self._variable(text_of(call.args[0])) | self._fallback(call)
-        own = [self.kinds(value) for function in self.script.targets(call) for value in returned(function) if value]
+        own = [self.kinds(value) for function in self.targets(call) for value in returned(function) if value]
         if own and last != "__init__":
             return frozenset[Kind]().union(*own)
         if last in _ANSWERS and not self._is_foreign(name):
@@ -228,11 +222,7 @@ class Values:
     def _is_foreign(self, name: str) -> bool:
         """`mesh.get_rank()` of somebody else's object is not the rank of the job."""
         root = name.partition(".")[0]
-        return "." in name and not name.startswith((".", "torch", "apex")) and root not in self._modules
-
-    @property
-    def _modules(self) -> set[str]:
-        return {origin.partition(".")[0] for origin in self.script.imports.values()}
+        return "." in name and not name.startswith((".", "torch", "apex")) and root not in self.imported_packages
 
     def _made_of(self, call: ast.Call, last: str) -> Kinds:
         """Shards stay shards through whatever is built of them; a compiled or moved model stays wrapped."""
@@ -250,10 +240,6 @@ class Values:
         if last in ("to", "cuda", "train", "eval") and isinstance(call.func, ast.Attribute):
             return self.kinds(call.func.value) & {Kind.WRAPPED} or OTHER
         return OTHER
-
-    def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
-        """Where a value comes from (Bindings.origins)."""
-        return self.bindings.origins(node)
 
     # Tests of the rank
 

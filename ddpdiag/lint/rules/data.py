@@ -3,8 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading
-from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.reading import Hit, Reading, Rule
 from ddpdiag.lint.syntax import (
     has_unpacking,
     is_constant,
@@ -33,8 +32,8 @@ Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoad
 
 def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
     """DataLoaders with both."""
-    for loader in read.script.loaders:
-        both = is_constant(keyword(loader, "shuffle", 2), True) and read.values.maybe(
+    for loader in read.loaders:
+        both = is_constant(keyword(loader, "shuffle", 2), True) and read.maybe(
             keyword(loader, "sampler", 3), Kind.SAMPLER
         )
         if both:
@@ -64,9 +63,9 @@ or otherwise shard the input").
 
 def no_sampler(read: Reading) -> Iterator[Hit]:
     """Loaders of a training loop, where no word is said of samplers."""
-    if not read.script.wrappings or not read.script.groups or _speaks_of_samplers(read):
+    if not read.wrappings or not read.groups or _speaks_of_samplers(read):
         return
-    for loader in read.script.loaders:
+    for loader in read.loaders:
         shuffled = is_constant(keyword(loader, "shuffle", 2), True) and not has_unpacking(loader)
         if shuffled and _is_plain(read, keyword(loader, "dataset", 0)) and _feeds_training(read, loader):
             yield Hit(
@@ -77,7 +76,7 @@ def no_sampler(read: Reading) -> Iterator[Hit]:
 
 
 def _speaks_of_samplers(read: Reading) -> bool:
-    for node in read.script.nodes:
+    for node in read.nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)) | ast.alias(name=name):
                 if "sampler" in name.lower() or "shard" in name.lower() or name == "IterableDataset":
@@ -87,20 +86,20 @@ def _speaks_of_samplers(read: Reading) -> bool:
 
 def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
     """Is it surely a dataset that holds everything, made without a look at the rank?"""
-    if dataset is None or read.values.may_be_own(dataset):
+    if dataset is None or read.may_be_own(dataset):
         return False
     return all(
         isinstance(origin, ast.Call)
-        and read.script.callee(origin).startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset"))
-        for origin in read.values.origins(dataset)
+        and read.callee(origin).startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset"))
+        for origin in read.origins(dataset)
     )
 
 
 def _feeds_training(read: Reading, loader: ast.Call) -> bool:
-    for loop in read.script.nodes:
+    for loop in read.nodes:
         if isinstance(loop, ast.For) and trains(loop):
             names = [each for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))]
-            if any(origin is loader for name in names for origin in read.values.origins(name)):
+            if any(origin is loader for name in names for origin in read.origins(name)):
                 return True
     return False
 
@@ -129,8 +128,8 @@ _DEPTH = 4
 
 def no_set_epoch(read: Reading) -> Iterator[Hit]:
     """Samplers that shuffle, if a training loop goes through their loader again and again."""
-    shuffling = [each for each in read.script.samplers if not is_constant(keyword(each, "shuffle", 3), False)]
-    if not shuffling or "set_epoch" in read.script.attributes or not any(_repeats(read)):
+    shuffling = [each for each in read.samplers if not is_constant(keyword(each, "shuffle", 3), False)]
+    if not shuffling or "set_epoch" in read.attributes or not any(_repeats(read)):
         return
     yield Hit(
         shuffling[0],
@@ -141,7 +140,7 @@ def no_set_epoch(read: Reading) -> Iterator[Hit]:
 
 def _repeats(read: Reading) -> Iterator[bool]:
     """For each training loop over such a loader: does it run once an epoch?"""
-    for loop in read.script.nodes:
+    for loop in read.nodes:
         if isinstance(loop, ast.For) and _trains(read, loop) and _is_over_sampled(read, loop.iter):
             yield _is_repeated(read, loop, _DEPTH)
 
@@ -150,21 +149,21 @@ def _trains(read: Reading, loop: ast.For) -> bool:
     if trains(loop) or any(isinstance(node, ast.Yield) for node in ast.walk(loop)):
         return True  # a generator that begins again and again feeds a training
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    return any(trains(function) for call in calls for function in read.script.targets(call))
+    return any(trains(function) for call in calls for function in read.targets(call))
 
 
 def _is_over_sampled(read: Reading, iterated: ast.expr) -> bool:
     names = [each for each in ast.walk(iterated) if isinstance(each, (ast.Name, ast.Attribute))]
-    return any(read.values.maybe(name, Kind.SAMPLED) for name in names)
+    return any(read.maybe(name, Kind.SAMPLED) for name in names)
 
 
 def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
     """Is there a loop around it, here or where its function is called?"""
-    for outer in read.script.around(node):
+    for outer in read.around(node):
         if isinstance(outer, (ast.For, ast.While)):
             return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            sites = read.script.sites.get(outer, ())
+            sites = read.sites.get(outer, ())
             return depth > 0 and any(_is_repeated(read, site, depth - 1) for site in sites)
     return False
 
@@ -193,15 +192,15 @@ _FIX = "Leave it out: the sampler asks the process group."
 
 def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
     """What is passed to samplers."""
-    for sampler in read.script.samplers:
+    for sampler in read.samplers:
         if has_unpacking(sampler):
             continue
         replicas, rank = keyword(sampler, "num_replicas", 1), keyword(sampler, "rank", 2)
-        per_host = replicas is not None and read.values.surely(replicas, Kind.LOCAL_WORLD_SIZE)
-        if rank is not None and read.values.surely(rank, Kind.LOCAL_RANK) and not per_host:
+        per_host = replicas is not None and read.surely(replicas, Kind.LOCAL_WORLD_SIZE)
+        if rank is not None and read.surely(rank, Kind.LOCAL_RANK) and not per_host:
             message = f"{path_or_text(rank)} is a local rank: hosts train on the same parts of the data"
             yield Hit(rank, message, _FIX, read.wrong_on_several_hosts)
-        if replicas is not None and per_host and (rank is None or read.values.surely(rank, Kind.RANK)):
+        if replicas is not None and per_host and (rank is None or read.surely(rank, Kind.RANK)):
             message = f"{path_or_text(replicas)} counts the GPUs of one host, not the ranks of the job"
             yield Hit(replicas, message, _FIX, read.wrong_on_several_hosts)
         seed = keyword(sampler, "seed", 4)
@@ -211,7 +210,7 @@ def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
 
 def _differs(read: Reading, seed: ast.expr) -> bool:
     """Does a seed surely contain a rank?"""
-    return any(isinstance(each, ast.expr) and read.values.surely(each, *RANKS) for each in ast.walk(seed))
+    return any(isinstance(each, ast.expr) and read.surely(each, *RANKS) for each in ast.walk(seed))
 
 
 # LNT012 split-differs ------------------------------------------------------------------------------------------------
@@ -242,11 +241,11 @@ _GENERATOR = "generator=torch.Generator().manual_seed(0)."
 
 def split_differs(read: Reading) -> Iterator[Hit]:
     """Splits by random numbers that differ between ranks."""
-    seeds = [call for call in read.script.calls if "seed" in read.script.callee(call).rpartition(".")[2].lower()]
+    seeds = [call for call in read.calls if "seed" in read.callee(call).rpartition(".")[2].lower()]
     if seeds and not all(_has_rank(read, call) for call in seeds):
         return
-    for call in read.script.calls_of(*_SPLITS):
-        name, position = _SPLITS[read.script.callee(call)]
+    for call in read.calls_of(*_SPLITS):
+        name, position = _SPLITS[read.callee(call)]
         drawn = keyword(call, name, position) is None and not is_constant(keyword(call, "shuffle"), False)
         if drawn and not has_unpacking(call) and read.surely_on_all_ranks(call):
             yield Hit(
@@ -258,7 +257,7 @@ def split_differs(read: Reading) -> Iterator[Hit]:
 
 def _has_rank(read: Reading, call: ast.Call) -> bool:
     names = [each for arg in call.args for each in ast.walk(arg) if isinstance(each, ast.expr)]
-    return any(read.values.surely(each, *RANKS) for each in names)
+    return any(read.surely(each, *RANKS) for each in names)
 
 
 # LNT014 uneven-inputs ------------------------------------------------------------------------------------------------
@@ -281,13 +280,13 @@ https://github.com/pytorch/pytorch/issues/38174.
 
 def uneven_inputs(read: Reading) -> Iterator[Hit]:
     """Training loops over shares of possibly different sizes."""
-    if not read.script.wrappings or _is_evened_out(read):
+    if not read.wrappings or _is_evened_out(read):
         return
-    for loop in read.script.nodes:
+    for loop in read.nodes:
         if not isinstance(loop, ast.For) or not trains(loop):
             continue
         names = [each for each in ast.walk(loop.iter) if isinstance(each, ast.expr)]
-        if any(read.values.surely(each, Kind.SHARD) for each in names):
+        if any(read.surely(each, Kind.SHARD) for each in names):
             yield Hit(
                 loop,
                 "this loop trains on every n-th element: where the number does not divide, some ranks have a step more "
@@ -298,11 +297,11 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
 
 def _is_evened_out(read: Reading) -> bool:
     joined = any("Join" in each or each.endswith(".join") for each in _contexts(read))
-    return joined or any(is_constant(keyword(loader, "drop_last"), True) for loader in read.script.loaders)
+    return joined or any(is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders)
 
 
 def _contexts(read: Reading) -> Iterator[str]:
-    for node in read.script.nodes:
+    for node in read.nodes:
         if isinstance(node, ast.With):
             yield from (ast.unparse(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call))
 

@@ -3,12 +3,12 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading, conditions, is_bare_cuda
-from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.reading import Hit, Reading, Rule
 from ddpdiag.lint.syntax import (
     attribute_path,
     calls_method,
     has_unpacking,
+    is_bare_cuda,
     is_constant,
     keyword,
     names_in,
@@ -37,10 +37,10 @@ _HOME = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 def coordinator_at_home(read: Reading) -> Iterator[Hit]:
     """Where loopback is written as the address of rank 0."""
-    if not read.script.means_several_hosts:
+    if not read.means_several_hosts:
         return
-    for node in read.script.nodes:
-        if _sets_home(read, node) and not any(conditions(read.script, node)):
+    for node in read.nodes:
+        if _sets_home(read, node) and not any(read.conditions(node)):
             yield Hit(
                 node,
                 "every host looks for rank 0 on itself: a job on several hosts never starts",
@@ -51,9 +51,9 @@ def coordinator_at_home(read: Reading) -> Iterator[Hit]:
 def _sets_home(read: Reading, node: ast.AST) -> bool:
     match node:
         case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
-            is_variable = text_of(key) == "MASTER_ADDR" and read.script.name(whole) == "os.environ"
+            is_variable = text_of(key) == "MASTER_ADDR" and read.name(whole) == "os.environ"
             return is_variable and text_of(value) in _HOME
-        case ast.Call() if node in read.script.groups:
+        case ast.Call() if node in read.groups:
             address = text_of(keyword(node, "init_method", 1)) or ""
             return address.startswith(tuple(f"tcp://{home}" for home in _HOME))
     return False
@@ -80,9 +80,9 @@ _SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 def spawn_at_import(read: Reading) -> Iterator[Hit]:
     """Calls of mp.spawn that their children would repeat, or cannot follow."""
-    for call in read.script.calls_of(*_SPAWN):
+    for call in read.calls_of(*_SPAWN):
         target = keyword(call, "fn", 0)
-        if read.script.function_of(call) is None and not any(conditions(read.script, call)):
+        if read.function_of(call) is None and not any(read.conditions(call)):
             yield Hit(
                 call,
                 "every spawned process imports this script, and so would spawn again",
@@ -101,8 +101,8 @@ def _cannot_be_found(read: Reading, target: ast.expr) -> bool:
         return True
     if not isinstance(target, ast.Name):
         return False
-    found = read.script.functions.get(target.id, ())
-    return bool(found) and all(read.script.function_of(each) is not None for each in found)
+    found = read.functions.get(target.id, ())
+    return bool(found) and all(read.function_of(each) is not None for each in found)
 
 
 # LNT007 fork-after-cuda ----------------------------------------------------------------------------------------------
@@ -126,9 +126,9 @@ https://github.com/pytorch/pytorch/issues/40403.
 
 def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     """Datasets on a GPU, and forks after CUDA."""
-    workers = any(_has_workers(loader) for loader in read.script.loaders)
-    for function in read.script.functions.get("__getitem__", ()):
-        if workers and _is_dataset(read.script.class_of(function)):
+    workers = any(_has_workers(loader) for loader in read.loaders)
+    for function in read.functions.get("__getitem__", ()):
+        if workers and _is_dataset(read.class_of(function)):
             yield from (_of_worker(call) for call in ast.walk(function) if _uses_gpu(call))
     yield from _forks(read)
 
@@ -160,15 +160,15 @@ def _of_worker(call: ast.AST) -> Hit:
 
 def _forks(read: Reading) -> Iterator[Hit]:
     """`fork`, after a line of the same function (or of the script's top) that uses a GPU."""
-    for call in read.script.calls:
-        last = read.script.callee(call).rpartition(".")[2]
+    for call in read.calls:
+        last = read.callee(call).rpartition(".")[2]
         method = keyword(call, "start_method") or keyword(call, "method", 0)
         if last not in ("set_start_method", "get_context", "start_processes") or text_of(method) != "fork":
             continue
-        here = read.script.function_of(call)
+        here = read.function_of(call)
         if any(
-            _uses_gpu(each) and each.lineno < call.lineno and read.script.function_of(each) in (None, here)
-            for each in read.script.calls
+            _uses_gpu(each) and each.lineno < call.lineno and read.function_of(each) in (None, here)
+            for each in read.calls
         ):
             yield Hit(
                 call,
@@ -201,7 +201,7 @@ _LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
 
 def download_race(read: Reading) -> Iterator[Hit]:
     """Datasets that every rank downloads."""
-    for call in read.script.calls:
+    for call in read.calls:
         if _downloads(read, call) and read.surely_on_all_ranks(call) and not _is_ordered(read, call):
             yield Hit(
                 call,
@@ -211,16 +211,16 @@ def download_race(read: Reading) -> Iterator[Hit]:
 
 
 def _downloads(read: Reading, call: ast.Call) -> bool:
-    if not read.script.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
+    if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
         return False
     root = keyword(call, "root", 0)
-    return root is None or not read.values.may_be_own(root)
+    return root is None or not read.may_be_own(root)
 
 
 def _is_ordered(read: Reading, call: ast.Call) -> bool:
     """Is there a barrier in the same function, or a lock or a context such as local_main_process_first around it?"""
-    around = read.script.function_of(call) or read.script.tree
-    inside = any(isinstance(outer, ast.With) for outer in read.script.around(call))
+    around = read.function_of(call) or read.tree
+    inside = any(isinstance(outer, ast.With) for outer in read.around(call))
     return inside or calls_method(around, "barrier")
 
 
@@ -245,9 +245,9 @@ Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-a
 
 def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
     """Saves that every rank comes by."""
-    if not read.script.wrappings:
+    if not read.wrappings:
         return
-    for call in read.script.calls_of("torch.save"):
+    for call in read.calls_of("torch.save"):
         path = keyword(call, "f", 1)
         if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
             continue
@@ -260,7 +260,7 @@ def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
 
 def _is_own(read: Reading, path: ast.expr) -> bool:
     """May each rank have a path of its own? Of a buffer, or a path that some function makes, nobody can tell."""
-    return isinstance(path, ast.Call) or read.values.may_be_own(path)
+    return isinstance(path, ast.Call) or read.may_be_own(path)
 
 
 # LNT023 load-without-map-location ------------------------------------------------------------------------------------
@@ -286,9 +286,9 @@ https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-
 
 def load_without_map_location(read: Reading) -> Iterator[Hit]:
     """Loads of model states on all ranks, where there are GPUs."""
-    if not read.script.wrappings or not read.uses_gpus:
+    if not read.wrappings or not read.uses_gpus:
         return
-    for call in read.script.calls_of("torch.load"):
+    for call in read.calls_of("torch.load"):
         if keyword(call, "map_location", 1) is not None or has_unpacking(call):
             continue
         if _is_pretrained(read, call):
@@ -303,15 +303,15 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
 
 def _is_pretrained(read: Reading, call: ast.Call) -> bool:
     """Weights that others publish are saved from the CPU, as a rule."""
-    parts = [origin for arg in call.args for origin in (arg, *read.values.origins(arg)) if origin is not None]
+    parts = [origin for arg in call.args for origin in (arg, *read.origins(arg)) if origin is not None]
     return any("pretrain" in word.lower() for part in parts for word in words_in(part))
 
 
 def _becomes_state(read: Reading, call: ast.Call) -> bool:
     """Does it go into load_state_dict, at once or by a name of the same function?"""
-    statement = read.script.statement_of(call)
+    statement = read.statement_of(call)
     names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
-    for node in own_nodes(read.script.scope_of(call)):
+    for node in own_nodes(read.scope_of(call)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict":
             inner = [each for arg in node.args for each in ast.walk(arg)]
             if call in inner or any(attribute_path(each) in names - {None} for each in inner):
@@ -337,9 +337,9 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
 def no_destroy(read: Reading) -> Iterator[Hit]:
     """The first process group, if nothing closes it."""
     closing = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
-    if read.script.groups and not closing & set(names_in(read.script.tree)) and not closing & set(read.script.imports):
+    if read.groups and not closing & set(names_in(read.tree)) and not closing & set(read.imports):
         yield Hit(
-            read.script.groups[0],
+            read.groups[0],
             "nothing destroys the process group: torch warns, and ranks that end early may leave others hanging",
             "Call dist.destroy_process_group() at the end.",
         )

@@ -4,8 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading, conditions
-from ddpdiag.lint.rule import Hit, Rule
+from ddpdiag.lint.reading import Hit, Reading, Rule
 from ddpdiag.lint.syntax import (
     has_unpacking,
     is_constant,
@@ -43,10 +42,10 @@ _AT_RANDOM = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
 
 def same_augmentation(read: Reading) -> Iterator[Hit]:
     """The first seed, if none differs between ranks."""
-    seeds = list(read.script.calls_of(*_SEEDS))
-    if not seeds or not read.script.wrappings or not _augments(read):
+    seeds = list(read.calls_of(*_SEEDS))
+    if not seeds or not read.wrappings or not _augments(read):
         return
-    if not any(read.values.depends_on_rank(arg) for call in seeds for arg in call.args):
+    if not any(read.depends_on_rank(arg) for call in seeds for arg in call.args):
         yield Hit(
             seeds[0],
             "all ranks draw the same random numbers, so that their augmentations are alike",
@@ -56,9 +55,8 @@ def same_augmentation(read: Reading) -> Iterator[Hit]:
 
 def _augments(read: Reading) -> bool:
     return any(
-        read.script.callee(call).rpartition(".")[2].startswith(_AT_RANDOM)
-        and ".transforms." in read.script.callee(call)
-        for call in read.script.calls
+        read.callee(call).rpartition(".")[2].startswith(_AT_RANDOM) and ".transforms." in read.callee(call)
+        for call in read.calls
     )
 
 
@@ -102,10 +100,10 @@ _COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _NAMES)
 
 def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
     """Collectives that some ranks never reach."""
-    for call in (*read.script.calls_of(*_COLLECTIVES), *read.script.wrappings):
+    for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
         if _has_group(call) or not read.surely_on_some_ranks(call) or _has_partner(read, call):
             continue
-        name = read.script.callee(call).rpartition(".")[2]
+        name = read.callee(call).rpartition(".")[2]
         yield Hit(
             call,
             f"{name} is a meeting of all ranks, and only some of them come by here: they wait for the others for ever",
@@ -120,14 +118,14 @@ def _has_group(call: ast.Call) -> bool:
 
 def _has_partner(read: Reading, call: ast.Call) -> bool:
     """`if rank != 0: barrier() ... if rank == 0: barrier()`, or the same collective in both branches: they meet."""
-    here = read.script.scope_of(call)
-    name = read.script.callee(call)
+    here = read.scope_of(call)
+    name = read.callee(call)
     return any(
         other is not call
-        and read.script.callee(other) == name
-        and read.script.scope_of(other) is here
-        and any(read.values.is_rank_test(condition.test) for condition in conditions(read.script, other))
-        for other in read.script.calls
+        and read.callee(other) == name
+        and read.scope_of(other) is here
+        and any(read.is_rank_test(condition.test) for condition in read.conditions(other))
+        for other in read.calls
     )
 
 
@@ -158,10 +156,10 @@ _WITH_BATCHNORM = ("resnet", "resnext", "wide_resnet", "densenet", "mobilenet", 
 def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
     """Calls of the wrapped model that some ranks never reach."""
     buffers = has_batchnorm(read) and not any(
-        is_constant(keyword(wrapping, "broadcast_buffers"), False) for wrapping in read.script.wrappings
+        is_constant(keyword(wrapping, "broadcast_buffers"), False) for wrapping in read.wrappings
     )
-    for call in read.script.calls:
-        if not read.values.surely(call.func, Kind.WRAPPED, Kind.OTHER, Kind.NONE) or not read.is_wrapped(call.func):
+    for call in read.calls:
+        if not read.surely(call.func, Kind.WRAPPED, Kind.OTHER, Kind.NONE) or not read.is_wrapped(call.func):
             continue
         if not read.surely_on_some_ranks(call):
             continue
@@ -176,12 +174,12 @@ def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
 
 def has_batchnorm(read: Reading) -> bool:
     """Does the script make a model with BatchNorm, for all to see?"""
-    for call in read.script.calls:
-        name = read.script.callee(call)
+    for call in read.calls:
+        name = read.callee(call)
         last = name.rpartition(".")[2]
         if last.startswith("BatchNorm") or (name.startswith("torchvision.models.") and _is_family(last)):
             return True
-    return "BatchNorm2d" in set(words_in(read.script.tree))
+    return "BatchNorm2d" in set(words_in(read.tree))
 
 
 def _is_family(name: str) -> bool:
@@ -190,8 +188,8 @@ def _is_family(name: str) -> bool:
 
 def _goes_backward(read: Reading, call: ast.Call) -> bool:
     """Is there a backward pass in the block that the call is part of?"""
-    function = read.script.function_of(call)
-    for outer in read.script.around(call):
+    function = read.function_of(call)
+    for outer in read.around(call):
         if isinstance(outer, (ast.For, ast.While, ast.If)) and trains(outer):
             return not _is_under_no_grad(read, call)
         if outer is function:
@@ -202,7 +200,7 @@ def _goes_backward(read: Reading, call: ast.Call) -> bool:
 def _is_under_no_grad(read: Reading, call: ast.Call) -> bool:
     return any(
         isinstance(outer, ast.With) and any("no_grad" in ast.unparse(item.context_expr) for item in outer.items)
-        for outer in read.script.around(call)
+        for outer in read.around(call)
     )
 
 
@@ -224,8 +222,8 @@ _SYNCED = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
 
 def batchnorm_local(read: Reading) -> Iterator[Hit]:
     """The first wrapping, if no word is said of SyncBatchNorm."""
-    if has_batchnorm(read) and not any(_SYNCED.search(word) for word in words_in(read.script.tree)):
-        for wrapping in read.script.wrappings[:1]:
+    if has_batchnorm(read) and not any(_SYNCED.search(word) for word in words_in(read.tree)):
+        for wrapping in read.wrappings[:1]:
             yield Hit(
                 wrapping,
                 "BatchNorm takes its statistics from one rank's batch",
@@ -260,8 +258,8 @@ _SIZED = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
 
 def learning_rate(read: Reading) -> Iterator[Hit]:
     """The first optimizer, if no statement speaks of ranks and of the learning rate or the batch at once."""
-    optimizers = [call for call in read.script.calls if _is_optimizer(read.script.callee(call))]
-    if read.script.wrappings and optimizers and not any(map(_relates, _statements(read.script.tree))):
+    optimizers = [call for call in read.calls if _is_optimizer(read.callee(call))]
+    if read.wrappings and optimizers and not any(map(_relates, _statements(read.tree))):
         yield Hit(
             optimizers[0],
             "the learning rate is the same for any number of ranks, though all ranks together make one batch",
