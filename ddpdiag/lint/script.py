@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpdiag.lint.syntax import Function, attribute_path, leaves, text_of
+from ddpdiag.lint.syntax import Function, attribute_path, is_function, leaves, text_of
 
 # They make the process group, move the model and shard the data themselves, each by its own rules.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 _GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
-_SAMPLERS = (
-    "torch.utils.data.DistributedSampler",
-    "torch.utils.data.distributed.DistributedSampler",
-)
+_SAMPLERS = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler")
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _HOST_OPTIONS = {"nodes", "nnodes", "num_nodes", "n_nodes", "node_rank", "nr", "num_machines", "machine_rank"}
 _HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"}
@@ -57,7 +54,7 @@ class Script:
         """The script's own functions and methods by name."""
         named: dict[str, list[Function]] = defaultdict(list)
         for node in self.nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if is_function(node):
                 named[node.name].append(node)
         return {name: tuple(each) for name, each in named.items()}
 
@@ -92,6 +89,10 @@ class Script:
     def callee(self, call: ast.Call) -> str:
         """The full name of what is called."""
         return self.name(call.func)
+
+    def last_name(self, call: ast.Call) -> str:
+        """The last part of that: "get_rank"."""
+        return self.callee(call).rpartition(".")[2]
 
     def calls_of(self, *names: str) -> Iterator[ast.Call]:
         """Calls of the functions with these full names."""
@@ -144,10 +145,7 @@ class Script:
 
     def function_of(self, node: ast.AST) -> Function | None:
         """The function that a node stands in."""
-        for outer in self.around(node):
-            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return outer
-        return None
+        return next((outer for outer in self.around(node) if is_function(outer)), None)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The class that a node stands in."""
@@ -220,7 +218,7 @@ class Script:
         """Functions that run in processes of their own, with the call that starts them (mp.spawn, mp.Process)."""
         found: list[tuple[Function, ast.Call]] = []
         for call in self.calls:
-            last = self.callee(call).rpartition(".")[2]
+            last = self.last_name(call)
             if last not in ("spawn", "start_processes", "Process"):
                 continue
             target = next((each.value for each in call.keywords if each.arg in ("fn", "target")), None)

@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
-def is_function(node: ast.AST) -> bool:
+def is_function(node: ast.AST) -> TypeGuard[Function]:
     """Is it a `def`?"""
     return isinstance(node, _FUNCTIONS)
 
@@ -18,9 +19,7 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
     for each in call.keywords:
         if each.arg == name:
             return each.value
-    if position is not None and position < len(call.args):
-        return call.args[position]
-    return None
+    return call.args[position] if position is not None and position < len(call.args) else None
 
 
 def has_unpacking(call: ast.Call) -> bool:

@@ -34,23 +34,13 @@ OTHER: Kinds = frozenset({Kind.OTHER})
 RANKS: Kinds = frozenset({Kind.RANK, Kind.LOCAL_RANK, Kind.SPAWNED})
 # Variables of torchrun, Slurm, Open MPI and MPICH (README of ddpdiag: launchers).
 VARIABLES = {
-    "RANK": Kind.RANK_TEXT,
-    "SLURM_PROCID": Kind.RANK_TEXT,
-    "OMPI_COMM_WORLD_RANK": Kind.RANK_TEXT,
-    "PMI_RANK": Kind.RANK_TEXT,
-    "LOCAL_RANK": Kind.LOCAL_RANK_TEXT,
-    "SLURM_LOCALID": Kind.LOCAL_RANK_TEXT,
-    "OMPI_COMM_WORLD_LOCAL_RANK": Kind.LOCAL_RANK_TEXT,
-    "MPI_LOCALRANKID": Kind.LOCAL_RANK_TEXT,
-    "WORLD_SIZE": Kind.WORLD_SIZE_TEXT,
-    "SLURM_NTASKS": Kind.WORLD_SIZE_TEXT,
-    "OMPI_COMM_WORLD_SIZE": Kind.WORLD_SIZE_TEXT,
+    **dict.fromkeys(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), Kind.RANK_TEXT),
+    **dict.fromkeys(
+        ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), Kind.LOCAL_RANK_TEXT
+    ),
+    **dict.fromkeys(("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"), Kind.WORLD_SIZE_TEXT),
 }
-NUMBERS = {
-    Kind.RANK_TEXT: Kind.RANK,
-    Kind.LOCAL_RANK_TEXT: Kind.LOCAL_RANK,
-    Kind.WORLD_SIZE_TEXT: Kind.WORLD_SIZE,
-}
+NUMBERS = {Kind.RANK_TEXT: Kind.RANK, Kind.LOCAL_RANK_TEXT: Kind.LOCAL_RANK, Kind.WORLD_SIZE_TEXT: Kind.WORLD_SIZE}
 _ANSWERS = {
     "get_rank": Kind.RANK,
     "get_global_rank": Kind.RANK,
@@ -67,6 +57,7 @@ _RANKISH = re.compile(
 )
 _OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
 _DEPTH = 40
+_TESTS = (ast.Compare, ast.UnaryOp, ast.BoolOp)
 
 
 class Values(Bindings):
@@ -83,10 +74,8 @@ class Values(Bindings):
         """All that an expression can be; {OTHER} where nothing is known."""
         if node is None or node in self._open or len(self._open) > _DEPTH:
             return frozenset()
-        if node in self._known:
-            return self._known[node]
-        if node in self._for_now:
-            return self._for_now[node]
+        if (known := self._known.get(node) or self._for_now.get(node)) is not None:
+            return known
         self._open.add(node)
         found = self._read(node) or OTHER
         self._open.discard(node)
@@ -100,6 +89,10 @@ class Values(Bindings):
     def surely(self, node: ast.expr | None, *kinds: Kind) -> bool:
         """Is it one of these kinds, whatever happens?"""
         return node is not None and self.kinds(node) <= frozenset(kinds)
+
+    def surely_within(self, node: ast.AST, *kinds: Kind) -> bool:
+        """Is a part of the expression surely one of these kinds?"""
+        return any(isinstance(each, ast.expr) and self.surely(each, *kinds) for each in ast.walk(node))
 
     def maybe(self, node: ast.expr | None, *kinds: Kind) -> bool:
         """Can it be one of these kinds?"""
@@ -126,9 +119,7 @@ class Values(Bindings):
         return self._rankish[node, depth]
 
     def _smells_anew(self, node: ast.AST, depth: int) -> bool:
-        if any(_RANKISH.search(name) for name in names_in(node)):
-            return True
-        if self.holds_rank(node):
+        if any(map(_RANKISH.search, names_in(node))) or self.holds_rank(node):
             return True
         names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
         sources = [source.expression for each in names for source in self.sources(each)]
@@ -144,7 +135,7 @@ class Values(Bindings):
                 either = self.kinds(one) | self.kinds(other)
                 # `model.module if isinstance(model, DDP) else model` is never the wrapper.
                 return either - {Kind.WRAPPED} if Kind.INSIDE in either else either
-            case ast.BoolOp(op=ast.Or(), values=values) if not any(map(self._is_test, values)):
+            case ast.BoolOp(op=ast.Or(), values=values) if not any(isinstance(each, _TESTS) for each in values):
                 return frozenset[Kind]().union(*map(self.kinds, values))
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
                 return frozenset({Kind.IS_RANK}) if self.is_rank_test(node) else OTHER
@@ -155,9 +146,6 @@ class Values(Bindings):
             case ast.Call():
                 return self._called(node)
         return OTHER
-
-    def _is_test(self, node: ast.expr) -> bool:
-        return isinstance(node, (ast.Compare, ast.UnaryOp, ast.BoolOp))
 
     def _named(self, node: ast.Name | ast.Attribute) -> Kinds:
         if isinstance(node, ast.Attribute) and node.attr == "module" and self.maybe(node.value, Kind.WRAPPED):

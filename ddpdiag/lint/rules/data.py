@@ -4,12 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import (
-    has_unpacking,
-    is_constant,
-    keyword,
-    trains,
-)
+from ddpdiag.lint.syntax import has_unpacking, is_constant, is_function, keyword, trains
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -33,10 +28,8 @@ Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoad
 def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
     """DataLoaders with both."""
     for loader in read.loaders:
-        both = is_constant(keyword(loader, "shuffle", 2), True) and read.maybe(
-            keyword(loader, "sampler", 3), Kind.SAMPLER
-        )
-        if both:
+        shuffled = is_constant(keyword(loader, "shuffle", 2), True)
+        if shuffled and read.maybe(keyword(loader, "sampler", 3), Kind.SAMPLER):
             yield Hit(
                 loader,
                 "DataLoader refuses shuffle=True beside a sampler",
@@ -162,7 +155,7 @@ def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
     for outer in read.around(node):
         if isinstance(outer, (ast.For, ast.While)):
             return True
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if is_function(outer):
             sites = read.sites.get(outer, ())
             return depth > 0 and any(_is_repeated(read, site, depth - 1) for site in sites)
     return False
@@ -204,13 +197,8 @@ def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
             message = f"{path_or_text(replicas)} counts the GPUs of one host, not the ranks of the job"
             yield Hit(replicas, message, _FIX, read.wrong_on_several_hosts)
         seed = keyword(sampler, "seed", 4)
-        if seed is not None and _differs(read, seed):
+        if seed is not None and read.surely_within(seed, *RANKS):
             yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _FIX, Severity.ERROR)
-
-
-def _differs(read: Reading, seed: ast.expr) -> bool:
-    """Does a seed surely contain a rank?"""
-    return any(isinstance(each, ast.expr) and read.surely(each, *RANKS) for each in ast.walk(seed))
 
 
 # LNT012 split-differs ------------------------------------------------------------------------------------------------
@@ -241,8 +229,8 @@ _GENERATOR = "generator=torch.Generator().manual_seed(0)."
 
 def split_differs(read: Reading) -> Iterator[Hit]:
     """Splits by random numbers that differ between ranks."""
-    seeds = [call for call in read.calls if "seed" in read.callee(call).rpartition(".")[2].lower()]
-    if seeds and not all(_has_rank(read, call) for call in seeds):
+    seeds = [call for call in read.calls if "seed" in read.last_name(call).lower()]
+    if not all(any(read.surely_within(arg, *RANKS) for arg in call.args) for call in seeds):
         return
     for call in read.calls_of(*_SPLITS):
         name, position = _SPLITS[read.callee(call)]
@@ -253,11 +241,6 @@ def split_differs(read: Reading) -> Iterator[Hit]:
                 "each rank splits by random numbers of its own: what one validates on, another trains on",
                 "Fix the split: " + ("random_state=0." if position is None else _GENERATOR),
             )
-
-
-def _has_rank(read: Reading, call: ast.Call) -> bool:
-    names = [each for arg in call.args for each in ast.walk(arg) if isinstance(each, ast.expr)]
-    return any(read.surely(each, *RANKS) for each in names)
 
 
 # LNT014 uneven-inputs ------------------------------------------------------------------------------------------------
@@ -285,8 +268,7 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
     for loop in read.nodes:
         if not isinstance(loop, ast.For) or not trains(loop):
             continue
-        names = [each for each in ast.walk(loop.iter) if isinstance(each, ast.expr)]
-        if any(read.surely(each, Kind.SHARD) for each in names):
+        if read.surely_within(loop.iter, Kind.SHARD):
             yield Hit(
                 loop,
                 "this loop trains on every n-th element: where the number does not divide, some ranks have a step more "

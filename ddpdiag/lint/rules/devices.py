@@ -5,14 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import (
-    is_bare_cuda,
-    is_constant,
-    keyword,
-    moved,
-    text_of,
-    words_in,
-)
+from ddpdiag.lint.syntax import is_bare_cuda, is_constant, keyword, moved, text_of, words_in
 from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -185,9 +178,9 @@ def _chooses(read: Reading) -> bool:
 def _imported_calls(read: Reading) -> Iterator[str]:
     """Last names of called functions that come from files of the user's own, as far as one can tell."""
     for call in read.calls:
-        name = read.callee(call)
-        if not read.targets(call) and not name.startswith(("torch", "os.", "nn.", "argparse", "parser")):
-            yield name.rpartition(".")[2]
+        own = not read.callee(call).startswith(("torch", "os.", "nn.", "argparse", "parser"))
+        if own and not read.targets(call):
+            yield read.last_name(call)
 
 
 def _has_index(read: Reading, call: ast.Call) -> bool:
@@ -202,12 +195,10 @@ def _has_index(read: Reading, call: ast.Call) -> bool:
 def _takes_current(read: Reading) -> bool:
     """Does anything go to the current GPU?"""
     for call in read.calls:
-        if is_bare_cuda(call):
-            return True
         device = keyword(call, "device", 0)
-        if is_constant(device, "cuda"):
-            return True
-        if isinstance(device, ast.IfExp) and is_constant(device.body, "cuda"):
+        if isinstance(device, ast.IfExp):
+            device = device.body
+        if is_bare_cuda(call) or is_constant(device, "cuda"):
             return True
     return False
 
@@ -270,7 +261,7 @@ def _are_filled_in(read: Reading, holders: set[str]) -> bool:
         isinstance(given, ast.Name)
         and given.id in holders
         and not read.targets(call)
-        and _SETS_UP.search(read.callee(call).rpartition(".")[2])
+        and _SETS_UP.search(read.last_name(call))
         for call in read.calls
         for given in call.args
     )

@@ -8,6 +8,7 @@ from ddpdiag.lint.reading import Hit, Reading, Rule
 from ddpdiag.lint.syntax import (
     has_unpacking,
     is_constant,
+    is_function,
     keyword,
     moved,
     names_in,
@@ -50,15 +51,11 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
         model = keyword(wrapping, "module", 0)
         if model is None or not _is_unmoved(read, wrapping, model):
             continue
-        move = _move_after(read, wrapping)
-        if move is not None:
+        device_ids = keyword(wrapping, "device_ids", 1)
+        if (move := _move_after(read, wrapping)) is not None:
             yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _FIX)
-        elif _names_devices(keyword(wrapping, "device_ids", 1)):
+        elif isinstance(device_ids, ast.List) and device_ids.elts:
             yield Hit(wrapping, "device_ids is given, and the model is still on the CPU: this call fails", _FIX)
-
-
-def _names_devices(device_ids: ast.expr | None) -> bool:
-    return isinstance(device_ids, ast.List) and bool(device_ids.elts)
 
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
@@ -139,6 +136,7 @@ Fix: call the wrapped model. To evaluate with the bare one is right.
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (forward pass);
 https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
 """
+_NO_GRAD = re.compile("no_grad|inference")
 
 
 def bypassed_ddp(read: Reading) -> Iterator[Hit]:
@@ -175,18 +173,14 @@ def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
     if not isinstance(func, (ast.Name, ast.Attribute)):
         return False
     if read.maybe(func, Kind.INSIDE):
-        return not _is_detached(read, call) and not _computes_elsewhere(read, call)
+        outer = read.parents.get(call)
+        is_target = isinstance(outer, ast.Attribute) and outer.attr == "detach"  # not what is trained
+        return not is_target and not _computes_elsewhere(read, call)
     scope = read.scope_of(call)
     return named and any(
         bool(wrapping.args) and same(func, wrapping.args[0]) and read.scope_of(wrapping) is scope
         for wrapping in read.wrappings
     )
-
-
-def _is_detached(read: Reading, call: ast.Call) -> bool:
-    """`ddp.module(x).detach()`: a target, not what is trained."""
-    outer = read.parents.get(call)
-    return isinstance(outer, ast.Attribute) and outer.attr == "detach"
 
 
 def _computes_elsewhere(read: Reading, call: ast.Call) -> bool:
@@ -202,16 +196,12 @@ def _is_in_training(read: Reading, call: ast.Call) -> bool:
     """Within a loop (of its function) that goes backward, and not under no_grad."""
     looped = False
     for outer in read.around(call):
-        if isinstance(outer, ast.With) and any("no_grad" in text or "inference" in text for text in _contexts(outer)):
+        if isinstance(outer, ast.With) and any(_NO_GRAD.search(ast.unparse(item.context_expr)) for item in outer.items):
             return False
         looped = looped or (isinstance(outer, (ast.For, ast.While)) and trains(outer))
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if is_function(outer):
             break
     return looped
-
-
-def _contexts(node: ast.With) -> Iterator[str]:
-    return (ast.unparse(item.context_expr) for item in node.items)
 
 
 # LNT020 unused-parameters --------------------------------------------------------------------------------------------
@@ -230,19 +220,7 @@ the graph in every step. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the p
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 (find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
 """
-_LAYERS = (
-    "Linear",
-    "Bilinear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "Embedding",
-    "LSTM",
-    "GRU",
-    "RNN",
-    "LayerNorm",
-    "MultiheadAttention",
-)
+_LAYERS = re.compile("Linear|Bilinear|Conv[123]d|Embedding|LSTM|GRU|RNN|LayerNorm|MultiheadAttention")
 _DEPTH = 5
 # Who walks over its own layers may use any of them.
 _WALKS = {"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "getattr", "vars"}
@@ -265,7 +243,7 @@ def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
     for origin in read.origins(model) if model is not None and depth else ():
         if not isinstance(origin, ast.Call):
             continue
-        last = read.callee(origin).rpartition(".")[2]
+        last = read.last_name(origin)
         target = moved(origin)
         if target is not None:
             found |= _classes(read, target, depth - 1)
@@ -293,7 +271,7 @@ def _unused(read: Reading, model: ast.ClassDef) -> Iterator[Hit]:
         match node:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=ast.Call() as made):
                 layer = read.callee(made)
-                is_layer = layer.startswith("torch.nn.") and layer.rpartition(".")[2] in _LAYERS
+                is_layer = layer.startswith("torch.nn.") and _LAYERS.fullmatch(read.last_name(made)) is not None
                 if is_layer and name not in read.attributes and name not in read.texts:
                     yield Hit(
                         node,

@@ -127,9 +127,15 @@ https://github.com/pytorch/pytorch/issues/40403.
 def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     """Datasets on a GPU, and forks after CUDA."""
     workers = any(_has_workers(loader) for loader in read.loaders)
-    for function in read.functions.get("__getitem__", ()):
-        if workers and _is_dataset(read.class_of(function)):
-            yield from (_of_worker(call) for call in ast.walk(function) if _uses_gpu(call))
+    for function in read.functions.get("__getitem__", ()) if workers else ():
+        owner = read.class_of(function)
+        if owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases):
+            for call in filter(_uses_gpu, ast.walk(function)):
+                yield Hit(
+                    call,
+                    "a DataLoader's workers are forked, and CUDA cannot be used in a forked process",
+                    "Return CPU tensors from the Dataset, and move the batch in the training loop.",
+                )
     yield from _forks(read)
 
 
@@ -139,29 +145,16 @@ def _has_workers(loader: ast.Call) -> bool:
     return workers is not None and not is_constant(workers, 0) and not spawned and not has_unpacking(loader)
 
 
-def _is_dataset(owner: ast.ClassDef | None) -> bool:
-    return owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases)
-
-
 def _uses_gpu(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    devices = [keyword(node, "device", 0)]
-    return is_bare_cuda(node) or any((text_of(device) or "").startswith("cuda") for device in devices)
-
-
-def _of_worker(call: ast.AST) -> Hit:
-    return Hit(
-        call,
-        "a DataLoader's workers are forked, and CUDA cannot be used in a forked process",
-        "Return CPU tensors from the Dataset, and move the batch in the training loop.",
-    )
+    return is_bare_cuda(node) or (text_of(keyword(node, "device", 0)) or "").startswith("cuda")
 
 
 def _forks(read: Reading) -> Iterator[Hit]:
     """`fork`, after a line of the same function (or of the script's top) that uses a GPU."""
     for call in read.calls:
-        last = read.callee(call).rpartition(".")[2]
+        last = read.last_name(call)
         method = keyword(call, "start_method") or keyword(call, "method", 0)
         if last not in ("set_start_method", "get_context", "start_processes") or text_of(method) != "fork":
             continue
@@ -251,11 +244,8 @@ def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
         path = keyword(call, "f", 1)
         if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
             continue
-        yield Hit(
-            call,
-            "all ranks write to one file at once, and break it",
-            "Save on rank 0 only: if dist.get_rank() == 0.",
-        )
+        message = "all ranks write to one file at once, and break it"
+        yield Hit(call, message, "Save on rank 0 only: if dist.get_rank() == 0.")
 
 
 def _is_own(read: Reading, path: ast.expr) -> bool:
@@ -289,9 +279,7 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
     if not read.wrappings or not read.uses_gpus:
         return
     for call in read.calls_of("torch.load"):
-        if keyword(call, "map_location", 1) is not None or has_unpacking(call):
-            continue
-        if _is_pretrained(read, call):
+        if keyword(call, "map_location", 1) is not None or has_unpacking(call) or _is_pretrained(read, call):
             continue
         if _becomes_state(read, call) and read.surely_on_all_ranks(call):
             yield Hit(

@@ -5,13 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import (
-    has_unpacking,
-    is_constant,
-    keyword,
-    trains,
-    words_in,
-)
+from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, trains, words_in
 from ddpdiag.lint.values import Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -55,8 +49,7 @@ def same_augmentation(read: Reading) -> Iterator[Hit]:
 
 def _augments(read: Reading) -> bool:
     return any(
-        read.callee(call).rpartition(".")[2].startswith(_AT_RANDOM) and ".transforms." in read.callee(call)
-        for call in read.calls
+        read.last_name(call).startswith(_AT_RANDOM) and ".transforms." in read.callee(call) for call in read.calls
     )
 
 
@@ -76,26 +69,11 @@ Fix: move it out of the `if`, so that every rank comes by. For a part of the ran
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
 """
 _NAMES = (
-    "new_group",
-    "barrier",
-    "monitored_barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "gather",
-    "gather_object",
-    "scatter",
-    "scatter_object_list",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
+    "new_group barrier monitored_barrier broadcast broadcast_object_list all_reduce reduce all_gather "
+    "all_gather_into_tensor all_gather_object gather gather_object scatter scatter_object_list reduce_scatter "
+    "reduce_scatter_tensor all_to_all all_to_all_single"
 )
-_COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _NAMES)
+_COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _NAMES.split())
 
 
 def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
@@ -103,7 +81,7 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
     for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
         if _has_group(call) or not read.surely_on_some_ranks(call) or _has_partner(read, call):
             continue
-        name = read.callee(call).rpartition(".")[2]
+        name = read.last_name(call)
         yield Hit(
             call,
             f"{name} is a meeting of all ranks, and only some of them come by here: they wait for the others for ever",
@@ -175,15 +153,11 @@ def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
 def has_batchnorm(read: Reading) -> bool:
     """Does the script make a model with BatchNorm, for all to see?"""
     for call in read.calls:
-        name = read.callee(call)
-        last = name.rpartition(".")[2]
-        if last.startswith("BatchNorm") or (name.startswith("torchvision.models.") and _is_family(last)):
+        last = read.last_name(call)
+        is_family = last.lower().startswith(_WITH_BATCHNORM) or last.endswith("_bn")
+        if last.startswith("BatchNorm") or (is_family and read.callee(call).startswith("torchvision.models.")):
             return True
     return "BatchNorm2d" in set(words_in(read.tree))
-
-
-def _is_family(name: str) -> bool:
-    return name.lower().startswith(_WITH_BATCHNORM) or name.endswith("_bn")
 
 
 def _goes_backward(read: Reading, call: ast.Call) -> bool:
@@ -252,14 +226,18 @@ Source: https://arxiv.org/abs/1706.02677 (SGD: linear, with a warm-up); https://
 root); https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (gradients are
 averaged over the ranks).
 """
+_OPTIMIZER = re.compile(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*")
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
 _RANKS = re.compile(r"world_?size|num_?replicas|n_?gpus|num_?gpus|n_?procs|num_processes|device_count", re.IGNORECASE)
 _SIZED = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
 
 
 def learning_rate(read: Reading) -> Iterator[Hit]:
     """The first optimizer, if no statement speaks of ranks and of the learning rate or the batch at once."""
-    optimizers = [call for call in read.calls if _is_optimizer(read.callee(call))]
-    if read.wrappings and optimizers and not any(map(_relates, _statements(read.tree))):
+    optimizers = [call for call in read.calls if _OPTIMIZER.fullmatch(read.callee(call))]
+    # The simple statements, each by itself: a whole function speaks of everything.
+    simple = (node for node in read.nodes if isinstance(node, _SIMPLE))
+    if read.wrappings and optimizers and not any(map(_relates, simple)):
         yield Hit(
             optimizers[0],
             "the learning rate is the same for any number of ranks, though all ranks together make one batch",
@@ -268,17 +246,7 @@ def learning_rate(read: Reading) -> Iterator[Hit]:
         )
 
 
-def _is_optimizer(name: str) -> bool:
-    return re.fullmatch(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*", name) is not None
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The simple statements, each by itself: a whole function speaks of everything."""
-    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
-    return (node for node in ast.walk(tree) if isinstance(node, simple))
-
-
-def _relates(statement: ast.stmt) -> bool:
+def _relates(statement: ast.AST) -> bool:
     options = (node.arg for node in ast.walk(statement) if isinstance(node, ast.keyword) and node.arg)
     words = [*words_in(statement), *options]
     return any(map(_RANKS.search, words)) and any(map(_SIZED.search, words))
