@@ -111,9 +111,12 @@ def copies(
     devices: Devices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
 ) -> Copies:
     """Try all jobs from number `begin` on, until `end` on the clock of `time.monotonic`, which may still move on."""
-    known = Copies(gpus=tuple(_about(devices, told, gpu) for gpu in range(devices.count)), done=begin)
+    gpus: list[GpuCopies] = []
+    for gpu in range(devices.count):
+        told.step(f"properties of GPU {gpu}")
+        gpus.append(devices.about(gpu))
     todo = jobs(devices.count, deep=deep)
-    known = structs.replace(known, jobs=len(todo))
+    known = Copies(gpus=tuple(gpus), done=begin, jobs=len(todo))
     told.report(known)
     before = time.monotonic()
     for gpu in range(devices.count):
@@ -130,11 +133,6 @@ def copies(
         known = structs.replace(bench.tried(known, job), done=number + 1)
         told.report(known)
     return known
-
-
-def _about(devices: Devices, told: Told, gpu: int) -> GpuCopies:
-    told.step(f"properties of GPU {gpu}")
-    return devices.about(gpu)
 
 
 class _LinkRate(NamedTuple):
@@ -166,10 +164,10 @@ class _Run(NamedTuple):
 
     def checked(self, count: int, calls: int) -> tuple[float, int]:
         """Seconds of one call into a target that was spoilt before, and words that are wrong afterwards."""
-        there = self.target.first(count)
-        _spoil(there, self.source.gpu, self.target.gpu)
+        words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
+        words.copy_(_words(words, *ends).bitwise_not_())  # no word is what it should become
         seconds = self.timed(count, calls)
-        return seconds, _wrong(there, self.source.gpu, self.target.gpu)
+        return seconds, int((words != _words(words, *ends)).sum())
 
 
 class _Bench:
@@ -187,10 +185,16 @@ class _Bench:
                 own = self._host(known.gpus[gpu])
                 return structs.replace(known, gpus=tuple(own if own.index == g.index else g for g in known.gpus))
             case (one, other) if job.both:
-                return structs.replace(known, both=(*known.both, self._both(one, other)))
+                self._told.step(f"copy GPU {one} <-> GPU {other}")
+                rate = 2 * self._at_once([(one, other), (other, one)])
+                both = BothWays(one=one, other=other, bytes_per_s=rate)
+                return structs.replace(known, both=(*known.both, both))
             case (source, target):
                 return structs.replace(known, pairs=(*known.pairs, self._pair(source, target)))
-        return structs.replace(known, ring_bytes_per_s=self._ring())
+        self._told.step("copy between all GPUs at once")
+        count = self._devices.count
+        rate = self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
+        return structs.replace(known, ring_bytes_per_s=rate)
 
     def _host(self, known: GpuCopies) -> GpuCopies:
         gpu = known.index
@@ -230,8 +234,10 @@ class _Bench:
         run = _Run(self._devices, copy, source, target)
         probe = min(PROBE_BYTES // _WORD_BYTES, len(source.words))
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
-        count = _affordable(probe, len(source.words), run.timed(probe, 1), self.link_seconds)
-        _fill(source.first(count), source.gpu, target.gpu)
+        # What takes a quarter of the time there is, going by the probe.
+        affords = int(probe * self.link_seconds / 4 / max(run.timed(probe, 1), 1e-9))
+        count = max(probe, min(len(source.words), affords))
+        source.words[:count].copy_(_words(source.words[:count], source.gpu, target.gpu))
         one, wrong = run.checked(count, 1)
         calls = max(1, min(_MOST_CALLS, int(self.link_seconds / _BATCHES / max(one, 1e-9))))
         batches = _BATCHES if one * _BATCHES < 2 * self.link_seconds else 1
@@ -239,15 +245,6 @@ class _Bench:
         last, wrong_in_the_end = run.checked(count, calls)
         best = min(one, last, *seconds)
         return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
-
-    def _both(self, one: int, other: int) -> BothWays:
-        self._told.step(f"copy GPU {one} <-> GPU {other}")
-        return BothWays(one=one, other=other, bytes_per_s=2 * self._at_once([(one, other), (other, one)]))
-
-    def _ring(self) -> float:
-        self._told.step("copy between all GPUs at once")
-        count = self._devices.count
-        return self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
 
     def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
         """Bytes per second of each link when all of them copy at the same time."""
@@ -261,31 +258,9 @@ class _Bench:
         return PAIR_BYTES / max(min([first, *seconds]), 1e-9)
 
 
-def _affordable(probe: int, most: int, seconds: float, limit: float) -> int:
-    """Words of a copy that takes a quarter of the time there is, going by the probe; never fewer than that."""
-    return max(probe, min(most, int(probe * limit / 4 / max(seconds, 1e-9))))
-
-
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
     """What goes over this link: position x a + link x b, modulo 2**32."""
     link = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
     ramp = torch.arange(len(like), dtype=torch.int32, device=like.device)
-    return ramp.mul_(_PER_POSITION).add_(_signed(link * _PER_LINK))
-
-
-def _signed(value: int) -> int:
-    """The same 32 bits as a signed number."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
-
-
-def _fill(buffer: Buffer, source: int | None, target: int | None) -> None:
-    buffer.words.copy_(_words(buffer.words, source, target))
-
-
-def _spoil(buffer: Buffer, source: int | None, target: int | None) -> None:
-    """No word is what it should become."""
-    buffer.words.copy_(_words(buffer.words, source, target).bitwise_not_())
-
-
-def _wrong(buffer: Buffer, source: int | None, target: int | None) -> int:
-    return int((buffer.words != _words(buffer.words, source, target)).sum())
+    # The same 32 bits as a signed number.
+    return ramp.mul_(_PER_POSITION).add_((link * _PER_LINK + (1 << 31)) % (1 << 32) - (1 << 31))

@@ -163,10 +163,8 @@ def _result(
         return Ended.HANGS, f"it was not over after {turn.seconds:.3g} s, its share of --budget{last}"
     if [seen.rank for seen in ranks] != [*range(turn.ranks)] or any(seen.world_size != turn.ranks for seen in ranks):
         trained = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
-        return (
-            Ended.FAILS,
-            f"it ended without an error, but the ranks that trained are {trained}; expected {turn.ranks}",
-        )
+        said = f"it ended without an error, but the ranks that trained are {trained}; expected {turn.ranks}"
+        return Ended.FAILS, said
     return Ended.WORKS, ""
 
 
@@ -227,10 +225,8 @@ class Rounds:
 
     def _control(self, number: int) -> None:
         """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
-        launched, free = (
-            self._good(LaunchMethod.TORCHRUN),
-            self._good(LaunchMethod.SPAWN) or self._good(LaunchMethod.BY_HAND),
-        )
+        launched = self._good(LaunchMethod.TORCHRUN)
+        free = self._good(LaunchMethod.SPAWN) or self._good(LaunchMethod.BY_HAND)
         if free and launched and free[0].ranks[0].threads != launched[0].ranks[0].threads:
             self._repeat(free[0].method, number, threads=launched[0].ranks[0].threads)
 
@@ -260,10 +256,8 @@ class Rounds:
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
         found = commands(method, self._tools, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
         if found is None:
-            reason = f"there is no torchrun beside {self._tools.python} or on PATH; reinstall torch"
-            starts.append(
-                Start(method=method, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=reason)
-            )
+            why = f"there is no torchrun beside {self._tools.python} or on PATH; reinstall torch"
+            starts.append(Start(method=method, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=why))
             return
         own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         environ = environment(with_home(os.environ), own, python=self._tools.python, folder=self._folder)
