@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ddpdiag.lint.script import Script
-from ddpdiag.lint.syntax import Function, attribute_path, is_function, keyword, own_nodes
+from ddpdiag.lint.syntax import Function, attribute_path, has_unpacking, is_function, keyword, own_nodes
 
 Key = tuple[ast.AST | None, str]
 # The first argument that mp.spawn gives to every process: its number on this host.
@@ -30,12 +30,6 @@ class Bindings(Script):
     """Every assignment of a script, whatever the order: a name means all that it is ever bound to in its scope."""
 
     @cached_property
-    def _parameters(self) -> dict[Key, Function]:
-        """The functions by themselves and each of their parameters."""
-        every = (function for functions in self.functions.values() for function in functions)
-        return {(function, name): function for function in every for name in _parameters(function)}
-
-    @cached_property
     def _bound(self) -> dict[Key, list[Source]]:
         """What each name of a scope is bound to, and each attribute."""
         bound: dict[Key, list[Source]] = defaultdict(list)
@@ -51,16 +45,12 @@ class Bindings(Script):
         """All that a name or attribute can come from; empty if the script never binds it."""
         if isinstance(node, ast.Attribute):
             return self._bound.get(self._attribute_key(node), [])
-        for scope in self._scopes(node):
-            key = (scope, node.id)
-            if key in self._parameters or key in self._bound:
-                given = list(self._given(self._parameters[key], node.id)) if key in self._parameters else []
-                return given + self._bound.get(key, [])
+        for scope in self.around(node):
+            if isinstance(scope, ast.Module) or is_function(scope):
+                given = self._given(scope, node.id) if is_function(scope) else ()
+                if sources := [*given, *self._bound.get((scope, node.id), ())]:
+                    return sources
         return []
-
-    def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The scopes in which a name is looked up, from the inside."""
-        return (each for each in self.around(node) if isinstance(each, ast.Module) or is_function(each))
 
     def _keys(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> Iterator[tuple[Key, Source]]:
         """What is bound by one target, which may be several."""
@@ -79,8 +69,10 @@ class Bindings(Script):
         return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _given(self, function: Function, name: str) -> Iterator[Source]:
-        """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen."""
+        """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen. Else nothing."""
         names = _parameters(function)
+        if name not in names:
+            return
         position = names.index(name)
         sites = self.sites.get(function, ())
         if self.takes_self(function):
@@ -124,19 +116,16 @@ class Bindings(Script):
 
     def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
         """The expressions that a name, an attribute or a call of the script's own functions leads to; None: unknown."""
-        found: dict[ast.expr | None, None] = {}
-        seen: set[ast.expr] = set()
+        found: list[ast.expr | None] = []
+        seen: set[ast.expr | None] = set()
         waiting: list[ast.expr | None] = [node]
         while waiting:
             each = waiting.pop()
-            if each is None or each not in seen:
-                steps = list(self._steps(each)) if each is not None else []
-                if steps:
-                    waiting += steps
-                else:
-                    found[each] = None
-            if each is not None:
+            if each not in seen:
                 seen.add(each)
+                steps = list(self._steps(each)) if each is not None else []
+                waiting += steps
+                found += [] if steps else [each]
         return tuple(found)
 
     def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
@@ -179,7 +168,7 @@ def _default(function: Function, name: str) -> Source:
 
 
 def _passed(call: ast.Call, name: str, position: int, default: Source) -> Source:
-    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(each.arg is None for each in call.keywords):
+    if has_unpacking(call):
         return UNKNOWN
     given = keyword(call, name, position)
     return default if given is None else Source(given)

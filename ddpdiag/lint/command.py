@@ -68,7 +68,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
 
 
 def run(paths: Sequence[str], json: str | None, *, details: bool) -> int:
-    """The exit code: 0 clean, 1 something was found (hints do not count), 2 a file could not be read."""
+    """The exit code: 0 clean, 1 something was found (notes do not count), 2 a file could not be read."""
     if json is not None:
         if any(is_one_file(json, path) for path in paths):
             raise UsageError(f"--json {json} would overwrite the script that is read; give it another file")
@@ -153,9 +153,9 @@ def read_findings(source: bytes, path: str) -> Read:
         raise UsageError(f"{path}: this Python is nested too deep to be read") from error
     except tokenize.TokenError as error:
         raise UsageError(f"{path}: this is no Python that can be read: {error.args[0]}") from error
-    heard = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
-    findings = sorted({_finding(rule, hit, path) for rule, hit in heard}, key=lambda r: (r.line, r.column, r.code))
-    return Read(ScriptLine(path=path, ignored=len(found) - len(heard)), tuple(findings))
+    shown = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
+    findings = sorted({_finding(rule, hit, path) for rule, hit in shown}, key=lambda r: (r.line, r.column, r.code))
+    return Read(ScriptLine(path=path, ignored=len(found) - len(shown)), tuple(findings))
 
 
 @contextmanager
@@ -245,7 +245,10 @@ def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
     """A paragraph for each finding, then one line that counts; notes with `details` only."""
     shown = [each for each in report.findings if details or each.severity is not Severity.NOTE]
     paragraphs = [_paragraph(each, max(width, LEAST_WIDTH), color=color) for each in shown]
-    notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in _left_out(report, details=details)]
+    left_out = [script for script in report.scripts if script.not_judged is not None]
+    # Without `details`, only if that is all there is to say.
+    is_told = details or len(left_out) == len(report.scripts) == 1
+    notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
     return "\n".join([*paragraphs, *notes, *_summary(report, details=details)]) + "\n"
 
 
@@ -262,28 +265,21 @@ def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
     return "\n".join([f"{place}: {severity} {finding.code} {finding.name}", *(f"    {line}" for line in body)])
 
 
-def _left_out(report: LintReport, *, details: bool) -> Iterator[ScriptLine]:
-    """Scripts that were not judged: all of them with `details`, else only if that is all there is to say."""
-    left_out = [script for script in report.scripts if script.not_judged is not None]
-    if details or (len(left_out) == len(report.scripts) and len(left_out) == 1):
-        yield from left_out
-
-
 def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
     judged = sum(script.not_judged is None for script in report.scripts)
-    counts = {severity: sum(r.severity is severity for r in report.findings) for severity in Severity}
+    counts = {severity: sum(each.severity is severity for each in report.findings) for severity in Severity}
     faults = (Severity.ERROR, Severity.WARNING)
     said = ", ".join(_count(counts[severity], severity.value) for severity in faults if counts[severity])
     parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": nothing found" if judged else "")]
     if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
         parts.append(f"{_count(others, 'file')} not judged" + ("" if details else " (--details)"))
-    if hints := counts[Severity.NOTE]:
-        parts.append(_count(hints, "hint") + ("" if details else " (--details)"))
+    if notes := counts[Severity.NOTE]:
+        parts.append(_count(notes, "hint") + ("" if details else " (--details)"))
     if ignored := sum(script.ignored for script in report.scripts):
         parts.append(f"{ignored} ignored by comments")
     yield "; ".join(parts)
-    if any(r.severity is not Severity.NOTE or details for r in report.findings):
-        first = next(r for r in report.findings if r.severity is not Severity.NOTE or details)
+    first = next((each for each in report.findings if each.severity is not Severity.NOTE or details), None)
+    if first is not None:
         yield f"`ddpdiag explain {first.code}` says more, with sources."
 
 
