@@ -3,21 +3,22 @@
 Every word of a copy depends on its position and on the link, so that what is missing, shifted or left over from another
 copy shows. The target is spoilt before each copy that is looked at: once alone, once after the timed ones.
 
-What touches a device is behind `Devices`; the loops are the same for a stand-in. A step is announced before each link,
-and what is known so far handed over after it, so that a hang names its GPUs and costs nothing else.
+A step is announced before each link, and what is known so far handed over after it, so that a hang names its GPUs and
+costs nothing else.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from msgspec import structs
 
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
+from ddpdiag.workloads.devices import describe
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
 PAIR_BYTES = 64 << 20
@@ -37,6 +38,8 @@ _WORD_BYTES = 4
 _PER_POSITION = 0x01000193
 _PER_LINK = 0x3C6EF35F
 _HOST = 255
+# Pieces on the way through the host: long enough for the rate of PCIe, short enough for two to overlap.
+_PIECE_WORDS = (4 << 20) // 4
 
 
 class Buffer(NamedTuple):
@@ -51,37 +54,100 @@ class Buffer(NamedTuple):
 
 
 CopyLink = tuple[Buffer, Buffer]
-Copy = Callable[[Buffer, Buffer], None]
 
 
-class Devices(Protocol):
-    """The GPUs of this process and what is asked of them. Copies are asynchronous, and in order on each GPU."""
+class CudaDevices:
+    """The GPUs that torch shows to this process; of these the first `most`, if that is known.
 
-    count: int
+    All that touches a GPU for copies is here: tests put a stand-in in its place. Copies are in order on each GPU.
+    torch puts a copy between GPUs on the source's current stream, and lets both GPUs' streams wait for it (aten
+    native/cuda/Copy.cu); so an event on the source's stream sees its end. torch enables peer access by itself where
+    CUDA offers it, and offers no way to disable it again in this process.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        shown = torch.cuda.device_count()
+        self.count = shown if most is None else min(shown, most)
+        self._pieces: tuple[torch.Tensor, ...] = ()
+        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+        self._started: list[int] = []
 
     def about(self, gpu: int) -> GpuCopies:
-        """Who it is."""
+        """As the driver names it."""
+        found = describe(torch.device("cuda", gpu))
+        return GpuCopies(index=gpu, uuid=found.uuid, pci=found.pci, name=found.name)
 
     def start(self, gpu: int) -> None:
-        """Make it ready, which may take seconds."""
+        """What needs it first makes its context."""
+        torch.cuda.synchronize(gpu)
+        self._started.append(gpu)
 
     def can_access(self, source: int, target: int) -> bool:
-        """May the source reach the target's memory directly?"""
+        """cudaDeviceCanAccessPeer."""
+        return bool(torch.cuda.can_device_access_peer(source, target))
 
     def buffer(self, gpu: int | None, count: int) -> Buffer:
-        """So many words, not initialised."""
+        """On the GPU, or pinned: the driver copies what is not pinned by another, slower way."""
+        if gpu is None:
+            return Buffer(None, torch.empty(count, dtype=torch.int32, pin_memory=True))
+        return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
 
     def copy(self, source: Buffer, target: Buffer) -> None:
-        """Source to target; directly where CUDA can."""
+        """On the current stream of the source, or of the target where the source is the host."""
+        target.words.copy_(source.words, non_blocking=True)
 
     def through_host(self, source: Buffer, target: Buffer) -> None:
-        """From GPU to GPU in pieces through pinned memory, one piece out while the one before goes in."""
+        """Two pieces of pinned memory in turn; in the end the source's stream waits for the target's."""
+        if not self._pieces:
+            self._pieces = tuple(self.buffer(None, _PIECE_WORDS).words for _ in range(2))
+        out, into = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
+        arrived: list[torch.cuda.Event] = []
+        for number, start in enumerate(range(0, len(source.words), _PIECE_WORDS)):
+            here, there = (words[start : start + _PIECE_WORDS] for words in (source.words, target.words))
+            piece = self._pieces[number % 2][: len(here)]
+            if number >= 2:
+                out.wait_event(arrived[number - 2])
+            piece.copy_(here, non_blocking=True)
+            into.wait_event(out.record_event())
+            there.copy_(piece, non_blocking=True)
+            arrived.append(into.record_event())
+        out.wait_event(arrived[-1])
 
     def together(self, links: Sequence[CopyLink]) -> None:
-        """Several copies at the same time."""
+        """Each on streams of its own, since a copy makes the current streams of both its ends wait."""
+        for number, (source, target) in enumerate(links):
+            out, into = (self._stream(end.gpu, number) for end in (source, target))
+            with torch.cuda.stream(out), torch.cuda.stream(into):
+                self.copy(source, target)
+
+    def _stream(self, gpu: int | None, number: int) -> torch.cuda.Stream:
+        place = (gpu or 0, number)
+        if place not in self._streams:
+            self._streams[place] = torch.cuda.Stream(place[0])
+        return self._streams[place]
 
     def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
-        """How long the work takes that is put on this GPU (None: on several), all other work being over."""
+        """Between two events on the GPU's stream; by the clock where several GPUs work."""
+        self._finish()
+        if gpu is None:
+            start = time.perf_counter()
+            work()
+            self._finish()
+            return time.perf_counter() - start
+        with torch.cuda.device(gpu):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def _finish(self) -> None:
+        for gpu in self._started:
+            torch.cuda.synchronize(gpu)
+
+
+Copy = Callable[[Buffer, Buffer], None]
 
 
 class Told(NamedTuple):
@@ -108,7 +174,7 @@ def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
 
 
 def copies(
-    devices: Devices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
+    devices: CudaDevices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
 ) -> Copies:
     """Try all jobs from number `begin` on, until `end` on the clock of `time.monotonic`, which may still move on."""
     gpus: list[GpuCopies] = []
@@ -146,7 +212,7 @@ class _LinkRate(NamedTuple):
 class _Run(NamedTuple):
     """Copies over one link."""
 
-    devices: Devices
+    devices: CudaDevices
     copy: Copy
     source: Buffer
     target: Buffer
@@ -173,7 +239,7 @@ class _Run(NamedTuple):
 class _Bench:
     """Measures one link after the other, each in about `link_seconds`."""
 
-    def __init__(self, devices: Devices, told: Told) -> None:
+    def __init__(self, devices: CudaDevices, told: Told) -> None:
         self._devices = devices
         self._told = told
         self.link_seconds = LINK_SECONDS

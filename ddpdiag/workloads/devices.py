@@ -1,8 +1,8 @@
-"""The devices of a rank: which it uses with a backend, what their links carry, a product on each, copies by CUDA."""
+"""The devices of a rank: which it uses with a backend, what their links can carry, and a product on each."""
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,10 @@ from msgspec import structs
 from ddpdiag.model.alone import Product
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.context import Context
-from ddpdiag.model.copies import GpuCopies
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.rdma import route_out
-from ddpdiag.workloads.copies import Buffer, CopyLink
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}
@@ -96,9 +94,6 @@ def synchronize(device: torch.device) -> None:
         torch.get_device_module(device).synchronize(device)
 
 
-# A product on each device --------------------------------------------------------------------------------------------
-
-
 def products(ctx: Context) -> Iterator[Product]:
     """One on each GPU that torch shows; on the CPU where it shows none."""
     left, right = factors()
@@ -136,99 +131,3 @@ def multiplied(device: torch.device, left: torch.Tensor, right: torch.Tensor, ex
 def first_line(error: Exception) -> str:
     """Of what it says; else its name."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-
-
-# Copies --------------------------------------------------------------------------------------------------------------
-
-# Pieces on the way through the host: long enough for the rate of PCIe, short enough for two to overlap.
-_PIECE_WORDS = (4 << 20) // 4
-
-
-class CudaDevices:
-    """The GPUs that torch shows to this process; of these the first `most`, if that is known.
-
-    torch puts a copy between GPUs on the source's current stream, and lets both GPUs' streams wait for it (aten
-    native/cuda/Copy.cu); so an event on the source's stream sees its end. torch enables peer access by itself where
-    CUDA offers it, and offers no way to disable it again in this process.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        shown = torch.cuda.device_count()
-        self.count = shown if most is None else min(shown, most)
-        self._pieces: tuple[torch.Tensor, ...] = ()
-        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
-        self._started: list[int] = []
-
-    def about(self, gpu: int) -> GpuCopies:
-        """As the driver names it."""
-        found = describe(torch.device("cuda", gpu))
-        return GpuCopies(index=gpu, uuid=found.uuid, pci=found.pci, name=found.name)
-
-    def start(self, gpu: int) -> None:
-        """What needs it first makes its context."""
-        torch.cuda.synchronize(gpu)
-        self._started.append(gpu)
-
-    def can_access(self, source: int, target: int) -> bool:
-        """cudaDeviceCanAccessPeer."""
-        return bool(torch.cuda.can_device_access_peer(source, target))
-
-    def buffer(self, gpu: int | None, count: int) -> Buffer:
-        """On the GPU, or pinned: the driver copies what is not pinned by another, slower way."""
-        if gpu is None:
-            return Buffer(None, torch.empty(count, dtype=torch.int32, pin_memory=True))
-        return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
-
-    def copy(self, source: Buffer, target: Buffer) -> None:
-        """On the current stream of the source, or of the target where the source is the host."""
-        target.words.copy_(source.words, non_blocking=True)
-
-    def through_host(self, source: Buffer, target: Buffer) -> None:
-        """Two pieces of pinned memory in turn; in the end the source's stream waits for the target's."""
-        if not self._pieces:
-            self._pieces = tuple(self.buffer(None, _PIECE_WORDS).words for _ in range(2))
-        out, into = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
-        arrived: list[torch.cuda.Event] = []
-        for number, start in enumerate(range(0, len(source.words), _PIECE_WORDS)):
-            here, there = (words[start : start + _PIECE_WORDS] for words in (source.words, target.words))
-            piece = self._pieces[number % 2][: len(here)]
-            if number >= 2:
-                out.wait_event(arrived[number - 2])
-            piece.copy_(here, non_blocking=True)
-            into.wait_event(out.record_event())
-            there.copy_(piece, non_blocking=True)
-            arrived.append(into.record_event())
-        out.wait_event(arrived[-1])
-
-    def together(self, links: Sequence[CopyLink]) -> None:
-        """Each on streams of its own, since a copy makes the current streams of both its ends wait."""
-        for number, (source, target) in enumerate(links):
-            out, into = (self._stream(end.gpu, number) for end in (source, target))
-            with torch.cuda.stream(out), torch.cuda.stream(into):
-                self.copy(source, target)
-
-    def _stream(self, gpu: int | None, number: int) -> torch.cuda.Stream:
-        place = (gpu or 0, number)
-        if place not in self._streams:
-            self._streams[place] = torch.cuda.Stream(place[0])
-        return self._streams[place]
-
-    def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
-        """Between two events on the GPU's stream; by the clock where several GPUs work."""
-        self._finish()
-        if gpu is None:
-            start = time.perf_counter()
-            work()
-            self._finish()
-            return time.perf_counter() - start
-        with torch.cuda.device(gpu):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-
-    def _finish(self) -> None:
-        for gpu in self._started:
-            torch.cuda.synchronize(gpu)
