@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpdiag.lint.script import Script
-from ddpdiag.lint.syntax import Function, attribute_path, has_unpacking, is_function, keyword, own_nodes
+from ddpdiag.lint.script import Function, Script, attribute_path, has_unpacking, is_function, keyword, own_nodes
 
 Key = tuple[ast.AST | None, str]
 # The first argument that mp.spawn gives to every process: its number on this host.

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ddpdiag.lint.script import BLOCKS
-from ddpdiag.lint.syntax import is_bare_cuda, is_function
+from ddpdiag.lint.script import BLOCKS, attribute_path, is_function
 from ddpdiag.lint.values import Kind, Values
 from ddpdiag.model import Severity
 
@@ -136,3 +135,19 @@ class Rule:
     def title(self) -> str:
         """The first line of the manual page, without its full stop."""
         return self.manual.partition("\n")[0].rstrip(".")
+
+
+def is_bare_cuda(call: ast.Call) -> bool:
+    """Is it `x.cuda()`, which takes the current GPU?"""
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not call.args and not call.keywords
+
+
+def moved(call: ast.Call) -> ast.expr | None:
+    """What `x.to(...)` or `x.cuda(...)` moves, or None."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda") else None
+
+
+def same(one: ast.AST, other: ast.AST) -> bool:
+    """Are both the same name, or the same attribute?"""
+    path = attribute_path(one)
+    return path is not None and path == attribute_path(other)

@@ -1,13 +1,13 @@
-"""A script as the rules see it: its tree, who is whose parent, its imports, functions, calls and bindings."""
+"""A script as the rules see it: its tree, imports, functions and calls; and small questions to a part of the tree."""
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
-from ddpdiag.lint.syntax import Function, attribute_path, is_function, leaves, text_of
-
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # They make the process group, move the model and shard the data themselves, each by its own rules.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
@@ -28,10 +28,15 @@ class Exit(NamedTuple):
 
 
 class Script:
-    """One source file. Everything is worked out when it is first asked for."""
+    """One source file. Most is worked out when it is first asked for."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
+        # The calls that make each: a process group, a DistributedDataParallel of a module, and so on.
+        self.groups = tuple(self.calls_of(*_GROUPS))
+        self.wrappings = tuple(self.calls_of(*_WRAPPERS))
+        self.samplers = tuple(self.calls_of(*_SAMPLERS))
+        self.loaders = tuple(self.calls_of(*_LOADERS))
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -99,26 +104,6 @@ class Script:
         return (call for call in self.calls if self.callee(call) in names)
 
     # What the script is about
-
-    @cached_property
-    def wrappings(self) -> tuple[ast.Call, ...]:
-        """Calls that make a DistributedDataParallel of a module."""
-        return tuple(self.calls_of(*_WRAPPERS))
-
-    @cached_property
-    def groups(self) -> tuple[ast.Call, ...]:
-        """Calls of init_process_group."""
-        return tuple(self.calls_of(*_GROUPS))
-
-    @cached_property
-    def samplers(self) -> tuple[ast.Call, ...]:
-        """Calls that make a DistributedSampler."""
-        return tuple(self.calls_of(*_SAMPLERS))
-
-    @cached_property
-    def loaders(self) -> tuple[ast.Call, ...]:
-        """Calls that make a DataLoader."""
-        return tuple(self.calls_of(*_LOADERS))
 
     @cached_property
     def imported_packages(self) -> frozenset[str]:
@@ -274,3 +259,90 @@ class Script:
     def means_several_hosts(self) -> bool:
         """Does it speak of hosts: an option such as --nnodes, a variable such as NODE_RANK?"""
         return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.texts)
+
+
+# Questions that need no knowledge of the rest of the script ---------------------------------------------------------
+
+
+def is_function(node: ast.AST) -> TypeGuard[Function]:
+    """Is it a `def`?"""
+    return isinstance(node, _FUNCTIONS)
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """The argument of that name (or, with `position`, at that place among the positional ones); None if left out."""
+    for each in call.keywords:
+        if each.arg == name:
+            return each.value
+    return call.args[position] if position is not None and position < len(call.args) else None
+
+
+def has_unpacking(call: ast.Call) -> bool:
+    """`f(*args)` or `f(**options)`: what is passed cannot be read."""
+    return any(each.arg is None for each in call.keywords) or any(isinstance(arg, ast.Starred) for arg in call.args)
+
+
+def is_constant(node: ast.AST | None, value: object) -> bool:
+    """Is it written out as this value (True is not 1)?"""
+    return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
+
+
+def text_of(node: ast.AST | None) -> str | None:
+    """The string that is written there, or None."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def attribute_path(node: ast.AST) -> str | None:
+    """ "a.b.c" of that expression; None if it is more than names and dots."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def words_in(node: ast.AST) -> Iterator[str]:
+    """Every name, attribute and string in an expression."""
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
+                yield word
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """Every name and attribute in an expression."""
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                yield name
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a function or module, but not in the functions and classes inside of it."""
+    stack = list(ast.iter_child_nodes(function))
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def leaves(body: list[ast.stmt]) -> bool:
+    """Does control never reach what follows these statements?"""
+    last = body[-1] if body else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return attribute_path(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
+    return isinstance(last, (ast.Return, ast.Raise, ast.Continue, ast.Break))
+
+
+def calls_method(node: ast.AST, method: str) -> bool:
+    """Is there a call `....method(...)` within?"""
+    return any(
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == method
+        for each in ast.walk(node)
+    )
+
+
+def trains(node: ast.AST) -> bool:
+    """Is there a backward pass within?"""
+    return calls_method(node, "backward")

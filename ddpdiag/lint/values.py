@@ -5,7 +5,7 @@ import re
 from enum import Enum
 
 from ddpdiag.lint.bindings import SPAWNED, Bindings, Source, returned
-from ddpdiag.lint.syntax import attribute_path, keyword, names_in, text_of
+from ddpdiag.lint.script import attribute_path, keyword, names_in, text_of
 
 
 class Kind(Enum):

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import has_unpacking, is_constant, is_function, keyword, trains
+from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 

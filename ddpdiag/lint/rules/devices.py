@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import is_bare_cuda, is_constant, keyword, moved, text_of, words_in
+from ddpdiag.lint.reading import Hit, Reading, Rule, is_bare_cuda, moved
+from ddpdiag.lint.script import is_constant, keyword, text_of, words_in
 from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
 from ddpdiag.model import Severity
 

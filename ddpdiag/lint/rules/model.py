@@ -4,19 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import (
-    has_unpacking,
-    is_constant,
-    is_function,
-    keyword,
-    moved,
-    names_in,
-    same,
-    text_of,
-    trains,
-    words_in,
-)
+from ddpdiag.lint.reading import Hit, Reading, Rule, moved, same
+from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, names_in, text_of, trains, words_in
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 

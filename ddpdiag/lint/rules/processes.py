@@ -3,12 +3,11 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import (
+from ddpdiag.lint.reading import Hit, Reading, Rule, is_bare_cuda
+from ddpdiag.lint.script import (
     attribute_path,
     calls_method,
     has_unpacking,
-    is_bare_cuda,
     is_constant,
     keyword,
     names_in,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, trains, words_in
+from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
 from ddpdiag.lint.values import Kind, path_or_text
 from ddpdiag.model import Severity
 
