@@ -5,8 +5,7 @@ its own functions. A rule speaks where every value that a name can have is known
 them is unknown: a script that is right must stay silent, and a pitfall that is spread over several files may be missed.
 """
 
-from ddpdiag.lint.judge import read_findings
-from ddpdiag.lint.rule import Rule
+from ddpdiag.lint.reading import Rule
 from ddpdiag.lint.rules import all_rules, rule_of
 
-__all__ = ["Rule", "all_rules", "read_findings", "rule_of"]
+__all__ = ["Rule", "all_rules", "rule_of"]

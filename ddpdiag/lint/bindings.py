@@ -3,10 +3,10 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
-from ddpdiag.lint.script import Script
-from ddpdiag.lint.syntax import Function, attribute_path, is_function, keyword, own_nodes
+from ddpdiag.lint.script import Function, Script, attribute_path, has_unpacking, is_function, keyword, own_nodes
 
 Key = tuple[ast.AST | None, str]
 # The first argument that mp.spawn gives to every process: its number on this host.
@@ -19,75 +19,69 @@ class Source(NamedTuple):
     expression: ast.expr | None
     item: int | None = None
     # "spawned", or "each" for one element of the expression, as in a for loop
-    way: str = ""
+    how: str = ""
 
 
 UNKNOWN = Source(None)
 
 
-class Bindings:
+class Bindings(Script):
     """Every assignment of a script, whatever the order: a name means all that it is ever bound to in its scope."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self._bound: dict[Key, list[Source]] = defaultdict(list)
-        self._params: dict[Key, Function] = {}
-        for scope in script.nodes:
+    @cached_property
+    def _bound(self) -> dict[Key, list[Source]]:
+        """What each name of a scope is bound to, and each attribute."""
+        bound: dict[Key, list[Source]] = defaultdict(list)
+        for scope in self.nodes:
             if isinstance(scope, ast.Module) or is_function(scope):
-                self._read_scope(scope)
+                shared = {name for node in own_nodes(scope) if isinstance(node, ast.Global) for name in node.names}
+                for target, source in (pair for node in own_nodes(scope) for pair in _assignments(node)):
+                    for key, part in self._keys(scope, target, source, shared):
+                        bound[key].append(part)
+        return bound
 
     def sources(self, node: ast.Name | ast.Attribute) -> list[Source]:
         """All that a name or attribute can come from; empty if the script never binds it."""
         if isinstance(node, ast.Attribute):
             return self._bound.get(self._attribute_key(node), [])
-        for scope in self._scopes(node):
-            key = (scope, node.id)
-            if key in self._params or key in self._bound:
-                given = list(self._given(self._params[key], node.id)) if key in self._params else []
-                return given + self._bound.get(key, [])
+        for scope in self.around(node):
+            if isinstance(scope, ast.Module) or is_function(scope):
+                given = self._given(scope, node.id) if is_function(scope) else ()
+                if sources := [*given, *self._bound.get((scope, node.id), ())]:
+                    return sources
         return []
 
-    def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The scopes in which a name is looked up, from the inside."""
-        return (each for each in self.script.around(node) if isinstance(each, ast.Module) or is_function(each))
-
-    def _read_scope(self, scope: ast.AST) -> None:
-        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for parameter in _parameters(scope):
-                self._params[scope, parameter] = scope
-        shared = {name for node in own_nodes(scope) if isinstance(node, ast.Global) for name in node.names}
-        for node in own_nodes(scope):
-            for target, source in _assignments(node):
-                self._bind(scope, target, source, shared)
-
-    def _bind(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> None:
+    def _keys(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> Iterator[tuple[Key, Source]]:
+        """What is bound by one target, which may be several."""
         match target:
             case ast.Name(id=name):
-                self._bound[self.script.tree if name in shared else scope, name].append(source)
+                yield (self.tree if name in shared else scope, name), source
             case ast.Attribute():
-                self._bound[self._attribute_key(target)].append(source)
+                yield self._attribute_key(target), source
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 for number, each in enumerate(targets):
-                    self._bind(scope, each, _part(source, number, len(targets)), shared)
+                    yield from self._keys(scope, each, _part(source, number, len(targets)), shared)
 
     def _attribute_key(self, node: ast.Attribute) -> Key:
         """`self.x` belongs to its class; `args.x` means the same wherever `args` stands."""
         path = attribute_path(node) or ""
-        return (self.script.class_of(node) if path.startswith("self.") else None, path)
+        return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _given(self, function: Function, name: str) -> Iterator[Source]:
-        """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen."""
+        """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen. Else nothing."""
         names = _parameters(function)
+        if name not in names:
+            return
         position = names.index(name)
-        sites = self.script.sites.get(function, ())
-        if self.script.takes_self(function):
+        sites = self.sites.get(function, ())
+        if self.takes_self(function):
             if position == 0:
                 yield UNKNOWN
                 return
             position -= 1
         for call in sites:
             yield _passed(call, name, position, _default(function, name))
-        starts = [call for started, call in self.script.starts if started is function]
+        starts = [call for started, call in self.starts if started is function]
         for call in starts:
             yield self._handed_over(call, position)
         if not sites and not starts:
@@ -95,9 +89,9 @@ class Bindings:
 
     def _handed_over(self, start: ast.Call, position: int) -> Source:
         """What mp.spawn(f, args=(...)) or Process(target=f, args=(...)) gives at that position."""
-        spawned = self.script.callee(start).rpartition(".")[2] != "Process"
+        spawned = self.callee(start).rpartition(".")[2] != "Process"
         if spawned and position == 0:
-            return Source(None, way=SPAWNED)
+            return Source(None, how=SPAWNED)
         arguments = keyword(start, "args", 1 if spawned else 3)
         if not isinstance(arguments, (ast.Tuple, ast.List)):
             return UNKNOWN
@@ -105,7 +99,7 @@ class Bindings:
         if index >= len(arguments.elts):
             return UNKNOWN
         given = arguments.elts[index]
-        return Source(None, way=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
+        return Source(None, how=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
 
     def _is_counter(self, node: ast.expr) -> bool:
         """Is it the variable of `for i in range(...)`?"""
@@ -113,7 +107,7 @@ class Bindings:
             return False
         sources = self.sources(node)
         return bool(sources) and all(
-            source.way == "each"
+            source.how == "each"
             and isinstance(source.expression, ast.Call)
             and attribute_path(source.expression.func) == "range"
             for source in sources
@@ -121,19 +115,16 @@ class Bindings:
 
     def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
         """The expressions that a name, an attribute or a call of the script's own functions leads to; None: unknown."""
-        found: dict[ast.expr | None, None] = {}
-        seen: set[ast.expr] = set()
+        found: list[ast.expr | None] = []
+        seen: set[ast.expr | None] = set()
         waiting: list[ast.expr | None] = [node]
         while waiting:
             each = waiting.pop()
-            if each is None or each not in seen:
-                steps = list(self._steps(each)) if each is not None else []
-                if steps:
-                    waiting += steps
-                else:
-                    found[each] = None
-            if each is not None:
+            if each not in seen:
                 seen.add(each)
+                steps = list(self._steps(each)) if each is not None else []
+                waiting += steps
+                found += [] if steps else [each]
         return tuple(found)
 
     def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
@@ -141,12 +132,12 @@ class Bindings:
         if isinstance(node, (ast.Name, ast.Attribute)):
             sources = self.sources(node) or [Source(None)]
         elif isinstance(node, ast.Call):
-            own = [function for function in self.script.targets(node) if function.name != "__init__"]
+            own = [function for function in self.targets(node) if function.name != "__init__"]
             sources = [Source(value) for function in own for value in returned(function)]
         else:
             return
         for source in sources:
-            if source.way or source.expression is None:
+            if source.how or source.expression is None:
                 yield None
             elif source.item is None:
                 yield source.expression
@@ -156,7 +147,7 @@ class Bindings:
 
     def items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
         """The `number`-th of what the script's own function returns."""
-        for function in self.script.targets(call) if isinstance(call, ast.Call) else ():
+        for function in self.targets(call) if isinstance(call, ast.Call) else ():
             for value in returned(function):
                 if isinstance(value, ast.Tuple) and number < len(value.elts):
                     yield value.elts[number]
@@ -176,7 +167,7 @@ def _default(function: Function, name: str) -> Source:
 
 
 def _passed(call: ast.Call, name: str, position: int, default: Source) -> Source:
-    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(each.arg is None for each in call.keywords):
+    if has_unpacking(call):
         return UNKNOWN
     given = keyword(call, name, position)
     return default if given is None else Source(given)
@@ -184,7 +175,7 @@ def _passed(call: ast.Call, name: str, position: int, default: Source) -> Source
 
 def _part(source: Source, number: int, total: int) -> Source:
     """The `number`-th of what is unpacked."""
-    if source.way or source.expression is None:
+    if source.how or source.expression is None:
         return UNKNOWN
     if isinstance(source.expression, (ast.Tuple, ast.List)):
         elements = source.expression.elts
@@ -203,9 +194,9 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
         case ast.AugAssign(target=target):
             yield target, UNKNOWN
         case ast.For(target=target, iter=each) | ast.AsyncFor(target=target, iter=each):
-            yield target, Source(each, way="each")
+            yield target, Source(each, how="each")
         case ast.comprehension(target=target, iter=each):
-            yield target, Source(each, way="each")
+            yield target, Source(each, how="each")
         case ast.With(items=items) | ast.AsyncWith(items=items):
             for item in items:
                 if item.optional_vars is not None:

@@ -1,21 +1,18 @@
-"""A script as the rules see it: its tree, who is whose parent, its imports, functions, calls and bindings."""
+"""A script as the rules see it: its tree, imports, functions and calls; and small questions to a part of the tree."""
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
-from ddpdiag.lint.syntax import Function, attribute_path, leaves, text_of
-
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # They make the process group, move the model and shard the data themselves, each by its own rules.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 _GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
-_SAMPLERS = (
-    "torch.utils.data.DistributedSampler",
-    "torch.utils.data.distributed.DistributedSampler",
-)
+_SAMPLERS = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler")
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _HOST_OPTIONS = {"nodes", "nnodes", "num_nodes", "n_nodes", "node_rank", "nr", "num_machines", "machine_rank"}
 _HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"}
@@ -31,11 +28,15 @@ class Exit(NamedTuple):
 
 
 class Script:
-    """One source file. Everything is worked out when it is first asked for."""
+    """One source file. Most is worked out when it is first asked for."""
 
-    def __init__(self, tree: ast.Module, path: str = "") -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        self.path = path
+        # The calls that make each: a process group, a DistributedDataParallel of a module, and so on.
+        self.groups = tuple(self.calls_of(*_GROUPS))
+        self.wrappings = tuple(self.calls_of(*_WRAPPERS))
+        self.samplers = tuple(self.calls_of(*_SAMPLERS))
+        self.loaders = tuple(self.calls_of(*_LOADERS))
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -58,7 +59,7 @@ class Script:
         """The script's own functions and methods by name."""
         named: dict[str, list[Function]] = defaultdict(list)
         for node in self.nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if is_function(node):
                 named[node.name].append(node)
         return {name: tuple(each) for name, each in named.items()}
 
@@ -94,6 +95,10 @@ class Script:
         """The full name of what is called."""
         return self.name(call.func)
 
+    def last_name(self, call: ast.Call) -> str:
+        """The last part of that: "get_rank"."""
+        return self.callee(call).rpartition(".")[2]
+
     def calls_of(self, *names: str) -> Iterator[ast.Call]:
         """Calls of the functions with these full names."""
         return (call for call in self.calls if self.callee(call) in names)
@@ -101,31 +106,15 @@ class Script:
     # What the script is about
 
     @cached_property
-    def wrappings(self) -> tuple[ast.Call, ...]:
-        """Calls that make a DistributedDataParallel of a module."""
-        return tuple(self.calls_of(*_WRAPPERS))
-
-    @cached_property
-    def groups(self) -> tuple[ast.Call, ...]:
-        """Calls of init_process_group."""
-        return tuple(self.calls_of(*_GROUPS))
-
-    @cached_property
-    def samplers(self) -> tuple[ast.Call, ...]:
-        """Calls that make a DistributedSampler."""
-        return tuple(self.calls_of(*_SAMPLERS))
-
-    @cached_property
-    def loaders(self) -> tuple[ast.Call, ...]:
-        """Calls that make a DataLoader."""
-        return tuple(self.calls_of(*_LOADERS))
+    def imported_packages(self) -> frozenset[str]:
+        """The packages that anything is imported from."""
+        return frozenset(origin.partition(".")[0] for origin in self.imports.values())
 
     @property
     def not_judged(self) -> str | None:
         """Why this file is none of ours, or None."""
-        roots = {origin.partition(".")[0] for origin in self.imports.values()}
         for framework in _FRAMEWORKS:
-            if framework in roots:
+            if framework in self.imported_packages:
                 return f"it leaves DistributedDataParallel to {framework}"
         if not self.wrappings and not self.groups:
             return "it makes no process group and no DistributedDataParallel"
@@ -141,10 +130,7 @@ class Script:
 
     def function_of(self, node: ast.AST) -> Function | None:
         """The function that a node stands in."""
-        for outer in self.around(node):
-            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return outer
-        return None
+        return next((outer for outer in self.around(node) if is_function(outer)), None)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The class that a node stands in."""
@@ -217,7 +203,7 @@ class Script:
         """Functions that run in processes of their own, with the call that starts them (mp.spawn, mp.Process)."""
         found: list[tuple[Function, ast.Call]] = []
         for call in self.calls:
-            last = self.callee(call).rpartition(".")[2]
+            last = self.last_name(call)
             if last not in ("spawn", "start_processes", "Process"):
                 continue
             target = next((each.value for each in call.keywords if each.arg in ("fn", "target")), None)
@@ -273,3 +259,90 @@ class Script:
     def means_several_hosts(self) -> bool:
         """Does it speak of hosts: an option such as --nnodes, a variable such as NODE_RANK?"""
         return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.texts)
+
+
+# Questions that need no knowledge of the rest of the script ---------------------------------------------------------
+
+
+def is_function(node: ast.AST) -> TypeGuard[Function]:
+    """Is it a `def`?"""
+    return isinstance(node, _FUNCTIONS)
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """The argument of that name (or, with `position`, at that place among the positional ones); None if left out."""
+    for each in call.keywords:
+        if each.arg == name:
+            return each.value
+    return call.args[position] if position is not None and position < len(call.args) else None
+
+
+def has_unpacking(call: ast.Call) -> bool:
+    """`f(*args)` or `f(**options)`: what is passed cannot be read."""
+    return any(each.arg is None for each in call.keywords) or any(isinstance(arg, ast.Starred) for arg in call.args)
+
+
+def is_constant(node: ast.AST | None, value: object) -> bool:
+    """Is it written out as this value (True is not 1)?"""
+    return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
+
+
+def text_of(node: ast.AST | None) -> str | None:
+    """The string that is written there, or None."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def attribute_path(node: ast.AST) -> str | None:
+    """ "a.b.c" of that expression; None if it is more than names and dots."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def words_in(node: ast.AST) -> Iterator[str]:
+    """Every name, attribute and string in an expression."""
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
+                yield word
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """Every name and attribute in an expression."""
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                yield name
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a function or module, but not in the functions and classes inside of it."""
+    stack = list(ast.iter_child_nodes(function))
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def leaves(body: list[ast.stmt]) -> bool:
+    """Does control never reach what follows these statements?"""
+    last = body[-1] if body else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return attribute_path(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
+    return isinstance(last, (ast.Return, ast.Raise, ast.Continue, ast.Break))
+
+
+def calls_method(node: ast.AST, method: str) -> bool:
+    """Is there a call `....method(...)` within?"""
+    return any(
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == method
+        for each in ast.walk(node)
+    )
+
+
+def trains(node: ast.AST) -> bool:
+    """Is there a backward pass within?"""
+    return calls_method(node, "backward")

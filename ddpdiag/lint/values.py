@@ -5,8 +5,7 @@ import re
 from enum import Enum
 
 from ddpdiag.lint.bindings import SPAWNED, Bindings, Source, returned
-from ddpdiag.lint.script import Script
-from ddpdiag.lint.syntax import attribute_path, keyword, names_in, text_of
+from ddpdiag.lint.script import attribute_path, keyword, names_in, text_of
 
 
 class Kind(Enum):
@@ -35,23 +34,13 @@ OTHER: Kinds = frozenset({Kind.OTHER})
 RANKS: Kinds = frozenset({Kind.RANK, Kind.LOCAL_RANK, Kind.SPAWNED})
 # Variables of torchrun, Slurm, Open MPI and MPICH (README of ddpdiag: launchers).
 VARIABLES = {
-    "RANK": Kind.RANK_TEXT,
-    "SLURM_PROCID": Kind.RANK_TEXT,
-    "OMPI_COMM_WORLD_RANK": Kind.RANK_TEXT,
-    "PMI_RANK": Kind.RANK_TEXT,
-    "LOCAL_RANK": Kind.LOCAL_RANK_TEXT,
-    "SLURM_LOCALID": Kind.LOCAL_RANK_TEXT,
-    "OMPI_COMM_WORLD_LOCAL_RANK": Kind.LOCAL_RANK_TEXT,
-    "MPI_LOCALRANKID": Kind.LOCAL_RANK_TEXT,
-    "WORLD_SIZE": Kind.WORLD_SIZE_TEXT,
-    "SLURM_NTASKS": Kind.WORLD_SIZE_TEXT,
-    "OMPI_COMM_WORLD_SIZE": Kind.WORLD_SIZE_TEXT,
+    **dict.fromkeys(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), Kind.RANK_TEXT),
+    **dict.fromkeys(
+        ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), Kind.LOCAL_RANK_TEXT
+    ),
+    **dict.fromkeys(("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"), Kind.WORLD_SIZE_TEXT),
 }
-NUMBERS = {
-    Kind.RANK_TEXT: Kind.RANK,
-    Kind.LOCAL_RANK_TEXT: Kind.LOCAL_RANK,
-    Kind.WORLD_SIZE_TEXT: Kind.WORLD_SIZE,
-}
+NUMBERS = {Kind.RANK_TEXT: Kind.RANK, Kind.LOCAL_RANK_TEXT: Kind.LOCAL_RANK, Kind.WORLD_SIZE_TEXT: Kind.WORLD_SIZE}
 _ANSWERS = {
     "get_rank": Kind.RANK,
     "get_global_rank": Kind.RANK,
@@ -68,14 +57,14 @@ _RANKISH = re.compile(
 )
 _OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
 _DEPTH = 40
+_TESTS = (ast.Compare, ast.UnaryOp, ast.BoolOp)
 
 
-class Values:
+class Values(Bindings):
     """The kinds of every expression of a script."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.bindings = Bindings(script)
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__(tree)
         self._known: dict[ast.AST, Kinds] = {}
         self._for_now: dict[ast.AST, Kinds] = {}
         self._open: set[ast.AST] = set()
@@ -85,10 +74,8 @@ class Values:
         """All that an expression can be; {OTHER} where nothing is known."""
         if node is None or node in self._open or len(self._open) > _DEPTH:
             return frozenset()
-        if node in self._known:
-            return self._known[node]
-        if node in self._for_now:
-            return self._for_now[node]
+        if (known := self._known.get(node) or self._for_now.get(node)) is not None:
+            return known
         self._open.add(node)
         found = self._read(node) or OTHER
         self._open.discard(node)
@@ -102,6 +89,10 @@ class Values:
     def surely(self, node: ast.expr | None, *kinds: Kind) -> bool:
         """Is it one of these kinds, whatever happens?"""
         return node is not None and self.kinds(node) <= frozenset(kinds)
+
+    def surely_within(self, node: ast.AST, *kinds: Kind) -> bool:
+        """Is a part of the expression surely one of these kinds?"""
+        return any(isinstance(each, ast.expr) and self.surely(each, *kinds) for each in ast.walk(node))
 
     def maybe(self, node: ast.expr | None, *kinds: Kind) -> bool:
         """Can it be one of these kinds?"""
@@ -128,12 +119,10 @@ class Values:
         return self._rankish[node, depth]
 
     def _smells_anew(self, node: ast.AST, depth: int) -> bool:
-        if any(_RANKISH.search(name) for name in names_in(node)):
-            return True
-        if self.holds_rank(node):
+        if any(map(_RANKISH.search, names_in(node))) or self.holds_rank(node):
             return True
         names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
-        sources = [source.expression for each in names for source in self.bindings.sources(each)]
+        sources = [source.expression for each in names for source in self.sources(each)]
         return depth > 0 and any(each is not None and self._smells(each, depth - 1) for each in sources)
 
     def _read(self, node: ast.expr) -> Kinds:
@@ -146,7 +135,7 @@ class Values:
                 either = self.kinds(one) | self.kinds(other)
                 # `model.module if isinstance(model, DDP) else model` is never the wrapper.
                 return either - {Kind.WRAPPED} if Kind.INSIDE in either else either
-            case ast.BoolOp(op=ast.Or(), values=values) if not any(map(self._is_test, values)):
+            case ast.BoolOp(op=ast.Or(), values=values) if not any(isinstance(each, _TESTS) for each in values):
                 return frozenset[Kind]().union(*map(self.kinds, values))
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
                 return frozenset({Kind.IS_RANK}) if self.is_rank_test(node) else OTHER
@@ -158,35 +147,28 @@ class Values:
                 return self._called(node)
         return OTHER
 
-    def _is_test(self, node: ast.expr) -> bool:
-        return isinstance(node, (ast.Compare, ast.UnaryOp, ast.BoolOp))
-
     def _named(self, node: ast.Name | ast.Attribute) -> Kinds:
         if isinstance(node, ast.Attribute) and node.attr == "module" and self.maybe(node.value, Kind.WRAPPED):
             return frozenset({Kind.INSIDE})
-        sources = self.bindings.sources(node)
-        if not sources and isinstance(node, ast.Attribute) and node.attr == "local_rank" and self._has_option:
+        sources = self.sources(node)
+        if not sources and isinstance(node, ast.Attribute) and node.attr == "local_rank" and node.attr in self.options:
             return frozenset({Kind.LOCAL_RANK})
         return frozenset[Kind]().union(*map(self._from, sources)) or OTHER
 
-    @property
-    def _has_option(self) -> bool:
-        return "local_rank" in self.script.options
-
     def _from(self, source: Source) -> Kinds:
-        if source.way == SPAWNED:
+        if source.how == SPAWNED:
             return frozenset({Kind.SPAWNED})
-        if source.way or source.expression is None:
+        if source.how or source.expression is None:
             return OTHER
         if source.item is None:
             return self.kinds(source.expression)
-        return frozenset[Kind]().union(*map(self.kinds, self.bindings.items(source.expression, source.item))) or OTHER
+        return frozenset[Kind]().union(*map(self.kinds, self.items(source.expression, source.item))) or OTHER
 
     def _element(self, whole: ast.expr, index: ast.expr) -> Kinds:
         if isinstance(index, ast.Slice):
             sharded = self.maybe(index.lower, *RANKS) and index.step is not None
             return frozenset({Kind.SHARD}) if sharded else OTHER
-        return self._variable(text_of(index)) if self.script.name(whole) == "os.environ" else OTHER
+        return self._variable(text_of(index)) if self.name(whole) == "os.environ" else OTHER
 
     def _variable(self, name: str | None) -> Kinds:
         return frozenset({VARIABLES[name]}) if name in VARIABLES else OTHER
@@ -203,13 +185,13 @@ class Values:
         return OTHER
 
     def _called(self, call: ast.Call) -> Kinds:
-        name = self.script.callee(call)
+        name = self.callee(call)
         last = call.func.attr if isinstance(call.func, ast.Attribute) else name.rpartition(".")[2]
         if last in ("int", "float") and call.args:
             return frozenset(NUMBERS.get(kind, kind) for kind in self.kinds(call.args[0]))
         if name in ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop") and call.args:
             return self._variable(text_of(call.args[0])) | self._fallback(call)
-        own = [self.kinds(value) for function in self.script.targets(call) for value in returned(function) if value]
+        own = [self.kinds(value) for function in self.targets(call) for value in returned(function) if value]
         if own and last != "__init__":
             return frozenset[Kind]().union(*own)
         if last in _ANSWERS and not self._is_foreign(name):
@@ -228,11 +210,7 @@ class Values:
     def _is_foreign(self, name: str) -> bool:
         """`mesh.get_rank()` of somebody else's object is not the rank of the job."""
         root = name.partition(".")[0]
-        return "." in name and not name.startswith((".", "torch", "apex")) and root not in self._modules
-
-    @property
-    def _modules(self) -> set[str]:
-        return {origin.partition(".")[0] for origin in self.script.imports.values()}
+        return "." in name and not name.startswith((".", "torch", "apex")) and root not in self.imported_packages
 
     def _made_of(self, call: ast.Call, last: str) -> Kinds:
         """Shards stay shards through whatever is built of them; a compiled or moved model stays wrapped."""
@@ -250,10 +228,6 @@ class Values:
         if last in ("to", "cuda", "train", "eval") and isinstance(call.func, ast.Attribute):
             return self.kinds(call.func.value) & {Kind.WRAPPED} or OTHER
         return OTHER
-
-    def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
-        """Where a value comes from (Bindings.origins)."""
-        return self.bindings.origins(node)
 
     # Tests of the rank
 

@@ -38,9 +38,8 @@ from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.model.snapshot import Figure, Sampling
 from ddpdiag.model.train import Strategy, TrainReport
-from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.judge import findings, train_of
-from ddpdiag.strategies.runs import TOLERANCES, Job, hidden_of, jobs, trial_of
+from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, jobs, trial_of
 
 FINDINGS = {
     "wrong": Explained.error(

@@ -16,7 +16,7 @@ from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
 
 # Who came, what they run, cores of their own, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")
-_MOST_STEPS, _MOST_IMAGES = 2_000, 65_536
+MOST_STEPS, MOST_IMAGES = 2_000, 65_536
 
 
 def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
@@ -40,9 +40,9 @@ def train_of(options: TrainOptions) -> Train:
         raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}")
     return Train(
         strategies=_strategies(options.strategy),
-        steps=_number("--steps", options.steps, 2, _MOST_STEPS),
-        batch_size=_number("--batch-size", options.batch_size, 1, _MOST_IMAGES),
-        group_size=_number("--group-size", options.group_size, 2, BLOCKS),
+        steps=number_within("--steps", options.steps, 2, MOST_STEPS),
+        batch_size=number_within("--batch-size", options.batch_size, 1, MOST_IMAGES),
+        group_size=number_within("--group-size", options.group_size, 2, BLOCKS),
         dtype=options.dtype,
         scaling=options.scaling,
     )
@@ -60,7 +60,8 @@ def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
     return tuple(known[name] for name in names)
 
 
-def _number(option: str, value: int, least: int, most: int) -> int:
+def number_within(option: str, value: int, least: int, most: int, *, context: str = "") -> int:
+    """The value; UsageError if it is out of bounds."""
     if not least <= value <= most:
-        raise UsageError(f"{option} {value}: expected {least} to {most:,}")
+        raise UsageError(f"{option} {value}: expected {least} to {most:,}{context}")
     return value

@@ -12,10 +12,11 @@ from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.runs import (
     Apart,
+    Data,
     Run,
+    asked_of,
     batch_of,
     devices_of,
     job_of,
@@ -55,34 +56,37 @@ def train_of(seen: Seen[Data], tolerance: float) -> TrainReport:
 def _rows(seen: Seen[Data], tolerance: float) -> Iterator[StrategyRow]:
     """A line for each strategy that was asked for, and one for single, where it was run."""
     asked = asked_of(seen.options).strategies
-    alone = job_of(Strategy.SINGLE, seen.world)
-    first = run_of(seen, alone, tolerance) if alone is not None else None
-    for strategy in dict.fromkeys((Strategy.SINGLE, *asked) if first is not None else asked):
-        yield _row(seen, strategy, first.rate if first is not None else None, tolerance)
+    alone = _table_run(seen, Strategy.SINGLE, tolerance)
+    for strategy in dict.fromkeys((Strategy.SINGLE, *asked) if alone is not None else asked):
+        yield _row(seen, strategy, alone, tolerance)
 
 
-def _row(seen: Seen[Data], strategy: Strategy, rate_alone: float | None, tolerance: float) -> StrategyRow:
+def _table_run(seen: Seen[Data], strategy: Strategy, tolerance: float) -> Run | None:
+    job = job_of(strategy, seen.world)
+    return run_of(seen, job, tolerance) if job is not None else None
+
+
+def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None, tolerance: float) -> StrategyRow:
     if reason := why_not(strategy, seen.world):
         return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
-    job = job_of(strategy, seen.world)
-    run = run_of(seen, job, tolerance) if job is not None else None
-    if job is None or run is None:
+    run = _table_run(seen, strategy, tolerance)
+    if run is None:
         return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=_NOT_TRIED)
-    devices = devices_of(job, seen.world)
-    speedup = run.rate / rate_alone if run.rate is not None and rate_alone else None
+    devices = devices_of(run.job, seen.world)
+    speedup = _speedup(run, alone)
     shares = [own.communication_share for own in run.data.values() if own.communication_share is not None]
     losses = mean_losses(run)
     return StrategyRow(
         strategy=strategy,
         ended=run.ended,
         reason=run.reason,
-        ranks=job.ranks,
+        ranks=run.job.ranks,
         devices=devices,
         samples_per_second=run.rate,
         speedup=speedup,
         efficiency=speedup / devices if speedup is not None else None,
-        peak_bytes=_largest([own.peak_bytes for own in run.data.values()]),
-        state_bytes=_largest([own.state_bytes for own in run.data.values()]),
+        peak_bytes=max((own.peak_bytes for own in run.data.values() if own.peak_bytes is not None), default=None),
+        state_bytes=max((own.state_bytes for own in run.data.values() if own.state_bytes is not None), default=None),
         communication_share=sum(shares) / len(shares) if shares else None,
         deviation=run.apart.most if run.apart is not None else None,
         first_loss=losses[0] if losses else None,
@@ -90,15 +94,11 @@ def _row(seen: Seen[Data], strategy: Strategy, rate_alone: float | None, toleran
     )
 
 
-def _largest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 def _scaling(seen: Seen[Data], tolerance: float) -> Iterator[ScalingRow]:
-    alone = job_of(Strategy.SINGLE, seen.world)
-    first = run_of(seen, alone, tolerance) if alone is not None else None
+    alone = _table_run(seen, Strategy.SINGLE, tolerance)
     for curve, job in points(seen.world):
         run = run_of(seen, job, tolerance)
+        speedup = _speedup(run, alone)
         yield ScalingRow(
             curve=curve,
             ranks=len(job.ranks),
@@ -106,14 +106,12 @@ def _scaling(seen: Seen[Data], tolerance: float) -> Iterator[ScalingRow]:
             ended=run.ended if run is not None else Ended.UNFINISHED,
             reason=run.reason if run is not None else _NOT_TRIED,
             samples_per_second=run.rate if run is not None else None,
-            efficiency=_efficiency(run, first),
+            efficiency=speedup / len(job.ranks) if speedup is not None else None,
         )
 
 
-def _efficiency(run: Run | None, alone: Run | None) -> float | None:
-    if run is None or run.rate is None or alone is None or not alone.rate:
-        return None
-    return run.rate / alone.rate / len(run.job.ranks)
+def _speedup(run: Run | None, alone: Run | None) -> float | None:
+    return run.rate / alone.rate if run is not None and run.rate is not None and alone and alone.rate else None
 
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
@@ -224,7 +222,7 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
     return seen.finding(
         "unmeasured",
         f"whether {what} works is not known",
-        f"{what} on {_where(run)}: {run.reason}.",
+        f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
         fix=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
         if run.ended is Ended.UNFINISHED
@@ -241,16 +239,11 @@ def _what(seen: Seen[Data], run: Run) -> str:
     return f"{name} on {len(run.job.ranks)} ranks with {run.job.batch} images in a step"
 
 
-def _where(run: Run) -> str:
-    return ranks_text(run.job.ranks)
-
-
 # Wrong ---------------------------------------------------------------------------------------------------------------
 
 
 def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
     apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
-    step = apart.step or 0
     told, odd = _other_weights(run)
     return seen.finding(
         "wrong",
@@ -261,7 +254,7 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
         ranks=odd,
         evidence={
             "trial": run.trial.number,
-            "first_bad_step": step + 1,
+            "first_bad_step": (apart.step or 0) + 1,
             "deviation": apart.most,
             "tolerance": tolerance,
         },
@@ -272,14 +265,14 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
 def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
     """The loss of the first bad step, that of single, and how far they may be apart."""
     losses, alone, step = mean_losses(run), reference(seen, run.job), apart.step or 0
-    dtype, steps = asked_of(seen.options).dtype, asked_of(seen.options).steps
+    asked = asked_of(seen.options)
     own = f"{losses[step]:.6g}" if step < len(losses) else "not there"
     if alone is None or run.job.strategy is Strategy.SINGLE:
-        return f"In step {step + 1} of {steps} its loss is {own}, a finite number was expected."
+        return f"In step {step + 1} of {asked.steps} its loss is {own}, a finite number was expected."
     return (
-        f"In step {step + 1} of {steps} the loss of {_where(run)} is {own}, that of single {alone.losses[step]:.6g}; "
-        f"the largest distance of any step or rank is {apart.most:.2g}, at most {tolerance:.2g} was "
-        f"expected ({dtype})."
+        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}, that of single "
+        f"{alone.losses[step]:.6g}; the largest distance of any step or rank is {apart.most:.2g}, at most "
+        f"{tolerance:.2g} was expected ({asked.dtype})."
     )
 
 
@@ -306,19 +299,24 @@ def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _broken(seen: Seen[Data], run: Run) -> Finding:
-    blame = run.blame
-    ranks = blame.ranks if blame is not None else ()
+    ranks = run.blame.ranks if run.blame is not None else ()
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
-    verb = run.ended.value
+    what, verb = _what(seen, run), run.ended.value
     who = f": {ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
-    waits = waits_text(blame, run.outcomes) if blame is not None else ""
+    at = f" (last step '{first.at}')" if first.at else ""
+    until = f"; it had to end within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
+    waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
+    evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
+    evidence |= bundle(ranks, run.outcomes)
+    if first.detail:
+        evidence["output"] = last_words(first.detail)
     return seen.finding(
         verb,
-        f"{_what(seen, run)} {verb}{who}",
-        f"{_what(seen, run)} on {_where(run)} {verb}: {_story(first, run)} {waits}".strip(),
+        f"{what} {verb}{who}",
+        f"{what} on {ranks_text(run.job.ranks)} {verb}: {run.reason.rstrip('.')}{at}{until}. {waits}".strip(),
         ranks=ranks,
-        evidence=_evidence(first, run),
+        evidence=evidence,
         fix=_fix(seen, run, first),
     )
 
@@ -329,17 +327,3 @@ def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
     if run.job.strategy is Strategy.SINGLE:
         return f"Look at {seen.world.node_of(first.rank)} first: nobody else took part."
     return _CHECK
-
-
-def _story(first: Outcome, run: Run) -> str:
-    at = f" (last step '{first.at}')" if first.at else ""
-    within = f" within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
-    return f"{run.reason.rstrip('.')}{at}{within and f'; it had to end{within}'}."
-
-
-def _evidence(first: Outcome, run: Run) -> dict[str, Scalar | list[Scalar]]:
-    evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
-    evidence |= bundle(run.blame.ranks if run.blame is not None else (), run.outcomes)
-    if first.detail:
-        evidence["output"] = last_words(first.detail)
-    return evidence

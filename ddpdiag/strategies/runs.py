@@ -1,16 +1,44 @@
-"""Which trainings a run of TRN002 takes, how each ended, and how far its loss was from that of one process."""
+"""The trainings of TRN002: which there are, what a rank gives of one, how each ended, how far its loss was off."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.model import Outcome, Status, Trial
+from ddpdiag.model import Options, Outcome, Status, Trial
 from ddpdiag.model.train import Curve, Ended, Strategy, Train
-from ddpdiag.strategies.data import Data, asked_of
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """One rank's part in one trial. `not_possible` says what this torch lacks; then nothing was trained.
+
+    `losses` are the mean loss over the `images` that this rank saw in a step; `parts` (of single alone) those of each
+    rank's share of the images. `start` is the SHA-256 of the first weights. `seconds` are those of `timed_steps`.
+    """
+
+    device: str
+    not_possible: str = ""
+    start: str = ""
+    end: str = ""
+    losses: tuple[float, ...] = ()
+    parts: tuple[tuple[float, ...], ...] = ()
+    images: int = 0
+    timed_steps: int = 0
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    state_bytes: int | None = None
+    communication_share: float | None = None
+
+
+def asked_of(options: Options) -> Train:
+    """What `ddpdiag train` was asked for; the defaults for a check that was selected by its code."""
+    return options.train if options.train is not None else Train()
+
 
 # The network has four blocks (workloads.trainer), and a rank of a pipeline has one or more.
 BLOCKS = 4
@@ -29,7 +57,7 @@ class Job(NamedTuple):
 def jobs(world: World) -> tuple[Job, ...]:
     """All trainings, each once, in their order: single first, since the others are held against it."""
     asked = asked_of(world.options)
-    if not possible(world) and not asked.scaling:
+    if not asked.scaling and all(why_not(each, world) for each in asked.strategies):
         return ()
     table = [job_of(strategy, world) for strategy in (Strategy.SINGLE, *asked.strategies)]
     curves = [job for _, job in points(world)] if asked.scaling else []
@@ -38,9 +66,7 @@ def jobs(world: World) -> tuple[Job, ...]:
 
 def job_of(strategy: Strategy, world: World) -> Job | None:
     """The training of one line of the table; None if it is not possible here."""
-    if why_not(strategy, world) is not None:
-        return None
-    return Job(strategy, _ranks(strategy, world), batch_of(world))
+    return None if why_not(strategy, world) else Job(strategy, _ranks(strategy, world), batch_of(world))
 
 
 def points(world: World) -> Iterator[tuple[Curve, Job]]:
@@ -96,29 +122,26 @@ def _ranks(strategy: Strategy, world: World) -> tuple[int, ...]:
         case Strategy.PIPELINE:
             return world.living[:BLOCKS]
         case Strategy.MODEL_PARALLEL if world.backend == "nccl":
-            return _with_own_devices(world, asked_of(world.options))
+            return _with_own_devices(world)
         case _:
             return world.living
 
 
-def _with_own_devices(world: World, asked: Train) -> tuple[int, ...]:
+def _with_own_devices(world: World) -> tuple[int, ...]:
     """Of each host as many ranks as it has groups of GPUs."""
-    return tuple(
-        rank
-        for rank in world.living
-        if (world.places[rank].local_rank or 0) < world.arrivals[rank].gpus // asked.group_size
-    )
+    groups = {rank: world.arrivals[rank].gpus // asked_of(world.options).group_size for rank in world.living}
+    return tuple(rank for rank in world.living if (world.places[rank].local_rank or 0) < groups[rank])
 
 
 def why_not(strategy: Strategy, world: World) -> str | None:
     """Why a strategy is not possible here, or None."""
-    asked = asked_of(world.options)
     match strategy:
         case Strategy.DP:
             return _why_not_dp(world)
-        case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _with_own_devices(world, asked):
+        case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _with_own_devices(world):
             most = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
-            return f"a rank needs {asked.group_size} GPUs (--group-size), and no rank sees more than {most}"
+            least = asked_of(world.options).group_size
+            return f"a rank needs {least} GPUs (--group-size), and no rank sees more than {most}"
         case Strategy.SINGLE | Strategy.MODEL_PARALLEL:
             return None
         case _:
@@ -130,11 +153,6 @@ def _why_not_dp(world: World) -> str | None:
         return f"it copies the network to GPUs, and over {world.backend} ranks train on their CPU"
     gpus = world.arrivals[world.living[0]].gpus if world.living else 0
     return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
-
-
-def possible(world: World) -> tuple[Strategy, ...]:
-    """Those of the strategies asked for that can be tried here."""
-    return tuple(each for each in asked_of(world.options).strategies if why_not(each, world) is None)
 
 
 # How they ended ------------------------------------------------------------------------------------------------------
@@ -175,8 +193,7 @@ class Run(NamedTuple):
 
 def run_of(seen: Seen[Data], job: Job, tolerance: float) -> Run | None:
     """How the training of this job ended, if a loss may be so far from that of single; None if there was none."""
-    trial = trial_of(seen, job)
-    if trial is None:
+    if (trial := trial_of(seen, job)) is None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
@@ -190,12 +207,10 @@ def runs(seen: Seen[Data], tolerance: float) -> tuple[Run, ...]:
 
 
 def _ended(seen: Seen[Data], run: Run) -> Run:
-    lacks = {own.not_possible: rank for rank, own in run.data.items() if own.not_possible}
-    if lacks:
-        return run._replace(ended=Ended.NOT_POSSIBLE, reason=next(iter(lacks)))
-    if absent := without_backend(run.outcomes):
-        return run._replace(ended=Ended.NOT_POSSIBLE, reason=next(iter(absent.values())))
-    if why := _why_cut(seen, run):
+    lacks = [own.not_possible for own in run.data.values() if own.not_possible]
+    if lacks := lacks or [*without_backend(run.outcomes).values()]:
+        return run._replace(ended=Ended.NOT_POSSIBLE, reason=lacks[0])
+    if why := _why_ended_early(seen, run):
         return run._replace(ended=Ended.UNFINISHED, reason=why)
     blame = blamed(run.outcomes)
     if blame is None:
@@ -209,13 +224,13 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
     return run._replace(ended=Ended.FAILS, reason=_own_words(run, blame), blame=blame)
 
 
-def _why_cut(seen: Seen[Data], run: Run) -> str:
+def _why_ended_early(seen: Seen[Data], run: Run) -> str:
     """Why it ended for a reason of the run, so that it is no answer; or nothing."""
-    heard = {outcome.rank for outcome in run.outcomes}
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
     if lost:
         return f"{ranks_text(lost)} left the run before it was over"
-    if not heard.issuperset(run.trial.ranks) or any(o.status is Status.SKIPPED for o in run.outcomes):
+    reported = {outcome.rank for outcome in run.outcomes if outcome.status is not Status.SKIPPED}
+    if not reported.issuperset(run.trial.ranks):
         return "the run ended before it was over"
     hurried = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
     if hurried is not None:
@@ -239,24 +254,20 @@ def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
     losses = mean_losses(run)
     if not losses or not all(map(math.isfinite, losses)):
         bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
-        return run._replace(
-            ended=Ended.WRONG, apart=Apart(math.inf, bad), reason=f"its loss is {losses[bad : bad + 1]}"
-        )
+        reason = f"its loss is {losses[bad : bad + 1]}"
+        return run._replace(ended=Ended.WRONG, apart=Apart(math.inf, bad), reason=reason)
     if run.job.strategy is Strategy.SINGLE:
         return run
     alone = reference(seen, run.job)
     if alone is None:
-        return run if _is_weak(seen, run) else run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses")
+        single = job_of(Strategy.SINGLE, seen.world)
+        if single is not None and run.job.batch != single.batch:
+            return run  # weak scaling: there is nothing to compare with, by design
+        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses")
     apart = compare(run, alone, tolerance)
     if apart.step is None:
         return run._replace(apart=apart)
     return run._replace(ended=Ended.WRONG, apart=apart, reason=f"its loss is {apart.most:.2g} off that of single")
-
-
-def _is_weak(seen: Seen[Data], run: Run) -> bool:
-    """Has it another batch than single? Then there is nothing to compare with, by design."""
-    alone = job_of(Strategy.SINGLE, seen.world)
-    return alone is not None and run.job.batch != alone.batch
 
 
 def reference(seen: Seen[Data], job: Job) -> Data | None:

@@ -1,21 +1,148 @@
 """A training by strategies in the formats of the report: terminal, HTML, Markdown, Prometheus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.model import Report
-from ddpdiag.model.train import Curve, ScalingRow, StrategyRow, TrainReport
-from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
+from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
+from ddpdiag.render.html import page as html
+from ddpdiag.render.html.page import Cell, Section, words
 from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabled
+from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.plots.charts import Bar, Bars, draw_bars
 from ddpdiag.render.sections import Sample
+from ddpdiag.render.terminal.findings import write_findings
+from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
+from ddpdiag.render.terminal.tables import Column, draw, fitted
 from ddpdiag.render.units import ABSENT, byte_count, count, figure, percent
-from ddpdiag.strategies.terminal import CURVES, rate_text, render
 
-__all__ = ["pieces", "render", "samples", "section"]
-
-_BAD = ("wrong", "hangs", "fails")
+STYLES = {
+    Ended.WORKS: "green",
+    Ended.WRONG: "bold red",
+    Ended.HANGS: "bold red",
+    Ended.FAILS: "bold red",
+    Ended.UNFINISHED: "bold yellow",
+    Ended.NOT_COMPARED: "bold yellow",
+    Ended.NOT_POSSIBLE: "dim",
+}
+# The reason stands below the table.
+_SHORT = {Ended.UNFINISHED: "unknown", Ended.NOT_COMPARED: "unknown", Ended.NOT_POSSIBLE: "not here"}
+_BAD = (Ended.WRONG, Ended.HANGS, Ended.FAILS)
+_CURVES = {Curve.STRONG: "the same batch for all ranks together", Curve.WEAK: "the same batch for each rank"}
 # A larger one is an accident, and would hide the others.
 _MOST_LOSS = 1e6
+
+
+def shown(value: float | None, form: str, absent: str = "-") -> str:
+    """The number in this format."""
+    return absent if value is None else form.format(value)
+
+
+# Terminal ------------------------------------------------------------------------------------------------------------
+
+
+def render(
+    report: Report, *, tty: bool = False, color: bool, width: int, details: bool = False, timings: bool = False
+) -> str:
+    """`report.train` as text of `width` columns, in a terminal or a log; `details` shortens nothing."""
+    page, train = Page(color=color, width=width), report.train
+    if train is not None:
+        write_head(page, report)
+        torch = f"torch {train.torch_version}" if train.torch_version else ""
+        parts = ", ".join(filter(None, (one_line(train.device), one_line(torch))))
+        page.write(f"{f'{parts}. ' if parts else ''}{_task(train)}", style="dim")
+        page.blank()
+        _write_rows(page, train.rows)
+        _write_reasons(page, train.rows)
+        for curve in Curve:
+            _write_curve(page, curve, [row for row in train.scaling if row.curve is curve])
+    write_findings(page, report.findings, details=details)
+    write_notes(page, report.notes)
+    write_verdict(page, report)
+    return page.text()
+
+
+def _task(train: TrainReport) -> str:
+    asked = train.asked
+    return (
+        f"A ConvNet learns MNIST digits: {count(asked.steps, 'step')} of {count(train.batch_size, 'image')} over all "
+        f"ranks, {one_line(asked.dtype)}. x: times as fast as single; eff.: that for each device; comm: share of time "
+        "in which a collective is under way, waiting included; peak, state: memory of a rank; off: largest distance of "
+        f"a loss from single's, at most {train.tolerance:.2g}."
+    )
+
+
+def _write_rows(page: Page, rows: Sequence[StrategyRow]) -> None:
+    figures = {
+        "ranks": [str(len(row.ranks)) if row.ranks else "-" for row in rows],
+        "samples/s": [shown(row.samples_per_second, "{:,.0f}") for row in rows],
+        "x": [shown(row.speedup, "{:.2f}") for row in rows],
+        "eff.": [shown(row.efficiency, "{:.0%}") for row in rows],
+        "comm": [shown(row.communication_share, "{:.0%}") for row in rows],
+        "peak": [_size(row.peak_bytes) for row in rows],
+        "state": [_size(row.state_bytes) for row in rows],
+        "off": [shown(row.deviation, "{:.1g}") for row in rows],
+    }
+    names = Column("strategy", tuple(row.strategy.value for row in rows), right=False)
+    write_table(page, names, [row.ended for row in rows], figures.items())
+
+
+def write_table(
+    page: Page, names: Column, ended: Sequence[Ended], figures: Iterable[tuple[str, Sequence[str]]]
+) -> None:
+    """What each row came to beside its figures, in as many tables as the width asks for."""
+    came_to = tuple(_SHORT.get(each, each.value) for each in ended)
+    fixed = (names, Column("", came_to, right=False, styles=tuple(STYLES[each] for each in ended)))
+    columns = [Column(header, tuple(cells), right=True) for header, cells in figures]
+    for table in fitted(fixed, columns, len(ended), width=page.width, gap=1):
+        page.table(table)
+        page.blank()
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else byte_count(value)
+
+
+def _write_reasons(page: Page, rows: Sequence[StrategyRow]) -> None:
+    """Why, of those that do not work."""
+    alike: dict[tuple[Ended, str], list[str]] = {}
+    for row in rows:
+        if row.ended is not Ended.WORKS:
+            alike.setdefault((row.ended, row.reason), []).append(row.strategy.value)
+    for (ended, reason), names in alike.items():
+        page.write(one_line(reason), lead=f"{', '.join(names)} {ended.value}: ", lead_style=STYLES[ended])
+    learnt = next((row for row in rows if row.first_loss is not None and row.last_loss is not None), None)
+    if learnt is not None:
+        page.write(
+            f"loss of {learnt.strategy.value}: {figure(learnt.first_loss or 0.0)} at the start, "
+            f"{figure(learnt.last_loss or 0.0)} at the end",
+            style="dim",
+        )
+    page.blank()
+
+
+def _write_curve(page: Page, curve: Curve, rows: Sequence[ScalingRow]) -> None:
+    if not rows:
+        return
+    page.write(f"ddp, {_CURVES[curve]} ({curve.value} scaling):", style="bold")
+    columns = (
+        Column("ranks", tuple(str(row.ranks) for row in rows), right=True),
+        Column("batch", tuple(f"{row.batch_size:,}" for row in rows), right=True),
+        Column("samples/s", tuple(shown(row.samples_per_second, "{:,.0f}") for row in rows), right=True),
+        Column("eff.", tuple(shown(row.efficiency, "{:.0%}") for row in rows), right=True),
+        Column("", tuple(_bar(row) for row in rows), right=False),
+    )
+    page.table(draw(columns, len(rows), 2))
+    page.blank()
+
+
+def _bar(row: ScalingRow) -> str:
+    """A bar of twenty for an efficiency of one, or why there is none."""
+    if row.ended is not Ended.WORKS or row.efficiency is None:
+        return _SHORT.get(row.ended, row.ended.value)
+    return "#" * min(30, round(20 * row.efficiency))
+
+
+# HTML ----------------------------------------------------------------------------------------------------------------
 
 
 def section(report: Report) -> Section:
@@ -32,84 +159,82 @@ def section(report: Report) -> Section:
     )
 
 
-def _speed(train: TrainReport) -> Figure | None:
+def _speed(train: TrainReport) -> html.Figure | None:
     """Samples a second beside those of one process alone."""
-    rows = [(row, row.samples_per_second or 0.0) for row in train.rows if _is_shown(row)]
-    alone = next((rate for row, rate in rows if rate and row.strategy.value == "single"), None)
-    told = ", ".join(f"{row.strategy.value} {rate_text(row.samples_per_second)}{_times(row)}" for row, _ in rows)
-    return _bars("Speed", "speed", "samples/s", rows, told, alone, "single")
+    rows = {row: row.samples_per_second or 0.0 for row in train.rows if _is_shown(row)}
+    alone = next((rate for row, rate in rows.items() if rate and row.strategy.value == "single"), None)
+    told = ", ".join(f"{row.strategy.value} {_rate(row)}{_times(row)}" for row in rows)
+    return _bars("Speed", "speed", rows, f", in samples/s: {told}.", "samples/s", alone, "single")
 
 
 def _is_shown(row: StrategyRow) -> bool:
     """What did not work is an empty row that says so; what could not be tried is in the table."""
-    return row.samples_per_second is not None or row.ended.value in _BAD
+    return row.samples_per_second is not None or row.ended in _BAD
 
 
 def _times(row: StrategyRow) -> str:
-    return f" ({row.speedup:.2f} x)" if row.speedup is not None and row.strategy.value != "single" else _how(row)
+    if row.speedup is not None and row.strategy.value != "single":
+        return f" ({row.speedup:.2f} x)"
+    return f" ({row.ended.value})" if row.ended in _BAD else ""
 
 
-def _how(row: StrategyRow) -> str:
-    return f" ({row.ended.value})" if row.ended.value in _BAD else ""
-
-
-def _communication(train: TrainReport) -> Figure | None:
+def _communication(train: TrainReport) -> html.Figure | None:
     """The share of a step in which something was under way between ranks."""
-    rows = [(row, share * 100) for row in train.rows if (share := row.communication_share) is not None]
-    told = ", ".join(f"{row.strategy.value} {share:.0f} %" for row, share in rows)
-    return _bars("Communication in a step, waiting included", "communication", "% of the time", rows, told)
+    rows = {row: share * 100 for row in train.rows if (share := row.communication_share) is not None}
+    told = ", ".join(f"{row.strategy.value} {share:.0f} %" for row, share in rows.items())
+    title, unit = "Communication in a step, waiting included", "% of the time"
+    return _bars(title, "communication", rows, f", in {unit}: {told}.", unit)
 
 
-def _loss(train: TrainReport) -> Figure | None:
+def _loss(train: TrainReport) -> html.Figure | None:
     """The last loss beside the first: all should have learned the same."""
-    rows = [(row, loss) for row in train.rows if (loss := row.last_loss) is not None and 0 <= loss < _MOST_LOSS]
-    firsts = [loss for row, _ in rows if (loss := row.first_loss) is not None]
-    told = ", ".join(f"{row.strategy.value} {figure(loss)}" for row, loss in rows)
-    first = max(firsts, default=None)
-    return _bars("Loss at the end", "loss", "loss", rows, told, first, "at the start")
+    rows = {row: loss for row in train.rows if (loss := row.last_loss) is not None and 0 <= loss < _MOST_LOSS}
+    first = max((loss for row in rows if (loss := row.first_loss) is not None), default=None)
+    told = ", ".join(f"{row.strategy.value} {figure(loss)}" for row, loss in rows.items())
+    beside = "" if first is None else f"; at the start: {figure(first)}"
+    return _bars("Loss at the end", "loss", rows, f": {told}{beside}.", "loss", first, "at the start")
 
 
 def _bars(
     title: str,
-    name: str,
-    unit: str,
-    rows: Sequence[tuple[StrategyRow, float]],
+    file: str,
+    rows: Mapping[StrategyRow, float],
     told: str,
+    unit: str,
     line: float | None = None,
-    meaning: str = "",
-) -> Figure | None:
+    line_name: str = "",
+) -> html.Figure | None:
     """A bar for each strategy; one that did not work says how it ended."""
-    if not rows or max(value for _, value in rows) <= 0:
+    if not rows or max(rows.values()) <= 0:
         return None
     bars = [
-        Bar(row.strategy.value, value, row.ended.value if row.ended.value in _BAD else "", row.ended.value in _BAD)
-        for row, value in rows
+        Bar(row.strategy.value, value, row.ended.value if row.ended in _BAD else "", row.ended in _BAD)
+        for row, value in rows.items()
     ]
-    beside = f"; {meaning}: {figure(line)}" if line is not None and name == "loss" else ""
-    return Figure(
-        title=title,
-        svg=draw_bars(Bars(unit, bars, line, line_name=meaning), f"train-{name}"),
-        alt=words(f"{title}, in {unit}: {told}{beside}." if unit != "loss" else f"{title}: {told}{beside}."),
-    )
+    svg = draw_bars(Bars(unit, bars, line, line_name=line_name), f"train-{file}")
+    return html.Figure(title=title, svg=svg, alt=words(f"{title}{told}"))
 
 
-def _curve(train: TrainReport, curve: Curve) -> Figure | None:
+def _curve(train: TrainReport, curve: Curve) -> html.Figure | None:
     """Samples a second over the number of ranks; the line is that of one."""
     rows = [(row, rate) for row in train.scaling if row.curve is curve and (rate := row.samples_per_second) is not None]
     if len(rows) < 2:
         return None
     bars = [Bar(count(row.ranks, "rank"), rate) for row, rate in rows]
-    told = ", ".join(f"{count(row.ranks, 'rank')} {rate:,.0f} samples/s{_efficiency(row)}" for row, rate in rows)
-    title = f"DDP on more ranks, {CURVES[curve]}"
-    return Figure(
+    told = ", ".join(
+        f"{bar.label} {rate:,.0f} samples/s{f' ({_share(row.efficiency)})' if row.efficiency is not None else ''}"
+        for bar, (row, rate) in zip(bars, rows, strict=True)
+    )
+    title = f"DDP on more ranks, {_CURVES[curve]}"
+    return html.Figure(
         title=title,
         svg=draw_bars(Bars("samples/s", bars, rows[0][1], line_name=bars[0].label), f"scaling-{curve.value}"),
         alt=words(f"{title} ({curve.value} scaling): {told}."),
     )
 
 
-def _efficiency(row: ScalingRow) -> str:
-    return f" ({_share(row.efficiency)})" if row.efficiency is not None else ""
+def _rate(row: StrategyRow | ScalingRow) -> str:
+    return shown(row.samples_per_second, "{:,.0f}", ABSENT)
 
 
 def _share(share: float | None) -> str:
@@ -117,12 +242,12 @@ def _share(share: float | None) -> str:
     return ABSENT if share is None else f"{share * 100:.0f} %"
 
 
-def _strategies(train: TrainReport) -> Table:
+def _strategies(train: TrainReport) -> html.Table:
     heads = ("strategy", "outcome", "samples/s", "speed-up", "efficiency", "memory", "communication", "loss")
-    return Table(
+    return html.Table(
         name="strategy-table",
         caption=f"{train.asked.steps} steps of {train.batch_size} images on {words(train.device)}",
-        columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
+        columns=tuple(html.Column(head, right=number > 1) for number, head in enumerate(heads)),
         rows=tuple(map(_strategy, train.rows)),
         note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
         f"loss: after the last step, within {train.tolerance:.2g} of single's where all is well.",
@@ -133,9 +258,9 @@ def _strategy(row: StrategyRow) -> tuple[Cell, ...]:
     why = f": {row.reason}" if row.reason else ""
     return (
         Cell(row.strategy.value),
-        Cell(words(f"{row.ended.value}{why}"), mark="bad" if row.ended.value in _BAD else ""),
-        Cell(rate_text(row.samples_per_second)),
-        Cell(ABSENT if row.speedup is None else f"{row.speedup:.2f}"),
+        Cell(words(f"{row.ended.value}{why}"), mark="bad" if row.ended in _BAD else ""),
+        Cell(_rate(row)),
+        Cell(shown(row.speedup, "{:.2f}", ABSENT)),
         Cell(_share(row.efficiency)),
         Cell(byte_count(row.peak_bytes)),
         Cell(_share(row.communication_share)),
@@ -143,24 +268,17 @@ def _strategy(row: StrategyRow) -> tuple[Cell, ...]:
     )
 
 
-def _scaling(train: TrainReport) -> Iterator[Table]:
+def _scaling(train: TrainReport) -> Iterator[html.Table]:
     if not train.scaling:
         return
     heads = ("curve", "ranks", "samples/s", "efficiency")
-    yield Table(
+    cells = ((row.curve.value, str(row.ranks), _rate(row), _share(row.efficiency)) for row in train.scaling)
+    yield html.Table(
         name="scaling",
         caption="DDP on 1, 2, 4, ... ranks",
-        columns=tuple(Column(head, right=number > 0) for number, head in enumerate(heads)),
-        rows=tuple(
-            (
-                Cell(row.curve.value),
-                Cell(str(row.ranks)),
-                Cell(rate_text(row.samples_per_second)),
-                Cell(_share(row.efficiency)),
-            )
-            for row in train.scaling
-        ),
-        note="; ".join(f"{curve.value}: {meaning}" for curve, meaning in CURVES.items()) + ".",
+        columns=tuple(html.Column(head, right=number > 0) for number, head in enumerate(heads)),
+        rows=tuple(tuple(map(Cell, row)) for row in cells),
+        note="; ".join(f"{curve.value}: {meaning}" for curve, meaning in _CURVES.items()) + ".",
     )
 
 
@@ -173,14 +291,13 @@ _ROWS, _TABLE, _LIST, _SENTENCE = 64, 6_000, 4_000, 600
 
 def pieces(report: Report) -> Iterator[Piece]:
     """For Markdown: the table of strategies, and why some do not work."""
-    train = report.train
-    if train is None:
-        return
+    every = report.train.rows if report.train is not None else ()
     headers = ("strategy", "", "ranks", "samples/s", "speed-up", "efficiency", "communication", "peak")
-    rows = [_markdown_row(row) for row in train.rows[:_ROWS]]
-    table = tabled(headers, rows, "row", total=len(train.rows), most=_TABLE, right=3)
-    yield Piece("strategies", spaced(table))
-    reasons = list(_markdown_reasons(train))
+    rows = [_markdown_row(row) for row in every[:_ROWS]]
+    yield Piece("strategies", spaced(tabled(headers, rows, "row", total=len(every), most=_TABLE, right=3)))
+    reasons = [
+        f"- {name(row.strategy.value)} {row.ended.value}: {said(row.reason, _SENTENCE)}" for row in every if row.reason
+    ]
     listing = listed(reasons[:_ROWS], "reason", total=len(reasons), most=_LIST)
     yield Piece("why strategies do not work", spaced(listing))
 
@@ -190,18 +307,12 @@ def _markdown_row(row: StrategyRow) -> tuple[str, ...]:
         name(row.strategy.value, cell=True),
         row.ended.value,
         str(len(row.ranks)) if row.ranks else "-",
-        rate_text(row.samples_per_second, "-"),
-        "-" if row.speedup is None else f"{row.speedup:.2f}",
+        shown(row.samples_per_second, "{:,.0f}"),
+        shown(row.speedup, "{:.2f}"),
         "-" if row.efficiency is None else percent(row.efficiency),
         "-" if row.communication_share is None else percent(row.communication_share),
-        "-" if row.peak_bytes is None else byte_count(row.peak_bytes),
+        _size(row.peak_bytes),
     )
-
-
-def _markdown_reasons(train: TrainReport) -> Iterator[str]:
-    for row in train.rows:
-        if row.reason:
-            yield f"- {name(row.strategy.value)} {row.ended.value}: {said(row.reason, _SENTENCE)}"
 
 
 # Prometheus ----------------------------------------------------------------------------------------------------------

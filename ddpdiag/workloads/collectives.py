@@ -1,6 +1,7 @@
 """All-reduce: are the values right, how long does it take on this rank, and whose values are wrong?"""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ddpdiag.model.context import Context
+from ddpdiag.workloads.devices import synchronize
 
 # Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
 # 37,000 ranks.
@@ -46,7 +48,7 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
     count = max(1, size // 4)
     tensor = pattern(count, dist.get_rank(), device)
     begin = time.perf_counter()
-    _step_by_step(ctx, tensor, _label(size))
+    _step_by_step(ctx, tensor, f"all_reduce {size} B")
     seconds = time.perf_counter() - begin
     expected = total(count, dist.get_world_size(), device)
     wrong = int((tensor != expected).sum().item())
@@ -55,19 +57,19 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
 
 def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls) -> list[float]:
     """Seconds on this rank for each all-reduce of `size` bytes; of the ranks' `calls`, the fewest are made."""
-    label = _label(size)
+    label = f"all_reduce {size} B"
     ctx.step(f"{label}: agree on the number of calls")
-    warmup, iterations = _least(calls, device)
+    warmup, iterations = least(calls, device)
     ctx.step(f"{label}: {warmup} + {iterations} calls")
     tensor = torch.zeros(max(1, size // 4), device=device)
     for _ in range(warmup):
         dist.all_reduce(tensor)
     seconds = []
     for _ in range(iterations):
-        _finish(device)
+        synchronize(device)
         begin = time.perf_counter()
         dist.all_reduce(tensor)
-        _finish(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return seconds
 
@@ -75,9 +77,14 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls)
 def fewest(ctx: Context, own: int, device: torch.device) -> int:
     """The smallest of what the ranks say; below 2^31."""
     ctx.step("agree on the size")
-    told = torch.tensor([own], dtype=torch.int32, device=device)
-    dist.all_reduce(told, op=dist.ReduceOp.MIN)
-    return int(told.item())
+    return least([own], device)[0]
+
+
+def least(own: Sequence[int], device: torch.device) -> list[int]:
+    """Of each number, below 2^31, the smallest that any rank gives: all ranks must do the same."""
+    numbers = torch.tensor(own, dtype=torch.int32, device=device)
+    dist.all_reduce(numbers, op=dist.ReduceOp.MIN)
+    return [int(number) for number in numbers.tolist()]
 
 
 def on_any_rank(ctx: Context, here: bool) -> bool:
@@ -110,18 +117,6 @@ def broadcasts(ctx: Context, size: int, device: torch.device, most: int) -> tupl
     return senders, tuple(wrong)
 
 
-def _label(size: int) -> str:
-    return f"all_reduce {size} B"
-
-
-def _least(calls: Calls, device: torch.device) -> Calls:
-    """What the rank with the fewest can afford: all must make the same number of calls."""
-    own = torch.tensor(calls, dtype=torch.int32, device=device)
-    dist.all_reduce(own, op=dist.ReduceOp.MIN)
-    warmup, timed = own.tolist()
-    return Calls(warmup, timed)
-
-
 def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:
     """One all-reduce in two steps: a rank that never posts it is told apart from those that wait for it."""
     ctx.step(f"{label}: post")
@@ -129,12 +124,7 @@ def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:
     ctx.step(f"{label}: wait")
     if work is not None:
         work.wait()
-    _finish(tensor.device)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device.type).synchronize(device)
+    synchronize(tensor.device)
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:

@@ -1,23 +1,24 @@
 """Copies between GPUs and the host's memory: their rate, and whether what arrives is what was sent.
 
-Every word of a copy depends on its position and on the way, so that what is missing, shifted or left over from another
+Every word of a copy depends on its position and on the link, so that what is missing, shifted or left over from another
 copy shows. The target is spoilt before each copy that is looked at: once alone, once after the timed ones.
 
-What touches a device is behind `Devices`; the loops are the same for a stand-in. A step is announced before each way,
-and what is known so far handed over after it, so that a hang names its GPUs and costs nothing else.
+A step is announced before each link, and what is known so far handed over after it, so that a hang names its GPUs and
+costs nothing else.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from msgspec import structs
 
 from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
+from ddpdiag.workloads.devices import describe
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
 PAIR_BYTES = 64 << 20
@@ -25,17 +26,20 @@ PAIR_BYTES = 64 << 20
 HOST_BYTES = 32 << 20
 # What tells how much more there is time for.
 PROBE_BYTES = 1 << 20
-# For one way; 8 GPUs have 16 ways to and from the host and 56 pairs, each with two ways: less than 10 s.
-WAY_SECONDS = 0.04
+# For one link; 8 GPUs have 16 to and from the host and 56 pairs, each copied directly and through the host: less
+# than 10 s.
+LINK_SECONDS = 0.04
 # Kept for the answer itself.
 _RESERVE_SECONDS = 1.5
 _BATCHES = 3
 _MOST_CALLS = 20
 _WORD_BYTES = 4
-# Odd numbers, so that both are one to one modulo 2**32; each way has a part of its own.
+# Odd numbers, so that both are one to one modulo 2**32; each link has a part of its own.
 _PER_POSITION = 0x01000193
-_PER_WAY = 0x3C6EF35F
+_PER_LINK = 0x3C6EF35F
 _HOST = 255
+# Pieces on the way through the host: long enough for the rate of PCIe, short enough for two to overlap.
+_PIECE_WORDS = (4 << 20) // 4
 
 
 class Buffer(NamedTuple):
@@ -49,38 +53,101 @@ class Buffer(NamedTuple):
         return Buffer(self.gpu, self.words[:count])
 
 
-Way = tuple[Buffer, Buffer]
-Copy = Callable[[Buffer, Buffer], None]
+CopyLink = tuple[Buffer, Buffer]
 
 
-class Devices(Protocol):
-    """The GPUs of this process and what is asked of them. Copies are asynchronous, and in order on each GPU."""
+class CudaDevices:
+    """The GPUs that torch shows to this process; of these the first `most`, if that is known.
 
-    count: int
+    All that touches a GPU for copies is here: tests put a stand-in in its place. Copies are in order on each GPU.
+    torch puts a copy between GPUs on the source's current stream, and lets both GPUs' streams wait for it (aten
+    native/cuda/Copy.cu); so an event on the source's stream sees its end. torch enables peer access by itself where
+    CUDA offers it, and offers no way to disable it again in this process.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        shown = torch.cuda.device_count()
+        self.count = shown if most is None else min(shown, most)
+        self._pieces: tuple[torch.Tensor, ...] = ()
+        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+        self._started: list[int] = []
 
     def about(self, gpu: int) -> GpuCopies:
-        """Who it is."""
+        """As the driver names it."""
+        found = describe(torch.device("cuda", gpu))
+        return GpuCopies(index=gpu, uuid=found.uuid, pci=found.pci, name=found.name)
 
     def start(self, gpu: int) -> None:
-        """Make it ready, which may take seconds."""
+        """What needs it first makes its context."""
+        torch.cuda.synchronize(gpu)
+        self._started.append(gpu)
 
     def can_access(self, source: int, target: int) -> bool:
-        """May the source reach the target's memory directly?"""
+        """cudaDeviceCanAccessPeer."""
+        return bool(torch.cuda.can_device_access_peer(source, target))
 
     def buffer(self, gpu: int | None, count: int) -> Buffer:
-        """So many words, not initialised."""
+        """On the GPU, or pinned: the driver copies what is not pinned by another, slower way."""
+        if gpu is None:
+            return Buffer(None, torch.empty(count, dtype=torch.int32, pin_memory=True))
+        return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
 
     def copy(self, source: Buffer, target: Buffer) -> None:
-        """Source to target; directly where CUDA can."""
+        """On the current stream of the source, or of the target where the source is the host."""
+        target.words.copy_(source.words, non_blocking=True)
 
     def through_host(self, source: Buffer, target: Buffer) -> None:
-        """From GPU to GPU in pieces through pinned memory, one piece out while the one before goes in."""
+        """Two pieces of pinned memory in turn; in the end the source's stream waits for the target's."""
+        if not self._pieces:
+            self._pieces = tuple(self.buffer(None, _PIECE_WORDS).words for _ in range(2))
+        out, into = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
+        arrived: list[torch.cuda.Event] = []
+        for number, start in enumerate(range(0, len(source.words), _PIECE_WORDS)):
+            here, there = (words[start : start + _PIECE_WORDS] for words in (source.words, target.words))
+            piece = self._pieces[number % 2][: len(here)]
+            if number >= 2:
+                out.wait_event(arrived[number - 2])
+            piece.copy_(here, non_blocking=True)
+            into.wait_event(out.record_event())
+            there.copy_(piece, non_blocking=True)
+            arrived.append(into.record_event())
+        out.wait_event(arrived[-1])
 
-    def together(self, ways: Sequence[Way]) -> None:
-        """Several copies at the same time."""
+    def together(self, links: Sequence[CopyLink]) -> None:
+        """Each on streams of its own, since a copy makes the current streams of both its ends wait."""
+        for number, (source, target) in enumerate(links):
+            out, into = (self._stream(end.gpu, number) for end in (source, target))
+            with torch.cuda.stream(out), torch.cuda.stream(into):
+                self.copy(source, target)
+
+    def _stream(self, gpu: int | None, number: int) -> torch.cuda.Stream:
+        place = (gpu or 0, number)
+        if place not in self._streams:
+            self._streams[place] = torch.cuda.Stream(place[0])
+        return self._streams[place]
 
     def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
-        """How long the work takes that is put on this GPU (None: on several), all other work being over."""
+        """Between two events on the GPU's stream; by the clock where several GPUs work."""
+        self._finish()
+        if gpu is None:
+            start = time.perf_counter()
+            work()
+            self._finish()
+            return time.perf_counter() - start
+        with torch.cuda.device(gpu):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def _finish(self) -> None:
+        for gpu in self._started:
+            torch.cuda.synchronize(gpu)
+
+
+Copy = Callable[[Buffer, Buffer], None]
 
 
 class Told(NamedTuple):
@@ -92,7 +159,7 @@ class Told(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One thing to try. Of one GPU: its ways to and from the host; of two: a copy, or both ways; of none: all."""
+    """One thing to try. Of one GPU: its links with the host; of two: a copy, or both directions; of none: all."""
 
     gpus: tuple[int, ...]
     both: bool = False
@@ -107,12 +174,15 @@ def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
 
 
 def copies(
-    devices: Devices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
+    devices: CudaDevices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
 ) -> Copies:
     """Try all jobs from number `begin` on, until `end` on the clock of `time.monotonic`, which may still move on."""
-    known = Copies(gpus=tuple(_about(devices, told, gpu) for gpu in range(devices.count)), done=begin)
+    gpus: list[GpuCopies] = []
+    for gpu in range(devices.count):
+        told.step(f"properties of GPU {gpu}")
+        gpus.append(devices.about(gpu))
     todo = jobs(devices.count, deep=deep)
-    known = structs.replace(known, jobs=len(todo))
+    known = Copies(gpus=tuple(gpus), done=begin, jobs=len(todo))
     told.report(known)
     before = time.monotonic()
     for gpu in range(devices.count):
@@ -125,19 +195,14 @@ def copies(
         if left <= 0:
             break
         # Half is measured, half is spent on filling, comparing and memory.
-        bench.way_seconds = min(WAY_SECONDS, left / (len(todo) - number) / 4)
+        bench.link_seconds = min(LINK_SECONDS, left / (len(todo) - number) / 4)
         known = structs.replace(bench.tried(known, job), done=number + 1)
         told.report(known)
     return known
 
 
-def _about(devices: Devices, told: Told, gpu: int) -> GpuCopies:
-    told.step(f"properties of GPU {gpu}")
-    return devices.about(gpu)
-
-
-class _Way(NamedTuple):
-    """What came of one way: words compared, and how many were wrong."""
+class _LinkRate(NamedTuple):
+    """What came of one link: words compared, and how many were wrong."""
 
     bytes_per_s: float
     words: int
@@ -145,9 +210,9 @@ class _Way(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Copies of one way."""
+    """Copies over one link."""
 
-    devices: Devices
+    devices: CudaDevices
     copy: Copy
     source: Buffer
     target: Buffer
@@ -165,19 +230,19 @@ class _Run(NamedTuple):
 
     def checked(self, count: int, calls: int) -> tuple[float, int]:
         """Seconds of one call into a target that was spoilt before, and words that are wrong afterwards."""
-        there = self.target.first(count)
-        _spoil(there, self.source.gpu, self.target.gpu)
+        words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
+        words.copy_(_words(words, *ends).bitwise_not_())  # no word is what it should become
         seconds = self.timed(count, calls)
-        return seconds, _wrong(there, self.source.gpu, self.target.gpu)
+        return seconds, int((words != _words(words, *ends)).sum())
 
 
 class _Bench:
-    """Measures one way after the other, each in about `way_seconds`."""
+    """Measures one link after the other, each in about `link_seconds`."""
 
-    def __init__(self, devices: Devices, told: Told) -> None:
+    def __init__(self, devices: CudaDevices, told: Told) -> None:
         self._devices = devices
         self._told = told
-        self.way_seconds = WAY_SECONDS
+        self.link_seconds = LINK_SECONDS
 
     def tried(self, known: Copies, job: Job) -> Copies:
         """What is known after this job."""
@@ -186,18 +251,24 @@ class _Bench:
                 own = self._host(known.gpus[gpu])
                 return structs.replace(known, gpus=tuple(own if own.index == g.index else g for g in known.gpus))
             case (one, other) if job.both:
-                return structs.replace(known, both=(*known.both, self._both(one, other)))
+                self._told.step(f"copy GPU {one} <-> GPU {other}")
+                rate = 2 * self._at_once([(one, other), (other, one)])
+                both = BothWays(one=one, other=other, bytes_per_s=rate)
+                return structs.replace(known, both=(*known.both, both))
             case (source, target):
                 return structs.replace(known, pairs=(*known.pairs, self._pair(source, target)))
-        return structs.replace(known, ring_bytes_per_s=self._ring())
+        self._told.step("copy between all GPUs at once")
+        count = self._devices.count
+        rate = self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
+        return structs.replace(known, ring_bytes_per_s=rate)
 
     def _host(self, known: GpuCopies) -> GpuCopies:
         gpu = known.index
         host, device = (self._devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
         self._told.step(f"copy host -> GPU {gpu}")
-        there = self._way(host, device, self._devices.copy)
+        there = self._link_rate(host, device, self._devices.copy)
         self._told.step(f"copy GPU {gpu} -> host")
-        back = self._way(device, host, self._devices.copy)
+        back = self._link_rate(device, host, self._devices.copy)
         return structs.replace(
             known,
             to_bytes_per_s=there.bytes_per_s,
@@ -210,9 +281,9 @@ class _Bench:
         here, there = (self._devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
         self._told.step(f"copy GPU {source} -> GPU {target}")
         access = self._devices.can_access(source, target)
-        direct = self._way(here, there, self._devices.copy)
+        direct = self._link_rate(here, there, self._devices.copy)
         self._told.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._way(here, there, self._devices.through_host)
+        indirect = self._link_rate(here, there, self._devices.through_host)
         return PairCopies(
             source=source,
             target=target,
@@ -224,67 +295,38 @@ class _Bench:
             wrong_through_host=indirect.wrong,
         )
 
-    def _way(self, source: Buffer, target: Buffer, copy: Copy) -> _Way:
+    def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
         """Check one copy, time some, and check the last of these."""
         run = _Run(self._devices, copy, source, target)
         probe = min(PROBE_BYTES // _WORD_BYTES, len(source.words))
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
-        count = _affordable(probe, len(source.words), run.timed(probe, 1), self.way_seconds)
-        _fill(source.first(count), source.gpu, target.gpu)
+        # What takes a quarter of the time there is, going by the probe.
+        affords = int(probe * self.link_seconds / 4 / max(run.timed(probe, 1), 1e-9))
+        count = max(probe, min(len(source.words), affords))
+        source.words[:count].copy_(_words(source.words[:count], source.gpu, target.gpu))
         one, wrong = run.checked(count, 1)
-        calls = max(1, min(_MOST_CALLS, int(self.way_seconds / _BATCHES / max(one, 1e-9))))
-        batches = _BATCHES if one * _BATCHES < 2 * self.way_seconds else 1
+        calls = max(1, min(_MOST_CALLS, int(self.link_seconds / _BATCHES / max(one, 1e-9))))
+        batches = _BATCHES if one * _BATCHES < 2 * self.link_seconds else 1
         seconds = [run.timed(count, calls) for _ in range(batches - 1)]
         last, wrong_in_the_end = run.checked(count, calls)
         best = min(one, last, *seconds)
-        return _Way(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
-
-    def _both(self, one: int, other: int) -> BothWays:
-        self._told.step(f"copy GPU {one} <-> GPU {other}")
-        return BothWays(one=one, other=other, bytes_per_s=2 * self._at_once([(one, other), (other, one)]))
-
-    def _ring(self) -> float:
-        self._told.step("copy between all GPUs at once")
-        count = self._devices.count
-        return self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
+        return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
 
     def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """Bytes per second of each way when all of them copy at the same time."""
+        """Bytes per second of each link when all of them copy at the same time."""
         words = PAIR_BYTES // _WORD_BYTES
-        ways = [(self._devices.buffer(a, words), self._devices.buffer(b, words)) for a, b in pairs]
-        for source, _ in ways:
+        links = [(self._devices.buffer(a, words), self._devices.buffer(b, words)) for a, b in pairs]
+        for source, _ in links:
             source.words.zero_()
-        first = self._devices.seconds(None, lambda: self._devices.together(ways))
-        again = 2 if first < self.way_seconds else 0
-        seconds = [self._devices.seconds(None, lambda: self._devices.together(ways)) for _ in range(again)]
+        first = self._devices.seconds(None, lambda: self._devices.together(links))
+        again = 2 if first < self.link_seconds else 0
+        seconds = [self._devices.seconds(None, lambda: self._devices.together(links)) for _ in range(again)]
         return PAIR_BYTES / max(min([first, *seconds]), 1e-9)
 
 
-def _affordable(probe: int, most: int, seconds: float, limit: float) -> int:
-    """Words of a copy that takes a quarter of the time there is, going by the probe; never fewer than that."""
-    return max(probe, min(most, int(probe * limit / 4 / max(seconds, 1e-9))))
-
-
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
-    """What goes this way: position x a + way x b, modulo 2**32."""
-    way = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
+    """What goes over this link: position x a + link x b, modulo 2**32."""
+    link = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
     ramp = torch.arange(len(like), dtype=torch.int32, device=like.device)
-    return ramp.mul_(_PER_POSITION).add_(_signed(way * _PER_WAY))
-
-
-def _signed(value: int) -> int:
-    """The same 32 bits as a signed number."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
-
-
-def _fill(buffer: Buffer, source: int | None, target: int | None) -> None:
-    buffer.words.copy_(_words(buffer.words, source, target))
-
-
-def _spoil(buffer: Buffer, source: int | None, target: int | None) -> None:
-    """No word is what it should become."""
-    buffer.words.copy_(_words(buffer.words, source, target).bitwise_not_())
-
-
-def _wrong(buffer: Buffer, source: int | None, target: int | None) -> int:
-    return int((buffer.words != _words(buffer.words, source, target)).sum())
+    # The same 32 bits as a signed number.
+    return ramp.mul_(_PER_POSITION).add_((link * _PER_LINK + (1 << 31)) % (1 << 32) - (1 << 31))

@@ -1,13 +1,17 @@
-"""The device that a rank uses with a backend, and the ways out of it."""
+"""The devices of a rank: which it uses with a backend, what their links can carry, and a product on each."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
+from ddpdiag.model.alone import Product
 from ddpdiag.model.bench import Limits
+from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.sysfs import sys_root
@@ -15,6 +19,10 @@ from ddpdiag.probes.net.rdma import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}
+SIZE = 512
+# Products of such integers stay below 2^24, so float32 holds every partial sum exactly, in whatever order they are
+# added; TensorFloat-32 holds the factors.
+_LARGEST = 8
 
 
 class Device(NamedTuple):
@@ -59,34 +67,67 @@ def describe(device: torch.device) -> Device:
     return Device(about.name, device.index, text, pci)
 
 
-def ways_out(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
+def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     """What the network card, and a GPU's NVLinks and slot, can carry: their nominal rates.
 
     `overrides` are variables that were set for an experiment and say nothing of what is there.
     """
     env = {name: value for name, value in os.environ.items() if name not in set(overrides)}
     nic = route_out("nccl" if device.type == "cuda" else "gloo", env, sys_root(os.environ))
-    limits = Limits(
-        nic=nic.name if nic else None,
-        nic_bytes_per_s=nic.bytes_per_s if nic else None,
-        nic_ports=nic.ports if nic else None,
-        nic_port_bytes_per_s=nic.port_bytes_per_s if nic else None,
-    )
+    limits = Limits()
+    if nic is not None:
+        limits = Limits(
+            nic=nic.name,
+            nic_bytes_per_s=nic.bytes_per_s,
+            nic_ports=nic.ports,
+            nic_port_bytes_per_s=nic.port_bytes_per_s,
+        )
     uuid = describe(device).uuid
-    return limits if uuid is None else _with_connections(limits, uuid, device)
+    if uuid is None:
+        return limits
+    return structs.replace(limits, **structs.asdict(connections(uuid, torch.cuda.get_device_capability(device))))
 
 
-def _with_connections(limits: Limits, uuid: str, device: torch.device) -> Limits:
-    own = connections(uuid, torch.cuda.get_device_capability(device))
-    return Limits(
-        nic=limits.nic,
-        nic_bytes_per_s=limits.nic_bytes_per_s,
-        nic_ports=limits.nic_ports,
-        nic_port_bytes_per_s=limits.nic_port_bytes_per_s,
-        nvlinks=own.nvlinks,
-        nvlinks_max=own.nvlinks_max,
-        nvlink_switched=own.nvlink_switched,
-        nvlink_bytes_per_s=own.nvlink_bytes_per_s,
-        pcie_bytes_per_s=own.pcie_bytes_per_s,
-        pcie_now_bytes_per_s=own.pcie_now_bytes_per_s,
-    )
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done what it was told: it works on while Python goes on, so a clock would stop too early."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+
+
+def products(ctx: Context) -> Iterator[Product]:
+    """One on each GPU that torch shows; on the CPU where it shows none."""
+    left, right = factors()
+    exact = left.to(torch.int64) @ right.to(torch.int64)
+    count = torch.cuda.device_count() if torch.version.cuda or torch.version.hip else 0
+    for index in range(count):
+        ctx.step(f"multiply on GPU {index}")
+        yield multiplied(torch.device("cuda", index), left, right, exact)
+    if not count:
+        ctx.step("multiply on the CPU")
+        yield multiplied(torch.device("cpu"), left, right, exact)
+
+
+def factors() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two matrices of small integers as float32 [SIZE, SIZE], always the same."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randint(-_LARGEST, _LARGEST + 1, (2, SIZE, SIZE), generator=generator)
+    return left.float(), right.float()
+
+
+def multiplied(device: torch.device, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> Product:
+    """The product on one device, held against the exact one; what torch raises is an answer."""
+    name = "the CPU" if device.type == "cpu" else f"GPU {device.index}"
+    begin = time.perf_counter()
+    try:
+        uuid = describe(device).uuid
+        found = (left.to(device) @ right.to(device)).cpu()
+    except RuntimeError as error:
+        return Product(device=name, size=SIZE, error=first_line(error))
+    seconds = time.perf_counter() - begin
+    wrong = int((found.to(torch.float64) != exact).sum())
+    return Product(device=name, size=SIZE, uuid=uuid, wrong=wrong, seconds=seconds)
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says; else its name."""
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__

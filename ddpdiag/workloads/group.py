@@ -1,26 +1,31 @@
 """Opening and closing the process group of a trial.
 
-The group's first rank opens a store on a free port, the gate hands its address to the others, and only then do they
-connect: without the gate c10d's client retries with growing pauses, which costs half a second per group (measured,
+The group's first rank opens a store on a free port, the barrier hands its address to the others, and only then do they
+connect: without the barrier c10d's client retries with growing pauses, which costs half a second per group (measured,
 torch 2.13, loopback).
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.errors import AbsentBackend, UnknownBackend
-from ddpdiag.model.context import Context
+from ddpdiag.model.alone import Group
+from ddpdiag.model.context import Context, Opening
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
-from ddpdiag.probes.net.tcp_connect import allowed_ports
-from ddpdiag.workloads.devices import choose_device
+from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
+from ddpdiag.workloads.devices import choose_device, first_line
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
 _BEYOND_DEADLINE_SECONDS = 60.0
+_SUMMED = 1024
 
 
 def group_timeout(ctx: Context) -> timedelta:
@@ -112,3 +117,144 @@ def _serve(size: int, timeout: timedelta, ports: Iterable[int]) -> dist.TCPStore
         except RuntimeError as busy:  # c10d's DistNetworkError: address already in use
             error = busy
     raise error or RuntimeError("no port to serve a store on")
+
+
+def group_of_one(ctx: Context, backend: str) -> Group:
+    """Open a process group of this rank alone over a store in memory, sum once, and close it."""
+    if (unknown := unknown_backend(backend)) is not None:
+        return Group(backend=backend, error=str(unknown))
+    ctx.step(f"a group of one over {backend}")
+    begin = time.perf_counter()
+    try:
+        device = choose_device(backend, ctx.place.local_rank)
+        timeout = group_timeout(ctx)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        mine = torch.arange(_SUMMED, dtype=torch.float32, device=device)
+        dist.all_reduce(mine)
+        right = torch.equal(mine.cpu(), torch.arange(_SUMMED, dtype=torch.float32))
+        close_group()
+    except (RuntimeError, ValueError, AbsentBackend) as error:
+        return Group(backend=backend, error=first_line(error))
+    return Group(backend=backend, right=right, seconds=time.perf_counter() - begin)
+
+
+# Rendezvous ----------------------------------------------------------------------------------------------------------
+
+# What mpirun of one kind or another tells its processes by (see runtime/launchers/launch.py).
+_OF_MPI = ("openmpi", "pmix", "pmi")
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
+    """Open the default group as `method` says, pass a barrier, close it; seconds until the group stood.
+
+    `method` is tcp, env or file, the name of one of torch's stores, or mpi; a folder in the shared directory whose name
+    ends with `nonce` is the run's own. The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
+    """
+    choose_device("gloo" if method == "mpi" else backend, ctx.place.local_rank)
+    if method in ("tcp", "env", "file"):
+        begin = _by_url(ctx, method, backend, nonce)
+    elif method == "mpi":
+        begin = _by_mpi(ctx)
+    else:
+        begin = _by_store(ctx, method, backend, nonce)
+    seconds = time.perf_counter() - begin
+    ctx.timed("group", seconds)
+    work = dist.barrier(async_op=True)
+    ctx.step("barrier: wait")
+    if work is not None:
+        work.wait()
+    ctx.step("destroy_process_group")
+    close_group()
+    return seconds
+
+
+def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
+    url = _url(ctx, method, nonce)
+    # As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT.
+    of_agent = method == "env" and ctx.trial.params.get("agent_store")
+    begin = time.perf_counter()
+    ctx.step(f"init_process_group {method}://")
+    with _agent_store() if of_agent else nullcontext():
+        # What init_process_group(init_method=url) does, with a prefix for each trial: torchrun's agent keeps the keys
+        # of all of them in one store (torch 2.13 adds no prefix), and a second trial would read the first one's.
+        store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=group_timeout(ctx)))
+        own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
+    return begin
+
+
+def _url(ctx: Context, method: str, nonce: str) -> str:
+    if method == "file":
+        return f"file://{_fresh_file(ctx, nonce)}"
+    if method == "env":
+        ctx.barrier()
+        return "env://"
+    opening = _opening(ctx)
+    return f"tcp://[{opening.host}]:{opening.offer}" if ":" in opening.host else f"tcp://{opening.host}:{opening.offer}"
+
+
+def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
+    """As scripts do it that bring a store of their own: it takes the place of the address."""
+    rank, size, timeout = ctx.group_rank, len(ctx.group), group_timeout(ctx)
+    store: dist.Store
+    if name == "HashStore":  # of threads in one process
+        ctx.barrier()
+        begin = time.perf_counter()
+        store = dist.HashStore()
+    elif name == "FileStore":
+        path = _fresh_file(ctx, nonce)
+        begin = time.perf_counter()
+        store = dist.FileStore(path, size)
+    else:
+        opening = _opening(ctx)
+        begin = time.perf_counter()
+        ctx.step("open the TCPStore")
+        store = dist.TCPStore(opening.host, int(opening.offer), size, rank == 0, timeout)
+    ctx.step(f"init_process_group store={name}")
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return begin
+
+
+def without_mpi(ctx: Context) -> str:
+    """Why the MPI backend cannot be tried, or nothing."""
+    if not dist.is_mpi_available():
+        return f"torch {torch.__version__} was built without MPI"
+    if ctx.place.launcher not in _OF_MPI:
+        return "the MPI backend needs mpirun, which did not start this run"
+    return ""
+
+
+def _by_mpi(ctx: Context) -> float:
+    """MPI knows the ranks itself."""
+    ctx.barrier()
+    begin = time.perf_counter()
+    ctx.step("init_process_group mpi")
+    dist.init_process_group("mpi")
+    return begin
+
+
+def _opening(ctx: Context) -> Opening:
+    """Where rank 0 will listen: it must know a free port before; a process may take it in between, as in every job."""
+    return ctx.barrier(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
+
+
+def _fresh_file(ctx: Context, nonce: str) -> str:
+    """Its path: a stale one of an earlier job makes ranks connect to the dead."""
+    folder = Path(ctx.options.shared_dir or ctx.scratch)
+    if nonce and ctx.group_rank == 0:
+        folder = next(folder.glob(f"ddpdiag-*-{nonce}"), folder)
+    name = f"ddpdiag-rendezvous-{os.getpid()}-{ctx.trial.number}"
+    return ctx.barrier(str(folder.absolute() / name) if ctx.group_rank == 0 else "").offer
+
+
+@contextmanager
+def _agent_store() -> Iterator[None]:
+    before = os.environ.get(_AGENT_STORE)
+    os.environ[_AGENT_STORE] = "True"
+    try:
+        yield
+    finally:
+        del os.environ[_AGENT_STORE]
+        if before is not None:
+            os.environ[_AGENT_STORE] = before

@@ -117,15 +117,14 @@ def shard(rank: int) -> range:
 def others(rank: int, world_size: int) -> list[int]:
     """Whose gradients a rank computes again: two, so that there is a majority, and far away, since a bad host's ranks
     are neighbours."""
-    ways = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
-    return [(rank + way) % world_size for way in sorted(ways) if way < world_size]
+    steps = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
+    return [(rank + step) % world_size for step in sorted(steps) if step < world_size]
 
 
 def gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
     """The gradient of the mean loss over these images, flat [parameters], computed here alone."""
     model.zero_grad()
-    for start in range(0, len(images), _CHUNK):
-        chunk = images[start : start + _CHUNK]
+    for chunk in _chunks(images):
         inputs, labels = batch(digits, chunk, device)
         (cross_entropy(model(inputs), labels, reduction="sum") / len(images)).backward()
     return flat([parameter.grad for parameter in model.parameters()])
@@ -209,6 +208,5 @@ def predictions(ctx: Context, model: nn.Module, digits: Digits, device: torch.de
     return int(correct), int((torch.cat(gathered)[:count] == labels).sum())
 
 
-def _chunks(numbers: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(numbers), _CHUNK):
-        yield numbers[start : start + _CHUNK]
+def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (numbers[start : start + _CHUNK] for start in range(0, len(numbers), _CHUNK))

@@ -5,12 +5,13 @@ the one at fault and long for the others. DDP hides it behind the backward pass,
 (`no_sync`) and averaged by an all-reduce of their own, which can be timed.
 
 The gradients of a small network say nothing about bandwidth: a bucket of DDP's own size is averaged as well. And each
-rank exchanges messages with its two neighbours, since a slow way keeps everybody waiting alike.
+rank exchanges messages with its two neighbours, since a slow link keeps everybody waiting alike.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from statistics import fmean
 
 import torch
@@ -18,9 +19,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ddpdiag.model.context import Context
 from ddpdiag.model.steps import Steps, Window
+from ddpdiag.workloads.collectives import least
+from ddpdiag.workloads.devices import synchronize
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import batch, seeded
 
@@ -44,7 +48,7 @@ def watch_steps(ctx: Context, digits: Digits, device: torch.device) -> Steps:
     model = DistributedDataParallel(seeded(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     laps = [
-        Laps(device).of_step(ctx, model, optimizer, digits, step, device)
+        watched_step(ctx, model, optimizer, digits, step, device)
         for step in range(WARMUP_STEPS + WINDOWS * STEPS_PER_WINDOW)
     ][WARMUP_STEPS:]
     windows = tuple(window(laps[start : start + STEPS_PER_WINDOW]) for start in range(0, len(laps), STEPS_PER_WINDOW))
@@ -60,52 +64,39 @@ def watch_steps(ctx: Context, digits: Digits, device: torch.device) -> Steps:
     )
 
 
-class Laps:
-    """The laps of one step. The device is waited for at each, so that a lap is what was done in it."""
+def watched_step(
+    ctx: Context, model: DistributedDataParallel, optimizer: Optimizer, digits: Digits, step: int, device: torch.device
+) -> Window:
+    """One training step, with its gradients averaged by hand.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._seconds: list[float] = []
-        self._core = 0.0
-        self._lap()
+    The device is waited for at the end of each lap, so that a lap is what was done in it.
+    """
+    moments: list[float] = []
 
-    def _lap(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-        self._seconds.append(time.perf_counter())
+    def lap() -> None:
+        synchronize(device)
+        moments.append(time.perf_counter())
 
-    def of_step(
-        self,
-        ctx: Context,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
-        digits: Digits,
-        step: int,
-        device: torch.device,
-    ) -> Window:
-        """One training step, with its gradients averaged by hand."""
-        ctx.step(f"watched step {step + 1}")
-        begin = time.process_time()
-        self._seconds.clear()
-        self._lap()
-        first = (step * dist.get_world_size() + dist.get_rank()) * IMAGES
-        images, labels = batch(digits, range(first, first + IMAGES), device)
-        self._lap()
-        with model.no_sync():  # no all-reduce of DDP's own
-            loss = cross_entropy(model(images), labels)
-            self._lap()
-            optimizer.zero_grad()
-            loss.backward()
-        self._lap()
-        core = time.process_time() - begin
-        average(model)
-        self._lap()
-        optimizer.step()
-        self._lap()
-        data, forward, backward, wait, stepped = (
-            later - sooner for sooner, later in zip(self._seconds, self._seconds[1:], strict=False)
-        )
-        return Window(data, forward, backward, wait, stepped, core / max(1e-9, data + forward + backward))
+    synchronize(device)
+    ctx.step(f"watched step {step + 1}")
+    begin = time.process_time()
+    lap()
+    first = (step * dist.get_world_size() + dist.get_rank()) * IMAGES
+    images, labels = batch(digits, range(first, first + IMAGES), device)
+    lap()
+    with model.no_sync():  # no all-reduce of DDP's own
+        loss = cross_entropy(model(images), labels)
+        lap()
+        optimizer.zero_grad()
+        loss.backward()
+    lap()
+    core = time.process_time() - begin
+    average(model)
+    lap()
+    optimizer.step()
+    lap()
+    data, forward, backward, wait, stepped = (later - sooner for sooner, later in pairwise(moments))
+    return Window(data, forward, backward, wait, stepped, core / max(1e-9, data + forward + backward))
 
 
 def average(model: nn.Module) -> None:
@@ -124,11 +115,7 @@ def window(laps: list[Window]) -> Window:
 
 
 def overlap_of(
-    ctx: Context,
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
-    digits: Digits,
-    device: torch.device,
+    ctx: Context, model: DistributedDataParallel, optimizer: Optimizer, digits: Digits, device: torch.device
 ) -> float | None:
     """Some ordinary steps, in which DDP averages the gradients while others are still computed, and times itself."""
     ctx.step("ordinary steps, for the overlap")
@@ -139,10 +126,7 @@ def overlap_of(
         cross_entropy(model(images), labels).backward()
         optimizer.step()
     told = model._get_ddp_logging_data()
-    whole, hidden = (
-        told.get("avg_backward_comm_time"),
-        told.get("avg_backward_compute_comm_overlap_time"),
-    )
+    whole, hidden = told.get("avg_backward_comm_time"), told.get("avg_backward_compute_comm_overlap_time")
     if not isinstance(whole, int | float) or not isinstance(hidden, int | float) or whole <= 0:
         return None
     return min(1.0, hidden / whole)
@@ -153,11 +137,7 @@ def bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
     ctx.step("a small bucket")
     seconds = exchange(dist.all_reduce, _LEAST_BUCKET_BYTES, 2, device)
     affords = int(_LEAST_BUCKET_BYTES * _BUCKET_SECONDS / max(seconds, 1e-6))
-    told = torch.tensor(
-        max(_LEAST_BUCKET_BYTES, min(BUCKET_BYTES, affords - affords % 4)), dtype=torch.int64, device=device
-    )
-    dist.all_reduce(told, op=dist.ReduceOp.MIN)
-    size = int(told)
+    (size,) = least([max(_LEAST_BUCKET_BYTES, min(BUCKET_BYTES, affords - affords % 4))], device)
     ctx.step(f"a bucket of {size} B")
     return size, exchange(dist.all_reduce, size, _BUCKET_CALLS, device)
 
@@ -174,24 +154,20 @@ def edges(ctx: Context, device: torch.device) -> dict[int, float]:
     return found
 
 
-def ring(rank: int, world_size: int) -> Iterator[tuple[int, int]]:
-    """The two ways of this rank in the ring of all, in an order in which nobody waits in a circle: first those from
+def ring(rank: int, world_size: int) -> tuple[tuple[int, int], ...]:
+    """The two links of this rank in the ring of all, in an order in which nobody waits in a circle: first those from
     even ranks, then those from odd ones, and of an odd number the last one closes the ring."""
-    ways = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
-    turns = [way for way in ways if way[0] % 2 == 0 and way[1]], [way for way in ways if way[0] % 2], ways[-1:]
-    done = set()
-    for turn in turns:
-        for way in turn:
-            if rank in way and way not in done:
-                done.add(way)
-                yield way
+    links = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
+    even = [link for link in links if link[0] % 2 == 0 and link[1]]
+    odd = [link for link in links if link[0] % 2]
+    return tuple(link for link in dict.fromkeys((*even, *odd, *links[-1:])) if rank in link)
 
 
 def swap(tensor: Tensor, peer: int) -> None:
     """Send to and receive from a peer at the same time."""
     received = torch.empty_like(tensor)
-    ways = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
-    for work in dist.batch_isend_irecv(ways):
+    both = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(both):
         work.wait()
 
 
@@ -200,11 +176,9 @@ def exchange(call: Callable[[Tensor], object], size: int, calls: int, device: to
     tensor = torch.zeros(size // 4, device=device)
     best = float("inf")
     for _ in range(calls):
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         call(tensor)
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return best

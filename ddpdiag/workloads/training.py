@@ -22,6 +22,8 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from ddpdiag.model import Depth
 from ddpdiag.model.context import Context
+from ddpdiag.workloads.collectives import least
+from ddpdiag.workloads.devices import synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 
 # Mean and standard deviation of the pixels of MNIST's training set, between 0 and 1: every tutorial's numbers.
@@ -175,8 +177,7 @@ class Stopwatch:
 
     def lap(self, phase: str | None = None) -> None:
         """Add the time since the last lap to `phase`; without one, forget it."""
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+        synchronize(self._device)
         now = time.perf_counter()
         if phase is not None:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
@@ -205,9 +206,7 @@ def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
 
 def all_agree(yes: bool, device: torch.device) -> bool:
     """Did every rank say yes? A collective: all ranks call it."""
-    answer = torch.tensor(int(yes), device=device)
-    dist.all_reduce(answer, op=dist.ReduceOp.MIN)
-    return bool(answer)
+    return bool(least([int(yes)], device)[0])
 
 
 def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device) -> TrainingData:

@@ -10,8 +10,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpus")]
 @pytest.fixture(scope="module")
 def found(gpus):
     """What was measured, with all that there is."""
-    from ddpdiag.workloads.copies import copies
-    from ddpdiag.workloads.cuda_devices import CudaDevices
+    from ddpdiag.workloads.copies import CudaDevices, copies
 
     return copies(CudaDevices(), Told(lambda step: None, lambda known: None, lambda name, seconds: None), deep=True)
 

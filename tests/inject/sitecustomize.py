@@ -470,7 +470,7 @@ def _have_gpus(count, fault="", *ends):
             in_hang=faults.get(fault),
         )
 
-    sys.meta_path.insert(0, _Changed("ddpdiag.workloads.cuda_devices", change))
+    sys.meta_path.insert(0, _Changed("ddpdiag.workloads.copies", change))
 
 
 for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):

@@ -18,7 +18,6 @@ from ddpdiag.comparison.noise import Standing, moved
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge as judged
 from ddpdiag.lint import command as lint_command
-from ddpdiag.lint import judge as lint_judge
 from ddpdiag.model import Verdict
 from ddpdiag.workloads import mnist
 
@@ -124,7 +123,7 @@ def test_a_packed_file_that_fills_the_memory_is_refused(
 
 
 def test_a_script_that_takes_too_long_is_refused(golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lint_judge, "_MOST_SECONDS", 0.001)  # of processor time, whatever else runs
+    monkeypatch.setattr(lint_command, "_MOST_SECONDS", 0.001)  # of processor time, whatever else runs
     path = tmp_path / "entangled.py"
     exits = "".join(f"    if rank == {at}: return\n    dist.barrier()\n" for at in range(2000))
     path.write_text(f"import torch.distributed as dist\ndist.init_process_group()\ndef f(rank):\n{exits}")

@@ -67,9 +67,9 @@ class CpuDevices:
         self._move(source, target, self.wrong_around.get((source.gpu, target.gpu), 0))
         self.clock += 4 * len(source.words) / self.around
 
-    def together(self, ways):
+    def together(self, links):
         before, slowest = self.clock, 0.0
-        for way in ways:
+        for way in links:
             self.clock = before
             self.copy(*way)
             slowest = max(slowest, self.clock - before)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ddpdiag.workloads.alone import SIZE, factors, multiplied
+from ddpdiag.workloads.devices import SIZE, factors, multiplied
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,7 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
-from ddpdiag.workloads.copies import PROBE_BYTES, Job, Told, _words, copies, jobs
-from ddpdiag.workloads.cuda_devices import CudaDevices
+from ddpdiag.workloads.copies import PROBE_BYTES, CudaDevices, Job, Told, _words, copies, jobs
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 8), (2, 2), (16, 8)])

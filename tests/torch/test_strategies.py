@@ -106,7 +106,7 @@ def test_images_begin_again_after_the_last_one():
 def test_a_cut_network_gives_the_same():
     images, _ = next(TASK.batches(DIGITS, 0, 1, CPU))
     for parts in (2, 3, 4):
-        cut = model_parallel.Cut(list(TASK.network()), model_parallel.devices_of("cpu", 0, parts))
+        cut = model_parallel.SplitNetwork(list(TASK.network()), model_parallel.devices_of("cpu", 0, parts))
         assert torch.equal(cut(images), TASK.network()(images))
 
 

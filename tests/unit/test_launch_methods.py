@@ -2,9 +2,17 @@
 
 import pytest
 
-from ddpdiag.strategies.launchers.model import Compare, RankError, Way
-from ddpdiag.strategies.launchers.rounds import Tools, arguments, commands, environment, typed
-from ddpdiag.strategies.launchers.turn import first_error
+from ddpdiag.strategies.launchers.methods import (
+    Compare,
+    LaunchMethod,
+    RankError,
+    Tools,
+    arguments,
+    commands,
+    environment,
+    typed,
+)
+from ddpdiag.strategies.launchers.turns import first_error
 
 TOOLS = Tools(python="/py", torchrun="/bin/torchrun")
 ASKED = Compare(ranks=2, steps=8)
@@ -13,33 +21,33 @@ LAUNCHER = ("--nproc-per-node", "2", "--master-port", "1234")
 WHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
 
 
-def of(way: Way, tools: Tools = TOOLS):
-    return commands(way, tools, ASKED, port=1234, out="/out", seconds=15.4)
+def of(method: LaunchMethod, tools: Tools = TOOLS):
+    return commands(method, tools, ASKED, port=1234, out="/out", seconds=15.4)
 
 
 @pytest.mark.parametrize(
-    ("way", "head"),
+    ("method", "head"),
     [
-        (Way.TORCHRUN, ("/bin/torchrun",)),
-        (Way.RUN, ("/py", "-m", "torch.distributed.run")),
-        (Way.LAUNCH, ("/py", "-m", "torch.distributed.launch")),
-        (Way.LAUNCH_USE_ENV, ("/py", "-m", "torch.distributed.launch", "--use-env")),
+        (LaunchMethod.TORCHRUN, ("/bin/torchrun",)),
+        (LaunchMethod.RUN, ("/py", "-m", "torch.distributed.run")),
+        (LaunchMethod.LAUNCH, ("/py", "-m", "torch.distributed.launch")),
+        (LaunchMethod.LAUNCH_USE_ENV, ("/py", "-m", "torch.distributed.launch", "--use-env")),
     ],
 )
-def test_a_launcher_is_one_command_with_the_training_behind_it(way, head):
-    (command,) = of(way)
+def test_a_launcher_is_one_command_with_the_training_behind_it(method, head):
+    (command,) = of(method)
     assert command.words == (*head, *LAUNCHER, *TRAINING)
     assert command.variables == {}
 
 
 def test_spawn_is_one_command_that_is_told_how_many():
-    (command,) = of(Way.SPAWN)
+    (command,) = of(LaunchMethod.SPAWN)
     assert command.words == ("/py", *TRAINING, "--spawn", "2")
     assert command.variables == WHERE
 
 
 def test_by_hand_is_a_command_for_each_rank():
-    first, second = of(Way.BY_HAND)
+    first, second = of(LaunchMethod.BY_HAND)
     assert first.words == second.words == ("/py", *TRAINING)
     assert first.variables == {"RANK": "0", "WORLD_SIZE": "2", **WHERE}
     assert second.variables == {"RANK": "1", "WORLD_SIZE": "2", **WHERE}
@@ -47,8 +55,8 @@ def test_by_hand_is_a_command_for_each_rank():
 
 def test_without_torchrun_there_is_no_command_for_it():
     without = Tools(python="/py", torchrun=None)
-    assert of(Way.TORCHRUN, without) is None
-    assert of(Way.RUN, without) is not None
+    assert of(LaunchMethod.TORCHRUN, without) is None
+    assert of(LaunchMethod.RUN, without) is not None
 
 
 def test_the_training_is_told_the_same_in_every_way():
@@ -72,9 +80,9 @@ def test_what_an_earlier_launch_left_is_not_handed_on():
     }
 
 
-@pytest.mark.parametrize("way", Way)
-def test_every_way_can_be_typed(way):
-    assert "train.py" in typed(way, 2)
+@pytest.mark.parametrize("method", LaunchMethod)
+def test_every_way_can_be_typed(method):
+    assert "train.py" in typed(method, 2)
 
 
 # What went wrong -----------------------------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked
-from ddpdiag.strategies.launchers.command import checked, refuse_launched, refuse_others
+from ddpdiag.strategies.launchers.command import as_json, checked, refuse_launched, refuse_others, render
 from ddpdiag.strategies.launchers.judge import Seen, judged
-from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, RankTimes, Start, Way
-from ddpdiag.strategies.launchers.render import as_json, render
+from ddpdiag.strategies.launchers.methods import Compare, LaunchersReport, LaunchMethod, RankTimes, Start
 from ddpdiag.strategies.options import TrainOptions
 
 ASKED = Compare(ranks=2)
-TYPED = {way: f"start {way.value}" for way in Way}
+TYPED = {method: f"start {method.value}" for method in LaunchMethod}
 
 
 def rank(number: int, *, group: float, step: float, threads: int, begun: float = 100.0) -> RankTimes:
@@ -34,17 +33,17 @@ def rank(number: int, *, group: float, step: float, threads: int, begun: float =
     )
 
 
-def works(way: Way, *, group: float = 4.0, step: float = 0.01, threads: int = 1) -> Start:
+def works(method: LaunchMethod, *, group: float = 4.0, step: float = 0.01, threads: int = 1) -> Start:
     """A turn whose second rank is the slower one."""
     ranks = (
         rank(0, group=group / 2, step=step / 2, threads=threads),
         rank(1, group=group, step=step, threads=threads),
     )
-    return Start(way=way, begun_at=100.0, seconds=group + 1, ended=Ended.WORKS, ranks=ranks)
+    return Start(method=method, begun_at=100.0, seconds=group + 1, ended=Ended.WORKS, ranks=ranks)
 
 
-def fails(way: Way, ended: Ended = Ended.FAILS, reason: str = "rank 0: no") -> Start:
-    return Start(way=way, begun_at=100.0, seconds=1.0, ended=ended, reason=reason)
+def fails(method: LaunchMethod, ended: Ended = Ended.FAILS, reason: str = "rank 0: no") -> Start:
+    return Start(method=method, begun_at=100.0, seconds=1.0, ended=ended, reason=reason)
 
 
 def report(*starts: Start, controls=(), told: int | None = None) -> LaunchersReport:
@@ -54,26 +53,33 @@ def report(*starts: Start, controls=(), told: int | None = None) -> LaunchersRep
 
 def everything(*, run_step: float = 0.01, spawn_step: float = 0.02, threads: int = 2, controls=()) -> LaunchersReport:
     """All ways work; spawn and by hand take more threads."""
-    own = {Way.RUN: (run_step, 1), Way.SPAWN: (spawn_step, threads), Way.BY_HAND: (spawn_step, threads)}
-    starts = (works(way, step=own.get(way, (0.01, 1))[0], threads=own.get(way, (0.01, 1))[1]) for way in Way)
+    own = {
+        LaunchMethod.RUN: (run_step, 1),
+        LaunchMethod.SPAWN: (spawn_step, threads),
+        LaunchMethod.BY_HAND: (spawn_step, threads),
+    }
+    starts = (
+        works(method, step=own.get(method, (0.01, 1))[0], threads=own.get(method, (0.01, 1))[1])
+        for method in LaunchMethod
+    )
     return report(*starts, controls=controls)
 
 
-def row(made: LaunchersReport, way: Way):
-    return next(each for each in made.rows if each.way is way)
+def row(made: LaunchersReport, method: LaunchMethod):
+    return next(each for each in made.rows if each.method is method)
 
 
 def test_a_rank_that_comes_last_decides_and_the_median_of_its_steps():
-    made = report(works(Way.TORCHRUN, group=4.0, step=0.01), works(Way.SPAWN, group=6.0, step=0.02))
-    spawn = row(made, Way.SPAWN)
+    made = report(works(LaunchMethod.TORCHRUN, group=4.0, step=0.01), works(LaunchMethod.SPAWN, group=6.0, step=0.02))
+    spawn = row(made, LaunchMethod.SPAWN)
     assert (spawn.start_seconds, spawn.launcher_seconds, spawn.import_seconds) == (6.0, 1.5, 1.5)
     assert (spawn.start_ratio, spawn.step_seconds, spawn.step_ratio) == (1.5, 0.02, 2.0)
-    assert row(made, Way.TORCHRUN).step_ratio == 1.0
+    assert row(made, LaunchMethod.TORCHRUN).step_ratio == 1.0
 
 
 def test_the_best_round_counts_for_each_figure():
-    slow, fast = works(Way.TORCHRUN, group=9.0, step=0.01), works(Way.TORCHRUN, group=5.0, step=0.03)
-    best = row(report(slow, fast), Way.TORCHRUN)
+    slow, fast = works(LaunchMethod.TORCHRUN, group=9.0, step=0.01), works(LaunchMethod.TORCHRUN, group=5.0, step=0.03)
+    best = row(report(slow, fast), LaunchMethod.TORCHRUN)
     assert (best.start_seconds, best.step_seconds) == (5.0, 0.01)
     assert [each.start_seconds for each in best.rounds] == [9.0, 5.0]
 
@@ -82,10 +88,10 @@ def test_the_best_round_counts_for_each_figure():
     ("made", "code"),
     [
         (everything(), 0),
-        (report(*(fails(way) if way is Way.LAUNCH else works(way) for way in Way)), 1),
-        (report(*(fails(way) for way in Way)), 1),
-        (report(*(works(way) for way in Way if way is not Way.BY_HAND)), 3),
-        (report(works(Way.SPAWN), told=2), 130),
+        (report(*(fails(method) if method is LaunchMethod.LAUNCH else works(method) for method in LaunchMethod)), 1),
+        (report(*(fails(method) for method in LaunchMethod)), 1),
+        (report(*(works(method) for method in LaunchMethod if method is not LaunchMethod.BY_HAND)), 3),
+        (report(works(LaunchMethod.SPAWN), told=2), 130),
     ],
     ids=["all work", "one fails", "all fail", "one had no turn", "ended by Ctrl-C"],
 )
@@ -95,14 +101,14 @@ def test_how_many_ways_work_is_said_and_decides(golden, made, code):
 
 
 def test_a_way_that_fails_in_the_second_round_fails_and_keeps_its_figures(golden):
-    starts = [*(works(way) for way in Way), fails(Way.SPAWN)]
-    spawn = row(report(*starts), Way.SPAWN)
+    starts = [*(works(method) for method in LaunchMethod), fails(LaunchMethod.SPAWN)]
+    spawn = row(report(*starts), LaunchMethod.SPAWN)
     assert (spawn.ended, spawn.start_seconds) == (Ended.FAILS, 4.0)
     golden(spawn.reason)
 
 
 def test_without_torchrun_nothing_is_compared():
-    spawn = row(report(works(Way.SPAWN), fails(Way.TORCHRUN)), Way.SPAWN)
+    spawn = row(report(works(LaunchMethod.SPAWN), fails(LaunchMethod.TORCHRUN)), LaunchMethod.SPAWN)
     assert (spawn.start_ratio, spawn.step_ratio) == (None, None)
 
 
@@ -110,15 +116,20 @@ def test_without_torchrun_nothing_is_compared():
 
 
 START_UP = everything(threads=1, spawn_step=0.0105).explained
-HAND = {Way.SPAWN: fails(Way.SPAWN), Way.BY_HAND: works(Way.BY_HAND, step=0.03, threads=2)}
+HAND = {
+    LaunchMethod.SPAWN: fails(LaunchMethod.SPAWN),
+    LaunchMethod.BY_HAND: works(LaunchMethod.BY_HAND, step=0.03, threads=2),
+}
 EXPLAINED = {
-    "threads are the difference": everything(controls=[works(Way.SPAWN, step=0.0103)]),
-    "threads are most of it": everything(spawn_step=0.044, controls=[works(Way.SPAWN, step=0.0114)]),
-    "threads do not explain it": everything(controls=[works(Way.SPAWN, step=0.02)]),
-    "threads make no difference": everything(spawn_step=0.0105, controls=[works(Way.SPAWN, step=0.01)]),
+    "threads are the difference": everything(controls=[works(LaunchMethod.SPAWN, step=0.0103)]),
+    "threads are most of it": everything(spawn_step=0.044, controls=[works(LaunchMethod.SPAWN, step=0.0114)]),
+    "threads do not explain it": everything(controls=[works(LaunchMethod.SPAWN, step=0.02)]),
+    "threads make no difference": everything(spawn_step=0.0105, controls=[works(LaunchMethod.SPAWN, step=0.01)]),
     "threads were not tried": everything(),
-    "the noise is as large": everything(run_step=0.02, spawn_step=0.025, controls=[works(Way.SPAWN)]),
-    "by hand stands in for spawn": report(*(HAND.get(way, works(way)) for way in Way), controls=[works(Way.BY_HAND)]),
+    "the noise is as large": everything(run_step=0.02, spawn_step=0.025, controls=[works(LaunchMethod.SPAWN)]),
+    "by hand stands in for spawn": report(
+        *(HAND.get(method, works(method)) for method in LaunchMethod), controls=[works(LaunchMethod.BY_HAND)]
+    ),
     "equal threads": everything(threads=1),
     "equal threads and much noise": everything(threads=1, run_step=0.02, spawn_step=0.018),
 }
@@ -142,7 +153,7 @@ def page(made: LaunchersReport, width: int = 80) -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_table_fits_and_is_ascii(width):
-    text = page(everything(controls=[works(Way.SPAWN)]), width)
+    text = page(everything(controls=[works(LaunchMethod.SPAWN)]), width)
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= width
 
@@ -151,8 +162,8 @@ def test_the_table_fits_and_is_ascii(width):
     "made",
     [
         everything(),
-        report(fails(Way.TORCHRUN, Ended.HANGS, "it was not over after 15 s\x1b[31m")),
-        report(*(fails(way) for way in Way)),
+        report(fails(LaunchMethod.TORCHRUN, Ended.HANGS, "it was not over after 15 s\x1b[31m")),
+        report(*(fails(method) for method in LaunchMethod)),
     ],
     ids=["all work", "one hangs", "all fail alike"],
 )
@@ -163,7 +174,7 @@ def test_a_whole_page(golden, made):
 def test_json_has_its_schema_and_every_row():
     made = json.loads(as_json(everything()))
     assert made["schema"] == "ddpdiag.launchers/1"
-    assert [each["way"] for each in made["rows"]] == [way.value for way in Way]
+    assert [each["way"] for each in made["rows"]] == [method.value for method in LaunchMethod]
     assert made["rows"][-1]["threads"] == [2, 2]
 
 

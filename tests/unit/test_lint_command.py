@@ -7,9 +7,8 @@ import pytest
 
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.lint import all_rules, read_findings, rule_of
-from ddpdiag.lint.command import judged, page, run
-from ddpdiag.lint.rule import LintReport
+from ddpdiag.lint import all_rules, rule_of
+from ddpdiag.lint.command import LintReport, judged, page, read_findings, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CLEAN = SCRIPTS / "torchrun_script.py"

@@ -9,7 +9,7 @@ from reports import finding_of, fit
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render.json import render as as_json
-from ddpdiag.strategies.terminal import render
+from ddpdiag.strategies.sections import render
 
 ROWS = (
     StrategyRow(

@@ -18,7 +18,7 @@ from ddpdiag.probes.host.limits import affinity, cgroup
 from ddpdiag.probes.host.local_bandwidth import Copier, loopback_bytes_per_s
 from ddpdiag.probes.host.procfs import memory, proc_root
 from ddpdiag.probes.host.sysfs import sys_root
-from ddpdiag.workloads.devices import ways_out
+from ddpdiag.workloads.devices import gpu_limits
 
 # 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.
 _LOOPBACK_SECONDS = 0.2
@@ -126,7 +126,7 @@ def _limits(device: torch.device, copies: _Copies) -> Limits:
     dist.barrier()
     loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
     return structs.replace(
-        ways_out(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
+        gpu_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
     )
 
 

@@ -50,7 +50,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    from ddpdiag.workloads.alone import group_of_one, products
+    from ddpdiag.workloads.devices import products
+    from ddpdiag.workloads.group import group_of_one
 
     return Data(products=tuple(products(ctx)), group=group_of_one(ctx, str(ctx.trial.params["backend"])))
 

@@ -64,7 +64,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Meet once."""
-    from ddpdiag.workloads.rendezvous import meet, without_mpi
+    from ddpdiag.workloads.group import meet, without_mpi
 
     method = str(ctx.trial.params["method"])
     if method == MPI and (absent := without_mpi(ctx)):

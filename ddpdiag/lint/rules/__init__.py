@@ -3,10 +3,10 @@
 from functools import cache
 
 from ddpdiag.errors import UsageError
-from ddpdiag.lint.rule import Rule
-from ddpdiag.lint.rules import data, devices, model, processes, samplers, some_ranks, training
+from ddpdiag.lint.reading import Rule
+from ddpdiag.lint.rules import data, devices, model, processes, training
 
-_SUBJECTS = (devices, processes, samplers, data, model, some_ranks, training)
+_SUBJECTS = (devices, processes, data, model, training)
 
 
 @cache

@@ -1,13 +1,205 @@
-"""Rules on data sets and what differs between ranks: splits, downloads, lengths, augmentations."""
+"""Rules on how the data is shared out among the ranks."""
 
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading
-from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import calls_method, has_unpacking, is_constant, keyword, trains
-from ddpdiag.lint.values import RANKS, Kind
+from ddpdiag.lint.reading import Hit, Reading, Rule
+from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains
+from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
+
+# LNT008 shuffle-beside-sampler ---------------------------------------------------------------------------------------
+
+_SHUFFLE_BESIDE_SAMPLER = """shuffle=True stands beside a sampler.
+
+What: a DataLoader gets a DistributedSampler and shuffle=True.
+
+Why: DataLoader refuses: "sampler option is mutually exclusive with shuffle".
+
+    DataLoader(data, sampler=sampler, shuffle=True)                # ValueError
+    DataLoader(data, sampler=sampler, shuffle=sampler is None)     # right
+
+Fix: leave shuffle out; DistributedSampler(shuffle=True), its default, shuffles.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader.
+"""
+
+
+def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
+    """DataLoaders with both."""
+    for loader in read.loaders:
+        shuffled = is_constant(keyword(loader, "shuffle", 2), True)
+        if shuffled and read.maybe(keyword(loader, "sampler", 3), Kind.SAMPLER):
+            yield Hit(
+                loader,
+                "DataLoader refuses shuffle=True beside a sampler",
+                "Leave shuffle out: the DistributedSampler shuffles.",
+            )
+
+
+# LNT009 no-sampler ---------------------------------------------------------------------------------------------------
+
+_NO_SAMPLER = """Every rank trains on all of the data.
+
+What: a DataLoader with shuffle=True and without any sampler feeds the training of a DistributedDataParallel; nothing
+else in the script gives each rank a part of its own.
+
+Why: each rank goes through the whole dataset in an order of its own, so that an epoch does the work of one rank, as
+many times as there are ranks. Nothing fails; it is only not faster.
+
+Fix: DataLoader(data, sampler=DistributedSampler(data)), and sampler.set_epoch(epoch) in every epoch.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html ("does not chunk
+or otherwise shard the input").
+"""
+
+
+def no_sampler(read: Reading) -> Iterator[Hit]:
+    """Loaders of a training loop, where no word is said of samplers."""
+    if not read.wrappings or not read.groups or _speaks_of_samplers(read):
+        return
+    for loader in read.loaders:
+        shuffled = is_constant(keyword(loader, "shuffle", 2), True) and not has_unpacking(loader)
+        if shuffled and _is_plain(read, keyword(loader, "dataset", 0)) and _feeds_training(read, loader):
+            yield Hit(
+                loader,
+                "every rank goes through all of the data: DistributedDataParallel does not share it out",
+                "Give the DataLoader sampler=DistributedSampler(dataset), without shuffle.",
+            )
+
+
+def _speaks_of_samplers(read: Reading) -> bool:
+    for node in read.nodes:
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)) | ast.alias(name=name):
+                if "sampler" in name.lower() or "shard" in name.lower() or name == "IterableDataset":
+                    return True
+    return False
+
+
+def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
+    """Is it surely a dataset that holds everything, made without a look at the rank?"""
+    if dataset is None or read.may_be_own(dataset):
+        return False
+    return all(
+        isinstance(origin, ast.Call)
+        and read.callee(origin).startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset"))
+        for origin in read.origins(dataset)
+    )
+
+
+def _feeds_training(read: Reading, loader: ast.Call) -> bool:
+    for loop in read.nodes:
+        if isinstance(loop, ast.For) and trains(loop):
+            names = [each for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))]
+            if any(origin is loader for name in names for origin in read.origins(name)):
+                return True
+    return False
+
+
+# LNT010 no-set-epoch -------------------------------------------------------------------------------------------------
+
+_NO_SET_EPOCH = """set_epoch is not called in the loop over epochs.
+
+What: a DataLoader with a shuffling DistributedSampler is gone through in every epoch, and nothing in the script calls
+set_epoch.
+
+Why: the sampler shuffles by its seed and its epoch. Without set_epoch the epoch stays 0: every epoch has the same
+order, the same batches, and each rank sees the same part of the data. Nothing fails; the model is worse.
+
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+
+Fix: sampler.set_epoch(epoch) (or loader.sampler.set_epoch) at the start of every epoch.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (its warning);
+https://github.com/pytorch/pytorch/issues/31771.
+"""
+_DEPTH = 4
+
+
+def no_set_epoch(read: Reading) -> Iterator[Hit]:
+    """Samplers that shuffle, if a training loop goes through their loader again and again."""
+    shuffling = [each for each in read.samplers if not is_constant(keyword(each, "shuffle", 3), False)]
+    if not shuffling or "set_epoch" in read.attributes or not any(_repeats(read)):
+        return
+    yield Hit(
+        shuffling[0],
+        "nothing calls set_epoch: the sampler gives the same order in every epoch",
+        "Call sampler.set_epoch(epoch) at the start of every epoch.",
+    )
+
+
+def _repeats(read: Reading) -> Iterator[bool]:
+    """For each training loop over such a loader: does it run once an epoch?"""
+    for loop in read.nodes:
+        if isinstance(loop, ast.For) and _trains(read, loop) and _is_over_sampled(read, loop.iter):
+            yield _is_repeated(read, loop, _DEPTH)
+
+
+def _trains(read: Reading, loop: ast.For) -> bool:
+    if trains(loop) or any(isinstance(node, ast.Yield) for node in ast.walk(loop)):
+        return True  # a generator that begins again and again feeds a training
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    return any(trains(function) for call in calls for function in read.targets(call))
+
+
+def _is_over_sampled(read: Reading, iterated: ast.expr) -> bool:
+    names = [each for each in ast.walk(iterated) if isinstance(each, (ast.Name, ast.Attribute))]
+    return any(read.maybe(name, Kind.SAMPLED) for name in names)
+
+
+def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
+    """Is there a loop around it, here or where its function is called?"""
+    for outer in read.around(node):
+        if isinstance(outer, (ast.For, ast.While)):
+            return True
+        if is_function(outer):
+            sites = read.sites.get(outer, ())
+            return depth > 0 and any(_is_repeated(read, site, depth - 1) for site in sites)
+    return False
+
+
+# LNT011 sampler-of-wrong-rank ----------------------------------------------------------------------------------------
+
+_SAMPLER_OF_WRONG_RANK = """A DistributedSampler is told the wrong rank, number of ranks, or seed.
+
+What: `rank=` is a local rank, `num_replicas=` is the number of this host's GPUs, or `seed=` differs between ranks.
+
+Why: the sampler shares the data out among num_replicas ranks by the rank in the whole job. With a local rank, hosts
+train on the same parts and others are never seen. With a seed of its own, each rank draws its part from another order:
+parts overlap. Nothing fails.
+
+    DistributedSampler(data, num_replicas=dist.get_world_size(), rank=dist.get_rank())
+    DistributedSampler(data)                # the same
+
+Fix: leave rank, num_replicas and seed out. Of one host only, a local rank is right: a warning, and an error where the
+script speaks of several hosts. A number from mp.spawn is left alone.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
+num_replicas; seed: "should be identical across all processes").
+"""
+_FIX = "Leave it out: the sampler asks the process group."
+
+
+def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
+    """What is passed to samplers."""
+    for sampler in read.samplers:
+        if has_unpacking(sampler):
+            continue
+        replicas, rank = keyword(sampler, "num_replicas", 1), keyword(sampler, "rank", 2)
+        per_host = replicas is not None and read.surely(replicas, Kind.LOCAL_WORLD_SIZE)
+        if rank is not None and read.surely(rank, Kind.LOCAL_RANK) and not per_host:
+            message = f"{path_or_text(rank)} is a local rank: hosts train on the same parts of the data"
+            yield Hit(rank, message, _FIX, read.wrong_on_several_hosts)
+        if replicas is not None and per_host and (rank is None or read.surely(rank, Kind.RANK)):
+            message = f"{path_or_text(replicas)} counts the GPUs of one host, not the ranks of the job"
+            yield Hit(replicas, message, _FIX, read.wrong_on_several_hosts)
+        seed = keyword(sampler, "seed", 4)
+        if seed is not None and read.surely_within(seed, *RANKS):
+            yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _FIX, Severity.ERROR)
+
 
 # LNT012 split-differs ------------------------------------------------------------------------------------------------
 
@@ -37,11 +229,11 @@ _GENERATOR = "generator=torch.Generator().manual_seed(0)."
 
 def split_differs(read: Reading) -> Iterator[Hit]:
     """Splits by random numbers that differ between ranks."""
-    seeds = [call for call in read.script.calls if "seed" in read.script.callee(call).rpartition(".")[2].lower()]
-    if seeds and not all(_has_rank(read, call) for call in seeds):
+    seeds = [call for call in read.calls if "seed" in read.last_name(call).lower()]
+    if not all(any(read.surely_within(arg, *RANKS) for arg in call.args) for call in seeds):
         return
-    for call in read.script.calls_of(*_SPLITS):
-        name, position = _SPLITS[read.script.callee(call)]
+    for call in read.calls_of(*_SPLITS):
+        name, position = _SPLITS[read.callee(call)]
         drawn = keyword(call, name, position) is None and not is_constant(keyword(call, "shuffle"), False)
         if drawn and not has_unpacking(call) and read.surely_on_all_ranks(call):
             yield Hit(
@@ -49,58 +241,6 @@ def split_differs(read: Reading) -> Iterator[Hit]:
                 "each rank splits by random numbers of its own: what one validates on, another trains on",
                 "Fix the split: " + ("random_state=0." if position is None else _GENERATOR),
             )
-
-
-def _has_rank(read: Reading, call: ast.Call) -> bool:
-    names = [each for arg in call.args for each in ast.walk(arg) if isinstance(each, ast.expr)]
-    return any(read.values.surely(each, *RANKS) for each in names)
-
-
-# LNT013 download-race ------------------------------------------------------------------------------------------------
-
-_DOWNLOAD_RACE = """All ranks download the dataset at once.
-
-What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no barrier
-around it.
-
-Why: the ranks write the same files. One finds another's half-written archive ("File not found or corrupted"), or
-unpacks it while it is replaced. It happens on the first run only, on a fresh machine.
-
-    if local_rank == 0:
-        MNIST(root, download=True)
-    dist.barrier()
-    data = MNIST(root)
-
-Fix: download before the job, or on one rank of each host, and let the others wait.
-
-Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
-"""
-_LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
-
-
-def download_race(read: Reading) -> Iterator[Hit]:
-    """Datasets that every rank downloads."""
-    for call in read.script.calls:
-        if _downloads(read, call) and read.surely_on_all_ranks(call) and not _is_ordered(read, call):
-            yield Hit(
-                call,
-                "all ranks download into one directory at once, and read each other's half-written files",
-                "Download on local rank 0 only, and let the others wait at a barrier; or before the job.",
-            )
-
-
-def _downloads(read: Reading, call: ast.Call) -> bool:
-    if not read.script.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
-        return False
-    root = keyword(call, "root", 0)
-    return root is None or not read.values.may_be_own(root)
-
-
-def _is_ordered(read: Reading, call: ast.Call) -> bool:
-    """Is there a barrier in the same function, or a lock or a context such as local_main_process_first around it?"""
-    around = read.script.function_of(call) or read.script.tree
-    inside = any(isinstance(outer, ast.With) for outer in read.script.around(call))
-    return inside or calls_method(around, "barrier")
 
 
 # LNT014 uneven-inputs ------------------------------------------------------------------------------------------------
@@ -123,13 +263,12 @@ https://github.com/pytorch/pytorch/issues/38174.
 
 def uneven_inputs(read: Reading) -> Iterator[Hit]:
     """Training loops over shares of possibly different sizes."""
-    if not read.script.wrappings or _is_evened_out(read):
+    if not read.wrappings or _is_evened_out(read):
         return
-    for loop in read.script.nodes:
+    for loop in read.nodes:
         if not isinstance(loop, ast.For) or not trains(loop):
             continue
-        names = [each for each in ast.walk(loop.iter) if isinstance(each, ast.expr)]
-        if any(read.values.surely(each, Kind.SHARD) for each in names):
+        if read.surely_within(loop.iter, Kind.SHARD):
             yield Hit(
                 loop,
                 "this loop trains on every n-th element: where the number does not divide, some ranks have a step more "
@@ -140,64 +279,20 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
 
 def _is_evened_out(read: Reading) -> bool:
     joined = any("Join" in each or each.endswith(".join") for each in _contexts(read))
-    return joined or any(is_constant(keyword(loader, "drop_last"), True) for loader in read.script.loaders)
+    return joined or any(is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders)
 
 
 def _contexts(read: Reading) -> Iterator[str]:
-    for node in read.script.nodes:
+    for node in read.nodes:
         if isinstance(node, ast.With):
             yield from (ast.unparse(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call))
 
 
-# LNT015 same-augmentation --------------------------------------------------------------------------------------------
-
-_SAME_AUGMENTATION = """All ranks draw the same random augmentations.
-
-What: every seed in the script is the same on all ranks, and the data are augmented at random. A hint (`--details`).
-
-Why: rank 0's n-th image is cropped and flipped as rank 1's n-th image is. The images differ, so the harm is small, but
-there is less variety than the number of ranks suggests. Equal seeds are right for what all ranks must agree on: a
-split, a sampler, weights that DistributedDataParallel does not send.
-
-Fix: after the model is made, seed with seed + rank.
-
-Source: https://github.com/facebookresearch/detr/issues/297 (why seed + rank);
-https://docs.pytorch.org/docs/stable/data.html#data-loading-randomness (workers take base_seed from the process).
-"""
-_SEEDS = (
-    "torch.manual_seed",
-    "torch.cuda.manual_seed",
-    "torch.cuda.manual_seed_all",
-    "random.seed",
-    "numpy.random.seed",
-)
-_AT_RANDOM = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
-
-
-def same_augmentation(read: Reading) -> Iterator[Hit]:
-    """The first seed, if none differs between ranks."""
-    seeds = list(read.script.calls_of(*_SEEDS))
-    if not seeds or not read.script.wrappings or not _augments(read):
-        return
-    if not any(read.values.depends_on_rank(arg) for call in seeds for arg in call.args):
-        yield Hit(
-            seeds[0],
-            "all ranks draw the same random numbers, so that their augmentations are alike",
-            "After the model is made, seed with seed + rank.",
-        )
-
-
-def _augments(read: Reading) -> bool:
-    return any(
-        read.script.callee(call).rpartition(".")[2].startswith(_AT_RANDOM)
-        and ".transforms." in read.script.callee(call)
-        for call in read.script.calls
-    )
-
-
 RULES = (
+    Rule("LNT008", "shuffle-beside-sampler", Severity.ERROR, _SHUFFLE_BESIDE_SAMPLER, shuffle_beside_sampler),
+    Rule("LNT009", "no-sampler", Severity.WARNING, _NO_SAMPLER, no_sampler),
+    Rule("LNT010", "no-set-epoch", Severity.WARNING, _NO_SET_EPOCH, no_set_epoch),
+    Rule("LNT011", "sampler-of-wrong-rank", Severity.WARNING, _SAMPLER_OF_WRONG_RANK, sampler_of_wrong_rank),
     Rule("LNT012", "split-differs", Severity.ERROR, _SPLIT_DIFFERS, split_differs),
-    Rule("LNT013", "download-race", Severity.WARNING, _DOWNLOAD_RACE, download_race),
     Rule("LNT014", "uneven-inputs", Severity.WARNING, _UNEVEN_INPUTS, uneven_inputs),
-    Rule("LNT015", "same-augmentation", Severity.NOTE, _SAME_AUGMENTATION, same_augmentation),
 )

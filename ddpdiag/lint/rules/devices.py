@@ -4,9 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading, is_bare_cuda, moved
-from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import is_constant, keyword, text_of, words_in
+from ddpdiag.lint.reading import Hit, Reading, Rule, is_bare_cuda, moved
+from ddpdiag.lint.script import is_constant, keyword, text_of, words_in
 from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -39,11 +38,11 @@ _TAKES_NUMBER = {
 def rank_as_text(read: Reading) -> Iterator[Hit]:
     """Variables that are read as text and used as numbers: each where it is read, with its first use."""
     seen: set[ast.expr] = set()
-    for node in read.script.nodes:
+    for node in read.nodes:
         for used in _used_as_number(read, node):
-            if not read.values.surely(used, *NUMBERS):
+            if not read.surely(used, *NUMBERS):
                 continue
-            place = next((each for each in read.values.origins(used) if each is not None), used)
+            place = next((each for each in read.origins(used) if each is not None), used)
             if place not in seen:
                 seen.add(place)
                 yield _hit(place, used, is_compared=isinstance(node, ast.Compare))
@@ -64,7 +63,7 @@ def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
         case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
             yield from devices
         case ast.Call():
-            name, position = _TAKES_NUMBER.get(read.script.callee(node), (None, None))
+            name, position = _TAKES_NUMBER.get(read.callee(node), (None, None))
             if name is not None and (given := keyword(node, name, position)) is not None:
                 yield given
 
@@ -92,9 +91,9 @@ https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_pro
 
 def device_of_global_rank(read: Reading) -> Iterator[Hit]:
     """Devices that are surely numbered by the global rank."""
-    for node in read.script.nodes:
+    for node in read.nodes:
         for device in _devices(read, node):
-            if read.values.surely(device, Kind.RANK):
+            if read.surely(device, Kind.RANK):
                 yield Hit(
                     node if isinstance(node, (ast.Call, ast.JoinedStr)) else device,
                     f"the GPU is chosen by the global rank ({path_or_text(device)}): the second host has no GPU of "
@@ -116,7 +115,7 @@ def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _argument(read: Reading, call: ast.Call) -> Iterator[ast.expr]:
-    name = read.script.callee(call)
+    name = read.callee(call)
     if name in ("torch.cuda.set_device", "torch.cuda.device"):
         device = keyword(call, "device", 0)
     elif name == "torch.device" and text_of(keyword(call, "type", 0)) == "cuda":
@@ -151,7 +150,7 @@ def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
     """The process group over NCCL, if no line chooses a GPU."""
     if _chooses(read) or not _takes_current(read):
         return
-    for call in read.script.groups:
+    for call in read.groups:
         if any(word == "nccl" or word.endswith(":nccl") for word in words_in(call)):
             yield Hit(
                 call,
@@ -161,10 +160,9 @@ def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
 
 
 def _chooses(read: Reading) -> bool:
-    script = read.script
-    if script.attributes & _CHOOSES or "CUDA_VISIBLE_DEVICES" in script.texts:
+    if read.attributes & _CHOOSES or "CUDA_VISIBLE_DEVICES" in read.texts:
         return True
-    for node in script.nodes:
+    for node in read.nodes:
         match node:
             case ast.keyword(arg="device_ids" | "device_id" | "output_device", value=value):
                 if not is_constant(value, None):
@@ -179,14 +177,14 @@ def _chooses(read: Reading) -> bool:
 
 def _imported_calls(read: Reading) -> Iterator[str]:
     """Last names of called functions that come from files of the user's own, as far as one can tell."""
-    for call in read.script.calls:
-        name = read.script.callee(call)
-        if not read.script.targets(call) and not name.startswith(("torch", "os.", "nn.", "argparse", "parser")):
-            yield name.rpartition(".")[2]
+    for call in read.calls:
+        own = not read.callee(call).startswith(("torch", "os.", "nn.", "argparse", "parser"))
+        if own and not read.targets(call):
+            yield read.last_name(call)
 
 
 def _has_index(read: Reading, call: ast.Call) -> bool:
-    name = read.script.callee(call)
+    name = read.callee(call)
     if name in ("torch.device", "torch.cuda.device"):
         return len(call.args) > 1 or bool(call.args and not isinstance(call.args[0], (ast.Constant, ast.IfExp)))
     if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
@@ -196,13 +194,11 @@ def _has_index(read: Reading, call: ast.Call) -> bool:
 
 def _takes_current(read: Reading) -> bool:
     """Does anything go to the current GPU?"""
-    for call in read.script.calls:
-        if is_bare_cuda(call):
-            return True
+    for call in read.calls:
         device = keyword(call, "device", 0)
-        if is_constant(device, "cuda"):
-            return True
-        if isinstance(device, ast.IfExp) and is_constant(device.body, "cuda"):
+        if isinstance(device, ast.IfExp):
+            device = device.body
+        if is_bare_cuda(call) or is_constant(device, "cuda"):
             return True
     return False
 
@@ -231,8 +227,8 @@ _SETS_UP = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
 
 def local_rank_option(read: Reading) -> Iterator[Hit]:
     """The option, if it is all that the script knows its local rank from."""
-    option = read.script.options.get("local_rank")
-    if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & read.script.texts or not _is_needed(read):
+    option = read.options.get("local_rank")
+    if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & read.texts or not _is_needed(read):
         return
     spellings = {text_of(arg) for arg in option.args}
     if "--local-rank" not in spellings:
@@ -253,10 +249,10 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
 
 def _is_needed(read: Reading) -> bool:
     """Is args.local_rank read, and never set?"""
-    uses = [node for node in read.script.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
+    uses = [node for node in read.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
     holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
     is_set = any(isinstance(node.ctx, ast.Store) for node in uses)
-    return bool(uses) and not is_set and not read.script.starts and not _are_filled_in(read, holders)
+    return bool(uses) and not is_set and not read.starts and not _are_filled_in(read, holders)
 
 
 def _are_filled_in(read: Reading, holders: set[str]) -> bool:
@@ -264,9 +260,9 @@ def _are_filled_in(read: Reading, holders: set[str]) -> bool:
     return any(
         isinstance(given, ast.Name)
         and given.id in holders
-        and not read.script.targets(call)
-        and _SETS_UP.search(read.script.callee(call).rpartition(".")[2])
-        for call in read.script.calls
+        and not read.targets(call)
+        and _SETS_UP.search(read.last_name(call))
+        for call in read.calls
         for given in call.args
     )
 

@@ -4,9 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading, moved, same
-from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import has_unpacking, is_constant, keyword, names_in, text_of, trains, words_in
+from ddpdiag.lint.reading import Hit, Reading, Rule, moved, same
+from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, names_in, text_of, trains, words_in
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -35,35 +34,31 @@ _FIX = "Move the model first, then wrap it."
 
 def wrapped_before_move(read: Reading) -> Iterator[Hit]:
     """Wrappings of models that are still on the CPU."""
-    if "set_default_device" in read.script.attributes:
+    if "set_default_device" in read.attributes:
         return
-    for wrapping in read.script.wrappings:
+    for wrapping in read.wrappings:
         model = keyword(wrapping, "module", 0)
         if model is None or not _is_unmoved(read, wrapping, model):
             continue
-        move = _move_after(read, wrapping)
-        if move is not None:
+        device_ids = keyword(wrapping, "device_ids", 1)
+        if (move := _move_after(read, wrapping)) is not None:
             yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _FIX)
-        elif _names_devices(keyword(wrapping, "device_ids", 1)):
+        elif isinstance(device_ids, ast.List) and device_ids.elts:
             yield Hit(wrapping, "device_ids is given, and the model is still on the CPU: this call fails", _FIX)
-
-
-def _names_devices(device_ids: ast.expr | None) -> bool:
-    return isinstance(device_ids, ast.List) and bool(device_ids.elts)
 
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
     """Is it surely a module of a known class that nothing has moved yet?"""
-    found = read.values.origins(model)
+    found = read.origins(model)
     origins = [each for each in found if each is not wrapping and not _is_move_of(read, each, wrapping)]
     if not origins or not all(isinstance(each, ast.Call) and _makes_module(read, each) for each in origins):
         return False
-    here = read.script.function_of(wrapping)
+    here = read.function_of(wrapping)
     return not any(
         (target := moved(call)) is not None
         and same(target, model)
-        and (call.lineno < wrapping.lineno or read.script.function_of(call) is not here)
-        for call in read.script.calls
+        and (call.lineno < wrapping.lineno or read.function_of(call) is not here)
+        for call in read.calls
     )
 
 
@@ -77,10 +72,10 @@ def _is_move_of(read: Reading, origin: ast.expr | None, wrapping: ast.Call) -> b
 def _makes_module(read: Reading, call: ast.Call) -> bool:
     if any(_DEVICE.search(name) for argument in (*call.args, *call.keywords) for name in names_in(argument)):
         return False
-    name = read.script.callee(call)
+    name = read.callee(call)
     if name.endswith(".convert_sync_batchnorm"):
         return bool(call.args) and _is_unmoved(read, call, call.args[0])
-    own = read.script.classes.get(name)
+    own = read.classes.get(name)
     if own is not None:
         return not any(isinstance(each, ast.Call) and moved(each) is not None for each in ast.walk(own))
     return name.startswith(("torchvision.models.", "torch.nn."))
@@ -88,14 +83,14 @@ def _makes_module(read: Reading, call: ast.Call) -> bool:
 
 def _move_after(read: Reading, wrapping: ast.Call) -> ast.Call | None:
     """The call that moves the wrapped model."""
-    outer = read.script.parents.get(read.script.parents.get(wrapping, wrapping))
+    outer = read.parents.get(read.parents.get(wrapping, wrapping))
     if isinstance(outer, ast.Call) and moved(outer) is wrapping and _goes_to_device(read, outer):
         return outer
-    statement = read.script.statement_of(wrapping)
+    statement = read.statement_of(wrapping)
     names = statement.targets if isinstance(statement, ast.Assign) and statement.value is wrapping else []
-    for call in read.script.calls:
+    for call in read.calls:
         target = moved(call)
-        after = call.lineno > wrapping.lineno and read.script.function_of(call) is read.script.function_of(wrapping)
+        after = call.lineno > wrapping.lineno and read.function_of(call) is read.function_of(wrapping)
         if after and target is not None and any(same(target, name) for name in names) and _goes_to_device(read, call):
             return call
     return None
@@ -109,7 +104,7 @@ def _goes_to_device(read: Reading, call: ast.Call) -> bool:
     if device is None:
         return False
     named = any(_DEVICE.search(name) for name in names_in(device)) or (text_of(device) or "").startswith("cuda")
-    return named or read.values.maybe(device, *RANKS)
+    return named or read.maybe(device, *RANKS)
 
 
 # LNT017 bypassed-ddp -------------------------------------------------------------------------------------------------
@@ -130,14 +125,15 @@ Fix: call the wrapped model. To evaluate with the bare one is right.
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (forward pass);
 https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
 """
+_NO_GRAD = re.compile("no_grad|inference")
 
 
 def bypassed_ddp(read: Reading) -> Iterator[Hit]:
     """Calls of the bare model in training loops, if the wrapped one is never used."""
-    if not read.script.wrappings or any(read.is_wrapped(_of_forward(call)) for call in read.script.calls):
+    if not read.wrappings or any(read.is_wrapped(_of_forward(call)) for call in read.calls):
         return
-    handed_on = [call for call in read.script.calls if _hands_on(read, call)]
-    for call in read.script.calls:
+    handed_on = [call for call in read.calls if _hands_on(read, call)]
+    for call in read.calls:
         if _is_bare(read, call, named=not handed_on) and _is_in_training(read, call):
             yield Hit(
                 call,
@@ -154,7 +150,7 @@ def _of_forward(call: ast.Call) -> ast.expr:
 
 def _hands_on(read: Reading, call: ast.Call) -> bool:
     """Does the wrapped model go into a function of another file, which may call it?"""
-    if read.script.targets(call) or read.script.callee(call) in ("isinstance", "print", "len", "type"):
+    if read.targets(call) or read.callee(call) in ("isinstance", "print", "len", "type"):
         return False
     given = (*call.args, *(each.value for each in call.keywords))
     return any(not isinstance(each, ast.Call) and read.is_wrapped(each) for each in given)
@@ -165,46 +161,36 @@ def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
     func = _of_forward(call)
     if not isinstance(func, (ast.Name, ast.Attribute)):
         return False
-    if read.values.maybe(func, Kind.INSIDE):
-        return not _is_detached(read, call) and not _computes_elsewhere(read, call)
-    scope = read.script.scope_of(call)
+    if read.maybe(func, Kind.INSIDE):
+        outer = read.parents.get(call)
+        is_target = isinstance(outer, ast.Attribute) and outer.attr == "detach"  # not what is trained
+        return not is_target and not _computes_elsewhere(read, call)
+    scope = read.scope_of(call)
     return named and any(
-        bool(wrapping.args) and same(func, wrapping.args[0]) and read.script.scope_of(wrapping) is scope
-        for wrapping in read.script.wrappings
+        bool(wrapping.args) and same(func, wrapping.args[0]) and read.scope_of(wrapping) is scope
+        for wrapping in read.wrappings
     )
-
-
-def _is_detached(read: Reading, call: ast.Call) -> bool:
-    """`ddp.module(x).detach()`: a target, not what is trained."""
-    outer = read.script.parents.get(call)
-    return isinstance(outer, ast.Attribute) and outer.attr == "detach"
 
 
 def _computes_elsewhere(read: Reading, call: ast.Call) -> bool:
     """Does the same function take a result from a function of another file that gets the wrapped model?"""
-    scope = read.script.scope_of(call)
+    scope = read.scope_of(call)
     return any(
-        read.script.scope_of(other) is scope
-        and _hands_on(read, other)
-        and not isinstance(read.script.parents.get(other), ast.Expr)
-        for other in read.script.calls
+        read.scope_of(other) is scope and _hands_on(read, other) and not isinstance(read.parents.get(other), ast.Expr)
+        for other in read.calls
     )
 
 
 def _is_in_training(read: Reading, call: ast.Call) -> bool:
     """Within a loop (of its function) that goes backward, and not under no_grad."""
     looped = False
-    for outer in read.script.around(call):
-        if isinstance(outer, ast.With) and any("no_grad" in text or "inference" in text for text in _contexts(outer)):
+    for outer in read.around(call):
+        if isinstance(outer, ast.With) and any(_NO_GRAD.search(ast.unparse(item.context_expr)) for item in outer.items):
             return False
         looped = looped or (isinstance(outer, (ast.For, ast.While)) and trains(outer))
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if is_function(outer):
             break
     return looped
-
-
-def _contexts(node: ast.With) -> Iterator[str]:
-    return (ast.unparse(item.context_expr) for item in node.items)
 
 
 # LNT020 unused-parameters --------------------------------------------------------------------------------------------
@@ -223,19 +209,7 @@ the graph in every step. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the p
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 (find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
 """
-_LAYERS = (
-    "Linear",
-    "Bilinear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "Embedding",
-    "LSTM",
-    "GRU",
-    "RNN",
-    "LayerNorm",
-    "MultiheadAttention",
-)
+_LAYERS = re.compile("Linear|Bilinear|Conv[123]d|Embedding|LSTM|GRU|RNN|LayerNorm|MultiheadAttention")
 _DEPTH = 5
 # Who walks over its own layers may use any of them.
 _WALKS = {"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "getattr", "vars"}
@@ -243,11 +217,11 @@ _WALKS = {"children", "named_children", "modules", "named_modules", "_modules", 
 
 def unused_parameters(read: Reading) -> Iterator[Hit]:
     """Layers that nobody reads, in models that are wrapped."""
-    for wrapping in read.script.wrappings:
+    for wrapping in read.wrappings:
         if has_unpacking(wrapping) or _tolerates(wrapping):
             continue
         for name in sorted(_classes(read, keyword(wrapping, "module", 0), _DEPTH)):
-            owner = read.script.classes.get(name)
+            owner = read.classes.get(name)
             if owner is not None and not _is_beyond_reading(read, owner):
                 yield from _unused(read, owner)
 
@@ -255,10 +229,10 @@ def unused_parameters(read: Reading) -> Iterator[Hit]:
 def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
     """The classes that a model can be of, behind `.to(...)`, torch.compile and convert_sync_batchnorm."""
     found: set[str] = set()
-    for origin in read.values.origins(model) if model is not None and depth else ():
+    for origin in read.origins(model) if model is not None and depth else ():
         if not isinstance(origin, ast.Call):
             continue
-        last = read.script.callee(origin).rpartition(".")[2]
+        last = read.last_name(origin)
         target = moved(origin)
         if target is not None:
             found |= _classes(read, target, depth - 1)
@@ -276,8 +250,8 @@ def _tolerates(wrapping: ast.Call) -> bool:
 
 def _is_beyond_reading(read: Reading, model: ast.ClassDef) -> bool:
     """Another base class, a subclass, or a walk over the layers: what is used cannot be read."""
-    bases = [read.script.name(base) for base in model.bases]
-    parents = {read.script.name(base) for each in read.script.classes.values() for base in each.bases}
+    bases = [read.name(base) for base in model.bases]
+    parents = {read.name(base) for each in read.classes.values() for base in each.bases}
     return bases != ["torch.nn.Module"] or model.name in parents or bool(_WALKS & set(words_in(model)))
 
 
@@ -285,9 +259,9 @@ def _unused(read: Reading, model: ast.ClassDef) -> Iterator[Hit]:
     for node in ast.walk(model):
         match node:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=ast.Call() as made):
-                layer = read.script.callee(made)
-                is_layer = layer.startswith("torch.nn.") and layer.rpartition(".")[2] in _LAYERS
-                if is_layer and name not in read.script.attributes and name not in read.script.texts:
+                layer = read.callee(made)
+                is_layer = layer.startswith("torch.nn.") and _LAYERS.fullmatch(read.last_name(made)) is not None
+                if is_layer and name not in read.attributes and name not in read.texts:
                     yield Hit(
                         node,
                         f"no line uses self.{name}: its parameters get no gradient, and DistributedDataParallel stops "

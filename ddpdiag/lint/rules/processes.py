@@ -1,11 +1,20 @@
-"""Rules on processes and process groups: where they meet, how they start, how they end."""
+"""Rules on processes, on process groups, and on the files that ranks share."""
 
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading, conditions, is_bare_cuda
-from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import attribute_path, has_unpacking, is_constant, keyword, names_in, text_of
+from ddpdiag.lint.reading import Hit, Reading, Rule, is_bare_cuda
+from ddpdiag.lint.script import (
+    attribute_path,
+    calls_method,
+    has_unpacking,
+    is_constant,
+    keyword,
+    names_in,
+    own_nodes,
+    text_of,
+    words_in,
+)
 from ddpdiag.model import Severity
 
 # LNT005 coordinator-at-home ------------------------------------------------------------------------------------------
@@ -27,10 +36,10 @@ _HOME = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 def coordinator_at_home(read: Reading) -> Iterator[Hit]:
     """Where loopback is written as the address of rank 0."""
-    if not read.script.means_several_hosts:
+    if not read.means_several_hosts:
         return
-    for node in read.script.nodes:
-        if _sets_home(read, node) and not any(conditions(read.script, node)):
+    for node in read.nodes:
+        if _sets_home(read, node) and not any(read.conditions(node)):
             yield Hit(
                 node,
                 "every host looks for rank 0 on itself: a job on several hosts never starts",
@@ -41,9 +50,9 @@ def coordinator_at_home(read: Reading) -> Iterator[Hit]:
 def _sets_home(read: Reading, node: ast.AST) -> bool:
     match node:
         case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
-            is_variable = text_of(key) == "MASTER_ADDR" and read.script.name(whole) == "os.environ"
+            is_variable = text_of(key) == "MASTER_ADDR" and read.name(whole) == "os.environ"
             return is_variable and text_of(value) in _HOME
-        case ast.Call() if node in read.script.groups:
+        case ast.Call() if node in read.groups:
             address = text_of(keyword(node, "init_method", 1)) or ""
             return address.startswith(tuple(f"tcp://{home}" for home in _HOME))
     return False
@@ -70,9 +79,9 @@ _SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 def spawn_at_import(read: Reading) -> Iterator[Hit]:
     """Calls of mp.spawn that their children would repeat, or cannot follow."""
-    for call in read.script.calls_of(*_SPAWN):
+    for call in read.calls_of(*_SPAWN):
         target = keyword(call, "fn", 0)
-        if read.script.function_of(call) is None and not any(conditions(read.script, call)):
+        if read.function_of(call) is None and not any(read.conditions(call)):
             yield Hit(
                 call,
                 "every spawned process imports this script, and so would spawn again",
@@ -91,8 +100,8 @@ def _cannot_be_found(read: Reading, target: ast.expr) -> bool:
         return True
     if not isinstance(target, ast.Name):
         return False
-    found = read.script.functions.get(target.id, ())
-    return bool(found) and all(read.script.function_of(each) is not None for each in found)
+    found = read.functions.get(target.id, ())
+    return bool(found) and all(read.function_of(each) is not None for each in found)
 
 
 # LNT007 fork-after-cuda ----------------------------------------------------------------------------------------------
@@ -116,10 +125,16 @@ https://github.com/pytorch/pytorch/issues/40403.
 
 def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     """Datasets on a GPU, and forks after CUDA."""
-    workers = any(_has_workers(loader) for loader in read.script.loaders)
-    for function in read.script.functions.get("__getitem__", ()):
-        if workers and _is_dataset(read.script.class_of(function)):
-            yield from (_of_worker(call) for call in ast.walk(function) if _uses_gpu(call))
+    workers = any(_has_workers(loader) for loader in read.loaders)
+    for function in read.functions.get("__getitem__", ()) if workers else ():
+        owner = read.class_of(function)
+        if owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases):
+            for call in filter(_uses_gpu, ast.walk(function)):
+                yield Hit(
+                    call,
+                    "a DataLoader's workers are forked, and CUDA cannot be used in a forked process",
+                    "Return CPU tensors from the Dataset, and move the batch in the training loop.",
+                )
     yield from _forks(read)
 
 
@@ -129,42 +144,166 @@ def _has_workers(loader: ast.Call) -> bool:
     return workers is not None and not is_constant(workers, 0) and not spawned and not has_unpacking(loader)
 
 
-def _is_dataset(owner: ast.ClassDef | None) -> bool:
-    return owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases)
-
-
 def _uses_gpu(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    devices = [keyword(node, "device", 0)]
-    return is_bare_cuda(node) or any((text_of(device) or "").startswith("cuda") for device in devices)
-
-
-def _of_worker(call: ast.AST) -> Hit:
-    return Hit(
-        call,
-        "a DataLoader's workers are forked, and CUDA cannot be used in a forked process",
-        "Return CPU tensors from the Dataset, and move the batch in the training loop.",
-    )
+    return is_bare_cuda(node) or (text_of(keyword(node, "device", 0)) or "").startswith("cuda")
 
 
 def _forks(read: Reading) -> Iterator[Hit]:
     """`fork`, after a line of the same function (or of the script's top) that uses a GPU."""
-    for call in read.script.calls:
-        last = read.script.callee(call).rpartition(".")[2]
+    for call in read.calls:
+        last = read.last_name(call)
         method = keyword(call, "start_method") or keyword(call, "method", 0)
         if last not in ("set_start_method", "get_context", "start_processes") or text_of(method) != "fork":
             continue
-        here = read.script.function_of(call)
+        here = read.function_of(call)
         if any(
-            _uses_gpu(each) and each.lineno < call.lineno and read.script.function_of(each) in (None, here)
-            for each in read.script.calls
+            _uses_gpu(each) and each.lineno < call.lineno and read.function_of(each) in (None, here)
+            for each in read.calls
         ):
             yield Hit(
                 call,
                 "CUDA is in use before these processes are forked, and cannot be used in a forked process",
                 'Take the start method "spawn", or use no GPU before.',
             )
+
+
+# LNT013 download-race ------------------------------------------------------------------------------------------------
+
+_DOWNLOAD_RACE = """All ranks download the dataset at once.
+
+What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no barrier
+around it.
+
+Why: the ranks write the same files. One finds another's half-written archive ("File not found or corrupted"), or
+unpacks it while it is replaced. It happens on the first run only, on a fresh machine.
+
+    if local_rank == 0:
+        MNIST(root, download=True)
+    dist.barrier()
+    data = MNIST(root)
+
+Fix: download before the job, or on one rank of each host, and let the others wait.
+
+Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
+"""
+_LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
+
+
+def download_race(read: Reading) -> Iterator[Hit]:
+    """Datasets that every rank downloads."""
+    for call in read.calls:
+        if _downloads(read, call) and read.surely_on_all_ranks(call) and not _is_ordered(read, call):
+            yield Hit(
+                call,
+                "all ranks download into one directory at once, and read each other's half-written files",
+                "Download on local rank 0 only, and let the others wait at a barrier; or before the job.",
+            )
+
+
+def _downloads(read: Reading, call: ast.Call) -> bool:
+    if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
+        return False
+    root = keyword(call, "root", 0)
+    return root is None or not read.may_be_own(root)
+
+
+def _is_ordered(read: Reading, call: ast.Call) -> bool:
+    """Is there a barrier in the same function, or a lock or a context such as local_main_process_first around it?"""
+    around = read.function_of(call) or read.tree
+    inside = any(isinstance(outer, ast.With) for outer in read.around(call))
+    return inside or calls_method(around, "barrier")
+
+
+# LNT022 save-on-all-ranks --------------------------------------------------------------------------------------------
+
+_SAVE_ON_ALL_RANKS = """All ranks save to one file.
+
+What: torch.save writes to one path on every rank.
+
+Why: the ranks write into each other's file; where they differ in speed, or the file system is shared between hosts, the
+checkpoint is broken ("PytorchStreamReader failed reading zip archive"), which shows when it is loaded.
+
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+
+Fix: save on rank 0 only, or put the rank into the name.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+"""
+
+
+def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
+    """Saves that every rank comes by."""
+    if not read.wrappings:
+        return
+    for call in read.calls_of("torch.save"):
+        path = keyword(call, "f", 1)
+        if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
+            continue
+        message = "all ranks write to one file at once, and break it"
+        yield Hit(call, message, "Save on rank 0 only: if dist.get_rank() == 0.")
+
+
+def _is_own(read: Reading, path: ast.expr) -> bool:
+    """May each rank have a path of its own? Of a buffer, or a path that some function makes, nobody can tell."""
+    return isinstance(path, ast.Call) or read.may_be_own(path)
+
+
+# LNT023 load-without-map-location ------------------------------------------------------------------------------------
+
+_UNMAPPED_LOAD = """A checkpoint is loaded without map_location.
+
+What: on every rank, torch.load without map_location gives what load_state_dict takes.
+
+Why: tensors come back on the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of the
+model (and of the optimizer's state) there. "CUDA out of memory" on GPU 0, while the others have room.
+
+    state = torch.load(path, map_location="cpu")
+    state = torch.load(path, map_location=f"cuda:{local_rank}")
+
+Weights that are called pretrained are left alone: published files are saved from the CPU, as a rule.
+
+Fix: map_location="cpu"; load_state_dict copies to where the model is.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
+https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+"""
+
+
+def load_without_map_location(read: Reading) -> Iterator[Hit]:
+    """Loads of model states on all ranks, where there are GPUs."""
+    if not read.wrappings or not read.uses_gpus:
+        return
+    for call in read.calls_of("torch.load"):
+        if keyword(call, "map_location", 1) is not None or has_unpacking(call) or _is_pretrained(read, call):
+            continue
+        if _becomes_state(read, call) and read.surely_on_all_ranks(call):
+            yield Hit(
+                call,
+                "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
+                'Pass map_location="cpu".',
+            )
+
+
+def _is_pretrained(read: Reading, call: ast.Call) -> bool:
+    """Weights that others publish are saved from the CPU, as a rule."""
+    parts = [origin for arg in call.args for origin in (arg, *read.origins(arg)) if origin is not None]
+    return any("pretrain" in word.lower() for part in parts for word in words_in(part))
+
+
+def _becomes_state(read: Reading, call: ast.Call) -> bool:
+    """Does it go into load_state_dict, at once or by a name of the same function?"""
+    statement = read.statement_of(call)
+    names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
+    for node in own_nodes(read.scope_of(call)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict":
+            inner = [each for arg in node.args for each in ast.walk(arg)]
+            if call in inner or any(attribute_path(each) in names - {None} for each in inner):
+                return True
+    return False
 
 
 # LNT024 no-destroy ---------------------------------------------------------------------------------------------------
@@ -185,9 +324,9 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
 def no_destroy(read: Reading) -> Iterator[Hit]:
     """The first process group, if nothing closes it."""
     closing = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
-    if read.script.groups and not closing & set(names_in(read.script.tree)) and not closing & set(read.script.imports):
+    if read.groups and not closing & set(names_in(read.tree)) and not closing & set(read.imports):
         yield Hit(
-            read.script.groups[0],
+            read.groups[0],
             "nothing destroys the process group: torch warns, and ranks that end early may leave others hanging",
             "Call dist.destroy_process_group() at the end.",
         )
@@ -197,5 +336,8 @@ RULES = (
     Rule("LNT005", "coordinator-at-home", Severity.ERROR, _COORDINATOR_AT_HOME, coordinator_at_home),
     Rule("LNT006", "spawn-at-import", Severity.ERROR, _SPAWN_AT_IMPORT, spawn_at_import),
     Rule("LNT007", "fork-after-cuda", Severity.ERROR, _FORK_AFTER_CUDA, fork_after_cuda),
+    Rule("LNT013", "download-race", Severity.WARNING, _DOWNLOAD_RACE, download_race),
+    Rule("LNT022", "save-on-all-ranks", Severity.WARNING, _SAVE_ON_ALL_RANKS, save_on_all_ranks),
+    Rule("LNT023", "load-without-map-location", Severity.WARNING, _UNMAPPED_LOAD, load_without_map_location),
     Rule("LNT024", "no-destroy", Severity.NOTE, _NO_DESTROY, no_destroy),
 )

@@ -1,68 +1,208 @@
-"""Rules on loading checkpoints, and on the learning rate."""
+"""Rules on the training: collectives and the model on some ranks only, and what many ranks change about it."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Reading
-from ddpdiag.lint.rule import Hit, Rule
-from ddpdiag.lint.syntax import attribute_path, has_unpacking, keyword, own_nodes, words_in
+from ddpdiag.lint.reading import Hit, Reading, Rule
+from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
+from ddpdiag.lint.values import Kind, path_or_text
 from ddpdiag.model import Severity
 
-# LNT023 load-without-map-location ------------------------------------------------------------------------------------
+# LNT015 same-augmentation --------------------------------------------------------------------------------------------
 
-_UNMAPPED_LOAD = """A checkpoint is loaded without map_location.
+_SAME_AUGMENTATION = """All ranks draw the same random augmentations.
 
-What: on every rank, torch.load without map_location gives what load_state_dict takes.
+What: every seed in the script is the same on all ranks, and the data are augmented at random. A hint (`--details`).
 
-Why: tensors come back on the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of the
-model (and of the optimizer's state) there. "CUDA out of memory" on GPU 0, while the others have room.
+Why: rank 0's n-th image is cropped and flipped as rank 1's n-th image is. The images differ, so the harm is small, but
+there is less variety than the number of ranks suggests. Equal seeds are right for what all ranks must agree on: a
+split, a sampler, weights that DistributedDataParallel does not send.
 
-    state = torch.load(path, map_location="cpu")
-    state = torch.load(path, map_location=f"cuda:{local_rank}")
+Fix: after the model is made, seed with seed + rank.
 
-Weights that are called pretrained are left alone: published files are saved from the CPU, as a rule.
-
-Fix: map_location="cpu"; load_state_dict copies to where the model is.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
-https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+Source: https://github.com/facebookresearch/detr/issues/297 (why seed + rank);
+https://docs.pytorch.org/docs/stable/data.html#data-loading-randomness (workers take base_seed from the process).
 """
+_SEEDS = (
+    "torch.manual_seed",
+    "torch.cuda.manual_seed",
+    "torch.cuda.manual_seed_all",
+    "random.seed",
+    "numpy.random.seed",
+)
+_AT_RANDOM = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
 
 
-def load_without_map_location(read: Reading) -> Iterator[Hit]:
-    """Loads of model states on all ranks, where there are GPUs."""
-    if not read.script.wrappings or not read.uses_gpus:
+def same_augmentation(read: Reading) -> Iterator[Hit]:
+    """The first seed, if none differs between ranks."""
+    seeds = list(read.calls_of(*_SEEDS))
+    if not seeds or not read.wrappings or not _augments(read):
         return
-    for call in read.script.calls_of("torch.load"):
-        if keyword(call, "map_location", 1) is not None or has_unpacking(call):
+    if not any(read.depends_on_rank(arg) for call in seeds for arg in call.args):
+        yield Hit(
+            seeds[0],
+            "all ranks draw the same random numbers, so that their augmentations are alike",
+            "After the model is made, seed with seed + rank.",
+        )
+
+
+def _augments(read: Reading) -> bool:
+    return any(
+        read.last_name(call).startswith(_AT_RANDOM) and ".transforms." in read.callee(call) for call in read.calls
+    )
+
+
+# LNT018 collective-on-some-ranks -------------------------------------------------------------------------------------
+
+_COLLECTIVE_ON_SOME_RANKS = """A collective runs on some ranks only.
+
+What: a barrier, all_reduce, broadcast or another collective of torch.distributed, or the making of a
+DistributedDataParallel, stands under `if rank == 0:` or after `if rank != 0: return`, and the other ranks have no call
+that goes with it.
+
+Why: a collective is a meeting of all ranks. Those that come wait for those that never do, until the time-out; or they
+meet another call of theirs, and get wrong values.
+
+Fix: move it out of the `if`, so that every rank comes by. For a part of the ranks make a group, and pass `group=`.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
+"""
+_NAMES = (
+    "new_group barrier monitored_barrier broadcast broadcast_object_list all_reduce reduce all_gather "
+    "all_gather_into_tensor all_gather_object gather gather_object scatter scatter_object_list reduce_scatter "
+    "reduce_scatter_tensor all_to_all all_to_all_single"
+)
+_COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _NAMES.split())
+
+
+def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
+    """Collectives that some ranks never reach."""
+    for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
+        if _has_group(call) or not read.surely_on_some_ranks(call) or _has_partner(read, call):
             continue
-        if _is_pretrained(read, call):
+        name = read.last_name(call)
+        yield Hit(
+            call,
+            f"{name} is a meeting of all ranks, and only some of them come by here: they wait for the others for ever",
+            f"Let every rank call {name}, or pass a group of those that do.",
+        )
+
+
+def _has_group(call: ast.Call) -> bool:
+    group = keyword(call, "group") or keyword(call, "process_group")
+    return has_unpacking(call) or (group is not None and not is_constant(group, None))
+
+
+def _has_partner(read: Reading, call: ast.Call) -> bool:
+    """`if rank != 0: barrier() ... if rank == 0: barrier()`, or the same collective in both branches: they meet."""
+    here = read.scope_of(call)
+    name = read.callee(call)
+    return any(
+        other is not call
+        and read.callee(other) == name
+        and read.scope_of(other) is here
+        and any(read.is_rank_test(condition.test) for condition in read.conditions(other))
+        for other in read.calls
+    )
+
+
+# LNT019 model-on-some-ranks ------------------------------------------------------------------------------------------
+
+_MODEL_ON_SOME_RANKS = """A DistributedDataParallel is called on some ranks only.
+
+What: under `if rank == 0:`, the wrapped model is trained, or is called for evaluation while it holds BatchNorm.
+
+Why: a backward pass is an all-reduce of all ranks, and a forward pass first sends rank 0's buffers (BatchNorm's
+statistics) to all, in eval mode and under no_grad, too. The one rank waits for the others, or meets their next
+collective: a hang at the next barrier.
+
+    if rank == 0:
+        evaluate(model)             # hangs with BatchNorm
+        evaluate(model.module)      # the bare model: no communication
+
+Fix: evaluate model.module, or evaluate on all ranks.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+(broadcast_buffers);
+seen with torch 2.13 over gloo.
+"""
+# torchvision's families with BatchNorm in them.
+_WITH_BATCHNORM = ("resnet", "resnext", "wide_resnet", "densenet", "mobilenet", "efficientnet", "regnet", "mnasnet")
+
+
+def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
+    """Calls of the wrapped model that some ranks never reach."""
+    buffers = has_batchnorm(read) and not any(
+        is_constant(keyword(wrapping, "broadcast_buffers"), False) for wrapping in read.wrappings
+    )
+    for call in read.calls:
+        if not read.surely(call.func, Kind.WRAPPED, Kind.OTHER, Kind.NONE) or not read.is_wrapped(call.func):
             continue
-        if _becomes_state(read, call) and read.surely_on_all_ranks(call):
+        if not read.surely_on_some_ranks(call):
+            continue
+        if buffers or _goes_backward(read, call):
             yield Hit(
                 call,
-                "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
-                'Pass map_location="cpu".',
+                f"{path_or_text(call.func)} is a DistributedDataParallel, and only some ranks call it: "
+                "they wait for the others for ever",
+                "Call the bare model (.module) to evaluate on one rank, or let every rank come by.",
             )
 
 
-def _is_pretrained(read: Reading, call: ast.Call) -> bool:
-    """Weights that others publish are saved from the CPU, as a rule."""
-    parts = [origin for arg in call.args for origin in (arg, *read.values.origins(arg)) if origin is not None]
-    return any("pretrain" in word.lower() for part in parts for word in words_in(part))
+def has_batchnorm(read: Reading) -> bool:
+    """Does the script make a model with BatchNorm, for all to see?"""
+    for call in read.calls:
+        last = read.last_name(call)
+        is_family = last.lower().startswith(_WITH_BATCHNORM) or last.endswith("_bn")
+        if last.startswith("BatchNorm") or (is_family and read.callee(call).startswith("torchvision.models.")):
+            return True
+    return "BatchNorm2d" in set(words_in(read.tree))
 
 
-def _becomes_state(read: Reading, call: ast.Call) -> bool:
-    """Does it go into load_state_dict, at once or by a name of the same function?"""
-    statement = read.script.statement_of(call)
-    names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
-    for node in own_nodes(read.script.scope_of(call)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict":
-            inner = [each for arg in node.args for each in ast.walk(arg)]
-            if call in inner or any(attribute_path(each) in names - {None} for each in inner):
-                return True
+def _goes_backward(read: Reading, call: ast.Call) -> bool:
+    """Is there a backward pass in the block that the call is part of?"""
+    function = read.function_of(call)
+    for outer in read.around(call):
+        if isinstance(outer, (ast.For, ast.While, ast.If)) and trains(outer):
+            return not _is_under_no_grad(read, call)
+        if outer is function:
+            return False
     return False
+
+
+def _is_under_no_grad(read: Reading, call: ast.Call) -> bool:
+    return any(
+        isinstance(outer, ast.With) and any("no_grad" in ast.unparse(item.context_expr) for item in outer.items)
+        for outer in read.around(call)
+    )
+
+
+# LNT021 batchnorm-local ----------------------------------------------------------------------------------------------
+
+_BATCHNORM_LOCAL = """BatchNorm sees the batch of its own rank only.
+
+What: a model with BatchNorm is wrapped, and nothing converts it to SyncBatchNorm. A hint (`--details`).
+
+Why: mean and variance come from the images of one rank; with a small batch per GPU they are noisy, and training goes
+otherwise than on one GPU with the whole batch. With a large batch per GPU it does no harm and is faster.
+
+Fix: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, where the batch of a GPU is below some 16.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html.
+"""
+_SYNCED = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
+
+
+def batchnorm_local(read: Reading) -> Iterator[Hit]:
+    """The first wrapping, if no word is said of SyncBatchNorm."""
+    if has_batchnorm(read) and not any(_SYNCED.search(word) for word in words_in(read.tree)):
+        for wrapping in read.wrappings[:1]:
+            yield Hit(
+                wrapping,
+                "BatchNorm takes its statistics from one rank's batch",
+                "With few images per GPU, convert the model: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).",
+            )
 
 
 # LNT025 learning-rate ------------------------------------------------------------------------------------------------
@@ -86,14 +226,18 @@ Source: https://arxiv.org/abs/1706.02677 (SGD: linear, with a warm-up); https://
 root); https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (gradients are
 averaged over the ranks).
 """
+_OPTIMIZER = re.compile(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*")
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
 _RANKS = re.compile(r"world_?size|num_?replicas|n_?gpus|num_?gpus|n_?procs|num_processes|device_count", re.IGNORECASE)
 _SIZED = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
 
 
 def learning_rate(read: Reading) -> Iterator[Hit]:
     """The first optimizer, if no statement speaks of ranks and of the learning rate or the batch at once."""
-    optimizers = [call for call in read.script.calls if _is_optimizer(read.script.callee(call))]
-    if read.script.wrappings and optimizers and not any(map(_relates, _statements(read.script.tree))):
+    optimizers = [call for call in read.calls if _OPTIMIZER.fullmatch(read.callee(call))]
+    # The simple statements, each by itself: a whole function speaks of everything.
+    simple = (node for node in read.nodes if isinstance(node, _SIMPLE))
+    if read.wrappings and optimizers and not any(map(_relates, simple)):
         yield Hit(
             optimizers[0],
             "the learning rate is the same for any number of ranks, though all ranks together make one batch",
@@ -102,23 +246,16 @@ def learning_rate(read: Reading) -> Iterator[Hit]:
         )
 
 
-def _is_optimizer(name: str) -> bool:
-    return re.fullmatch(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*", name) is not None
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The simple statements, each by itself: a whole function speaks of everything."""
-    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
-    return (node for node in ast.walk(tree) if isinstance(node, simple))
-
-
-def _relates(statement: ast.stmt) -> bool:
+def _relates(statement: ast.AST) -> bool:
     options = (node.arg for node in ast.walk(statement) if isinstance(node, ast.keyword) and node.arg)
     words = [*words_in(statement), *options]
     return any(map(_RANKS.search, words)) and any(map(_SIZED.search, words))
 
 
 RULES = (
-    Rule("LNT023", "load-without-map-location", Severity.WARNING, _UNMAPPED_LOAD, load_without_map_location),
+    Rule("LNT015", "same-augmentation", Severity.NOTE, _SAME_AUGMENTATION, same_augmentation),
+    Rule("LNT018", "collective-on-some-ranks", Severity.ERROR, _COLLECTIVE_ON_SOME_RANKS, collective_on_some_ranks),
+    Rule("LNT019", "model-on-some-ranks", Severity.ERROR, _MODEL_ON_SOME_RANKS, model_on_some_ranks),
+    Rule("LNT021", "batchnorm-local", Severity.NOTE, _BATCHNORM_LOCAL, batchnorm_local),
     Rule("LNT025", "learning-rate", Severity.NOTE, _LEARNING_RATE, learning_rate),
 )

@@ -1,28 +1,35 @@
-"""`ddpdiag train --compare-launchers`: options into data, turns into a report."""
+"""`ddpdiag train --compare-launchers`: options into data, turns into a report, and that for people and for scripts."""
 
 import math
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
+
+import msgspec
 
 from ddpdiag.cli.check import launched
 from ddpdiag.cli.command import spelled
 from ddpdiag.cli.options import LaunchOptions
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
-from ddpdiag.codec import readable
+from ddpdiag.codec import encode, readable
 from ddpdiag.errors import UsageError
+from ddpdiag.model.train import Ended
 from ddpdiag.render import files
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.terminal.tables import Column
+from ddpdiag.render.units import count, seconds
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.strategies.command import refuse_nccl_without_gpus
-from ddpdiag.strategies.launchers import render
+from ddpdiag.strategies.command import MOST_IMAGES, MOST_STEPS, number_within, refuse_nccl_without_gpus
 from ddpdiag.strategies.launchers.judge import Seen, judged
-from ddpdiag.strategies.launchers.model import Compare, LaunchersReport, Way
-from ddpdiag.strategies.launchers.rounds import Rounds, typed
+from ddpdiag.strategies.launchers.methods import Compare, LauncherRow, LaunchersReport, LaunchMethod, typed
+from ddpdiag.strategies.launchers.turns import Rounds
 from ddpdiag.strategies.options import TrainOptions
+from ddpdiag.strategies.sections import STYLES, shown, write_table
 
 # The options of `train` that mean the same here.
 _OPTIONS = (
@@ -30,8 +37,8 @@ _OPTIONS = (
     *("json", "quiet", "color"),
 )
 # The first three steps are not timed, and a median of fewer than three says little.
-_LEAST_STEPS, _MOST_STEPS = 6, 2_000
-_MOST_IMAGES, _MOST_ROUNDS = 65_536, 20
+_LEAST_STEPS = 6
+_MOST_ROUNDS = 20
 _LEAST_BUDGET = 60.0
 _AGAIN = "start `ddpdiag train --compare-launchers` once on the host, by itself"
 
@@ -60,9 +67,9 @@ def run(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) 
     width, colored = terminal(stream, outputs.color)
     try:
         if json is not None:
-            files.write(json, render.as_json(report))
+            files.write(json, as_json(report))
     finally:  # a file that cannot be written shall not cost the table
-        show(render.render(report, color=colored, width=width), stream)
+        show(render(report, color=colored, width=width), stream)
     return report.exit_code
 
 
@@ -79,14 +86,15 @@ def refuse_launched(launch: Launch) -> None:
 
 def checked(options: TrainOptions, ranks: int) -> Compare:
     """What is compared, if it makes sense; UsageError otherwise. `ranks` are those that the launch came to."""
-    _number("--steps", options.steps, _LEAST_STEPS, _MOST_STEPS)
-    _number("--batch-size", options.batch_size, ranks, _MOST_IMAGES)
-    _number("--rounds", options.rounds, 1, _MOST_ROUNDS)
+    within = partial(number_within, context=" with --compare-launchers")
+    within("--steps", options.steps, _LEAST_STEPS, MOST_STEPS)
+    within("--batch-size", options.batch_size, ranks, MOST_IMAGES)
+    within("--rounds", options.rounds, 1, _MOST_ROUNDS)
     budget = options.budget
     if not math.isfinite(budget) or budget < _LEAST_BUDGET:
         raise UsageError(
             f"--budget {budget:g}: expected {_LEAST_BUDGET:g} s or more with --compare-launchers, which starts "
-            f"{len(Way)} trainings one after the other"
+            f"{len(LaunchMethod)} trainings one after the other"
         )
     if not options.backend.strip():
         raise UsageError("--backend: expected a name, such as nccl or gloo")
@@ -105,11 +113,6 @@ def checked(options: TrainOptions, ranks: int) -> Compare:
     )
 
 
-def _number(option: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise UsageError(f"{option} {value}: expected {least} to {most:,} with --compare-launchers")
-
-
 def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
     begin = time.monotonic()
     signals = Signals(children=True)
@@ -118,7 +121,7 @@ def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
         counter(quiet=quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
-        rounds = Rounds(compare, folder, signals, lambda way, n: progress.tell(f"round {n + 1}: {way.value} ..."))
+        rounds = Rounds(compare, folder, signals, lambda method, n: progress.tell(f"round {n + 1}: {method.value} ..."))
         rounds.run()
     seen = Seen(
         starts=tuple(rounds.starts),
@@ -128,4 +131,90 @@ def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
         seconds=time.monotonic() - begin,
         told=signals.told,
     )
-    return judged(compare, seen, {way: typed(way, compare.ranks) for way in Way})
+    return judged(compare, seen, {method: typed(method, compare.ranks) for method in LaunchMethod})
+
+
+# For people and for scripts ------------------------------------------------------------------------------------------
+
+
+_VERDICTS = {0: "bold green", 1: "bold red"}
+
+
+def as_json(report: LaunchersReport) -> str:
+    """The whole report, indented, with a newline at the end."""
+    return msgspec.json.format(encode(report), indent=2).decode() + "\n"
+
+
+def render(report: LaunchersReport, *, color: bool, width: int) -> str:
+    """The table, what explains it, and the verdict, as text of `width` columns."""
+    page = Page(color=color, width=width)
+    page.write(_head(report), lead="ddpdiag: ", lead_style="bold")
+    page.write(_what(report), style="dim")
+    page.blank()
+    _table(page, report.rows)
+    _reasons(page, report.rows)
+    for sentence in report.explained:
+        page.write(one_line(sentence))
+    if report.explained:
+        page.blank()
+    page.write(one_line(report.sentence), style=_VERDICTS.get(report.exit_code, "bold yellow"))
+    return page.text()
+
+
+def _head(report: LaunchersReport) -> str:
+    torch = f"torch {report.torch_version}" if report.torch_version else ""
+    who = f"{count(report.asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
+    parts = (who, report.backend or report.asked.backend, report.device or "", torch)
+    told = ", ".join(one_line(part) for part in parts if part)
+    return f"{told}; {seconds(report.seconds)} of {seconds(report.asked.budget_seconds)}"
+
+
+def _what(report: LaunchersReport) -> str:
+    asked = report.asked
+    return (
+        f"The same training, started in each way: {count(asked.steps, 'step')} of {count(asked.batch_size, 'image')} "
+        f"over all ranks in DistributedDataParallel; the best of up to {count(asked.rounds, 'round')}. start: from the "
+        "command to the group of all ranks; launcher: until the last rank runs its first line; step: the median of the "
+        "slowest rank; x: times torchrun's; threads: of each rank."
+    )
+
+
+def _table(page: Page, rows: Sequence[LauncherRow]) -> None:
+    figures = (
+        ("start", [shown(row.start_seconds, "{:.2f} s") for row in rows]),
+        ("x", [shown(row.start_ratio, "{:.2f}") for row in rows]),
+        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in rows]),
+        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in rows]),
+        ("x", [shown(row.step_ratio, "{:.2f}") for row in rows]),
+        ("threads", [_threads(row.threads) for row in rows]),
+    )
+    names = Column("started by", tuple(row.method.value for row in rows), right=False)
+    write_table(page, names, [row.ended for row in rows], figures)
+
+
+def _threads(threads: Sequence[int]) -> str:
+    return "-".join(str(number) for number in sorted({min(threads), max(threads)})) if threads else "-"
+
+
+def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
+    """Why, of those that do not work, and how one that is alone with its reason would be typed."""
+    alike: dict[tuple[Ended, str], list[LauncherRow]] = {}
+    for row in rows:
+        if row.ended is not Ended.WORKS:
+            alike.setdefault((row.ended, row.reason), []).append(row)
+    for (ended, reason), those in alike.items():
+        lead = f"{', '.join(row.method.value for row in those)} {ended.value}: "
+        if len(those) == 1:
+            page.write(one_line(reason), lead=lead, lead_style=STYLES[ended])
+            page.write(one_line(those[0].command), indent=4, style="dim")
+        else:
+            page.write(lead + one_line(reason))
+    deprecated = [
+        row.method
+        for row in rows
+        if row.ended is Ended.WORKS and row.method in (LaunchMethod.LAUNCH, LaunchMethod.LAUNCH_USE_ENV)
+    ]
+    if deprecated:
+        page.write("torch.distributed.launch is deprecated in favour of torchrun.", style="dim")
+    if alike or deprecated:
+        page.blank()

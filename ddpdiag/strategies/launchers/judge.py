@@ -5,12 +5,21 @@ Of several rounds the best counts, for each figure by itself: what else runs on 
 
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct, structs
 
 from ddpdiag.errors import ExitCode
 from ddpdiag.model.train import Ended
-from ddpdiag.strategies.launchers.model import Compare, Control, LauncherRow, LaunchersReport, Round, Start, Way
+from ddpdiag.strategies.launchers.methods import (
+    Compare,
+    Control,
+    LauncherRow,
+    LaunchersReport,
+    LaunchMethod,
+    Round,
+    Start,
+)
 
 # Two runs of the same training differ by less than this on a quiet host; no explanation is sought for less.
 _ALIKE = 0.1
@@ -29,10 +38,10 @@ class Seen(Struct, frozen=True, kw_only=True):
     told: int | None = None
 
 
-def judged(asked: Compare, seen: Seen, typed: dict[Way, str]) -> LaunchersReport:
-    """The table; `typed` is what a user types for each way."""
-    torchrun = _best(_rounds(seen.starts, Way.TORCHRUN))
-    rows = tuple(_row(way, seen, torchrun, typed[way]) for way in typed)
+def judged(asked: Compare, seen: Seen, typed: dict[LaunchMethod, str]) -> LaunchersReport:
+    """The table; `typed` is what a user types for each method."""
+    torchrun = _best(_rounds(seen.starts, LaunchMethod.TORCHRUN))
+    rows = tuple(_row(method, seen, torchrun, typed[method]) for method in typed)
     control = _control(seen.controls, torchrun)
     first = next((rank for start in seen.starts for rank in start.ranks), None)
     sentence, code = _verdict(rows, asked, seen.told)
@@ -52,7 +61,7 @@ def judged(asked: Compare, seen: Seen, typed: dict[Way, str]) -> LaunchersReport
     )
 
 
-def _rounds(starts: Sequence[Start], way: Way) -> tuple[Round, ...]:
+def _rounds(starts: Sequence[Start], method: LaunchMethod) -> tuple[Round, ...]:
     """The figures of each turn that worked: of its slowest rank, each."""
     return tuple(
         Round(
@@ -63,7 +72,7 @@ def _rounds(starts: Sequence[Start], way: Way) -> tuple[Round, ...]:
             seconds=start.seconds,
         )
         for start in starts
-        if start.way is way and start.ended is Ended.WORKS
+        if start.method is method and start.ended is Ended.WORKS
     )
 
 
@@ -73,22 +82,21 @@ def _best(rounds: Sequence[Round]) -> Round | None:
     return Round(**{name: min(getattr(each, name) for each in rounds) for name in Round.__struct_fields__})
 
 
-def _row(way: Way, seen: Seen, torchrun: Round | None, command: str) -> LauncherRow:
-    turns = [start for start in seen.starts if start.way is way]
+def _row(method: LaunchMethod, seen: Seen, torchrun: Round | None, command: str) -> LauncherRow:
+    turns = [start for start in seen.starts if start.method is method]
     if not turns:
         early = "the run was ended before its turn" if seen.told is not None else "no time was left; give more --budget"
-        return LauncherRow(way=way, command=command, ended=Ended.UNFINISHED, reason=early)
+        return LauncherRow(method=method, command=command, ended=Ended.UNFINISHED, reason=early)
     bad = next((start for start in turns if start.ended is not Ended.WORKS), None)
     which = f"in round {turns.index(bad) + 1} of {len(turns)}: " if bad and len(turns) > 1 else ""
-    rounds = _rounds(turns, way)
     row = LauncherRow(
-        way=way,
+        method=method,
         command=command,
         ended=bad.ended if bad else Ended.WORKS,
         reason=f"{which}{bad.reason}" if bad else "",
-        rounds=rounds,
+        rounds=_rounds(turns, method),
     )
-    best = _best(rounds)
+    best = _best(row.rounds)
     if best is None:
         return row
     ranks = next(start.ranks for start in turns if start.ended is Ended.WORKS)
@@ -106,28 +114,30 @@ def _row(way: Way, seen: Seen, torchrun: Round | None, command: str) -> Launcher
 
 
 def _control(controls: Sequence[Start], torchrun: Round | None) -> Control | None:
-    good = [start for start in controls if start.ended is Ended.WORKS]
-    best = _best(_rounds(good, good[0].way)) if good else None
-    if best is None or torchrun is None:
+    first = next((start for start in controls if start.ended is Ended.WORKS), None)
+    best = _best(_rounds(controls, first.method)) if first else None
+    if first is None or best is None or torchrun is None:
         return None
-    threads = tuple(rank.threads for rank in good[0].ranks)
-    ratio = best.step_seconds / torchrun.step_seconds
     return Control(
-        way=good[0].way, omp_num_threads=threads[0], threads=threads, step_seconds=best.step_seconds, step_ratio=ratio
+        method=first.method,
+        omp_num_threads=first.ranks[0].threads,
+        threads=tuple(rank.threads for rank in first.ranks),
+        step_seconds=best.step_seconds,
+        step_ratio=best.step_seconds / torchrun.step_seconds,
     )
 
 
 # Why -----------------------------------------------------------------------------------------------------------------
 
 
-def _of(rows: Sequence[LauncherRow], way: Way) -> LauncherRow | None:
+def _of(rows: Sequence[LauncherRow], method: LaunchMethod) -> LauncherRow | None:
     """The row, if it has figures."""
-    return next((row for row in rows if row.way is way and row.start_seconds is not None), None)
+    return next((row for row in rows if row.method is method and row.start_seconds is not None), None)
 
 
 def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
     """Where the seconds before the group go."""
-    torchrun, hand, spawn = (_of(rows, way) for way in (Way.TORCHRUN, Way.BY_HAND, Way.SPAWN))
+    torchrun, spawn, hand = map(partial(_of, rows), (LaunchMethod.TORCHRUN, LaunchMethod.SPAWN, LaunchMethod.BY_HAND))
     if torchrun is None:
         return
     parts = [
@@ -148,7 +158,7 @@ def _apart(ratio: float | None) -> float:
 
 
 def _noise(rows: Sequence[LauncherRow]) -> Iterator[str]:
-    same = _of(rows, Way.RUN)
+    same = _of(rows, LaunchMethod.RUN)
     if same is None or same.start_ratio is None or same.step_ratio is None:
         return
     if max(_apart(same.start_ratio), _apart(same.step_ratio)) > _ALIKE:
@@ -161,13 +171,13 @@ def _noise(rows: Sequence[LauncherRow]) -> Iterator[str]:
 
 def _steps(rows: Sequence[LauncherRow], control: Control | None, asked: Compare, cores: int) -> Iterator[str]:
     """Whether the number of threads explains the steps, and how that is known."""
-    torchrun, free = _of(rows, Way.TORCHRUN), _of(rows, Way.SPAWN) or _of(rows, Way.BY_HAND)
+    torchrun, free = _of(rows, LaunchMethod.TORCHRUN), _of(rows, LaunchMethod.SPAWN) or _of(rows, LaunchMethod.BY_HAND)
     if torchrun is None or free is None or free.step_ratio is None:
         return
     # How far apart two turns of one program are here: torchrun is torch.distributed.run, whatever it is called.
-    same = _of(rows, Way.RUN)
+    same = _of(rows, LaunchMethod.RUN)
     alike = max(_ALIKE, _apart(same.step_ratio) if same else 0.0)
-    how = free.way.value if free.way is Way.BY_HAND else f"by {free.way.value}"
+    how = free.method.value if free.method is LaunchMethod.BY_HAND else f"by {free.method.value}"
     if torchrun.threads == free.threads:
         if _apart(free.step_ratio) > alike:
             yield (
@@ -206,8 +216,8 @@ def _threads(threads: Sequence[int]) -> str:
 
 def _verdict(rows: Sequence[LauncherRow], asked: Compare, told: int | None) -> tuple[str, int]:
     """The sentence, and the exit code: 1 if one fails or hangs, else 3 if one had no turn."""
-    bad = [row.way.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
-    silent = [row.way.value for row in rows if row.ended is Ended.UNFINISHED]
+    bad = [row.method.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
+    silent = [row.method.value for row in rows if row.ended is Ended.UNFINISHED]
     good = len(rows) - len(bad) - len(silent)
     parts = [f"{good or 'none'} of {len(rows)} ways of starting {_counted(asked.ranks, 'rank')} work"]
     if bad and len(bad) < len(rows):

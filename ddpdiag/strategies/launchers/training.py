@@ -27,9 +27,9 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import encode  # noqa: E402
-from ddpdiag.strategies.launchers.model import RankError, RankTimes  # noqa: E402
+from ddpdiag.strategies.launchers.methods import RankError, RankTimes  # noqa: E402
 from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
-from ddpdiag.workloads.devices import choose_device  # noqa: E402
+from ddpdiag.workloads.devices import choose_device, synchronize  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402
 
@@ -91,7 +91,7 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, lea
     timeout = timedelta(seconds=arguments.seconds)
     dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
     dist.all_reduce(torch.ones(1, device=device))
-    finish(device)
+    synchronize(device)
     group_at = time.monotonic()
 
     task = Task(steps=arguments.steps, batch=arguments.batch_size)
@@ -108,7 +108,7 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, lea
         loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
         optimizer.step()
         loss.item()
-        finish(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
         if len(seconds) == UNTIMED_STEPS:
             affordable = UNTIMED_STEPS + agreed_steps(seconds[-1], arguments.seconds * STEPS_SHARE, device)
@@ -133,12 +133,6 @@ def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> i
     slowest = torch.tensor(step_seconds, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return max(3, int(seconds / slowest.item()))
-
-
-def finish(device: torch.device) -> None:
-    """Wait for the GPU, which works on while Python goes on: else the clock would stop too early."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)
 
 
 def spawned(index: int, arguments: Arguments, world_size: int) -> None:

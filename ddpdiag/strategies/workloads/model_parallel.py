@@ -13,14 +13,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.data import Data
+from ddpdiag.strategies.runs import Data
 from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.training import checksum
 
 
-class Cut(nn.Module):
+class SplitNetwork(nn.Module):
     """Blocks, spread over devices in their order; what one device gives is copied to the next."""
 
     def __init__(self, blocks: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
@@ -57,7 +57,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str, group_size: in
         devices = devices_of(device.type, ctx.place.local_rank or 0, group_size)
         ctx.step("build DistributedDataParallel over several devices")
         # No device_ids: the network itself knows where its inputs go.
-        model = DistributedDataParallel(Cut(list(task.network()), devices), device_ids=None)
+        model = DistributedDataParallel(SplitNetwork(list(task.network()), devices), device_ids=None)
         optimizer = task.optimizer(model.parameters())
         trainer = Trainer(ctx, task, digits, devices, rank, world_size)
         for images, labels in trainer:

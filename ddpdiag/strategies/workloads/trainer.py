@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from ddpdiag.model.context import Context
-from ddpdiag.strategies.data import Data
-from ddpdiag.workloads.devices import describe
+from ddpdiag.strategies.runs import Data
+from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepared
 
@@ -215,8 +215,7 @@ class Trainer:
     def _finish(self) -> None:
         """Wait until the devices have done what they were told."""
         for device in self._devices:
-            if device.type != "cpu":
-                torch.accelerator.synchronize(device)
+            synchronize(device)
 
     def _measured_peak(self) -> int:
         if self._devices[0].type == "cuda":

@@ -89,7 +89,7 @@ LATE_AFTER = 4.0
 def measure(ctx: Context) -> Data:
     """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
     from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, fewest, on_any_rank, time_all_reduce
-    from ddpdiag.workloads.devices import ways_out
+    from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
@@ -105,7 +105,7 @@ def measure(ctx: Context) -> Data:
         else:
             calls = Calls(*affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic()))
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
-        limits = ways_out(device) if device.type == "cuda" and ctx.place.local_rank == 0 else None
+        limits = gpu_limits(device) if device.type == "cuda" and ctx.place.local_rank == 0 else None
     return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)
 
 

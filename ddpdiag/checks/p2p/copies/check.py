@@ -85,8 +85,7 @@ MOST_RETRIES = 3
 
 def measure(ctx: Context) -> Copies:
     ctx.step(CONTEXT_STEP)
-    from ddpdiag.workloads.copies import Told, copies
-    from ddpdiag.workloads.cuda_devices import CudaDevices
+    from ddpdiag.workloads.copies import CudaDevices, Told, copies
 
     # Each rank takes cuda:local_rank; what lies behind may be somebody else's, full and busy.
     devices = CudaDevices(ctx.place.local_world_size)

@@ -98,7 +98,7 @@ class Data(Struct, frozen=True):
 def measure(ctx: Context) -> Data:
     """A small and a large all-reduce with known sums; the large one is timed."""
     from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, on_any_rank, time_all_reduce
-    from ddpdiag.workloads.devices import ways_out
+    from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
@@ -111,7 +111,7 @@ def measure(ctx: Context) -> Data:
             calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
         ctx.step("look at the ways out")
-        limits = ways_out(device, ctx.trial.env) if device.type == "cuda" else None
+        limits = gpu_limits(device, ctx.trial.env) if device.type == "cuda" else None
     return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong, limits)
 
 

@@ -10,8 +10,9 @@ import re
 import select
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,8 +23,20 @@ from msgspec import Struct
 
 from ddpdiag.codec import decode
 from ddpdiag.model.train import Ended
-from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
-from ddpdiag.strategies.launchers.model import RankError, RankTimes, Start, Way
+from ddpdiag.probes.net.tcp_connect import free_port
+from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process, with_home
+from ddpdiag.strategies.launchers.methods import (
+    LOOPBACK,
+    Command,
+    Compare,
+    LaunchMethod,
+    RankError,
+    RankTimes,
+    Start,
+    commands,
+    environment,
+    installed,
+)
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
@@ -31,6 +44,8 @@ END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
 # By hand nobody ends the others when one has failed; who is told of it by its group leaves by then.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+# A turn that worked is repeated if so many times its seconds are left, and has not hung before it took that long.
+_NOISE = 2.0
 _MARK = "DDPDIAG_LAUNCHED"
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |terminate called|Fatal Python error")
 # torch's own hook for exceptions, once a group was open.
@@ -41,17 +56,10 @@ T = TypeVar("T")
 Processes = Sequence[subprocess.Popen[bytes]]
 
 
-class Command(Struct, frozen=True):
-    """One process to start: its words, and the variables that its way of starting sets beside the user's."""
-
-    words: tuple[str, ...]
-    variables: dict[str, str] = {}
-
-
 class Turn(Struct, frozen=True, kw_only=True):
     """One training: `commands` are started one after the other, in `environ`; its `ranks` ranks write into `out`."""
 
-    way: Way
+    method: LaunchMethod
     commands: tuple[Command, ...]
     environ: dict[str, str]
     out: Path
@@ -83,7 +91,7 @@ def start(turn: Turn, signals: Signals) -> Start:
         reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
     elif not reason:
         ended, reason = _result(turn, ranks, processes, output, in_time=in_time)
-    return Start(way=turn.way, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
+    return Start(method=turn.method, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
 
 
 def _popen(command: Command, environ: Mapping[str, str], log: Log) -> subprocess.Popen[bytes]:
@@ -155,10 +163,8 @@ def _result(
         return Ended.HANGS, f"it was not over after {turn.seconds:.3g} s, its share of --budget{last}"
     if [seen.rank for seen in ranks] != [*range(turn.ranks)] or any(seen.world_size != turn.ranks for seen in ranks):
         trained = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
-        return (
-            Ended.FAILS,
-            f"it ended without an error, but the ranks that trained are {trained}; expected {turn.ranks}",
-        )
+        said = f"it ended without an error, but the ranks that trained are {trained}; expected {turn.ranks}"
+        return Ended.FAILS, said
     return Ended.WORKS, ""
 
 
@@ -183,3 +189,79 @@ def _read_all(out: Path, name: str, kind: type[T]) -> list[T]:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found.append(decode(path.read_bytes(), kind))
     return found
+
+
+# Rounds --------------------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """The turns of all methods, whose launchers write into `folder`.
+
+    `starts` are those that were made, `controls` those of the experiment on threads.
+    """
+
+    def __init__(
+        self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod, int], None]
+    ) -> None:
+        self.asked = asked
+        self.starts: list[Start] = []
+        self.controls: list[Start] = []
+        self._tools = installed()
+        self._signals = signals
+        self._tell = tell
+        self._folder = folder
+        self._end = time.monotonic() + asked.budget_seconds
+
+    def run(self) -> None:
+        """Let each have its turns. What fails is not repeated; what is left of the budget is not exceeded."""
+        for index, method in enumerate(LaunchMethod):
+            self._tell(method, 0)
+            self._turn(method, self._left() / (len(LaunchMethod) - index))
+        self._control(0)
+        for number in range(1, self.asked.rounds):
+            for method in LaunchMethod:
+                self._repeat(method, number)
+            self._control(number)
+
+    def _control(self, number: int) -> None:
+        """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
+        launched = self._good(LaunchMethod.TORCHRUN)
+        free = self._good(LaunchMethod.SPAWN) or self._good(LaunchMethod.BY_HAND)
+        if free and launched and free[0].ranks[0].threads != launched[0].ranks[0].threads:
+            self._repeat(free[0].method, number, threads=launched[0].ranks[0].threads)
+
+    def _repeat(self, method: LaunchMethod, number: int, *, threads: int | None = None) -> None:
+        """Another turn, if all before worked and there is time for it."""
+        done = self._good(method)
+        if len(done) < number:
+            return
+        longest = _NOISE * max(start.seconds for start in done) + END_SECONDS
+        if longest < self._left():
+            self._tell(method, number)
+            usual = self.asked.budget_seconds / len(LaunchMethod)
+            self._turn(method, min(self._left(), max(usual, longest)), threads=threads)
+
+    def _left(self) -> float:
+        return self._end - time.monotonic()
+
+    def _good(self, method: LaunchMethod) -> list[Start]:
+        return [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
+
+    def _turn(self, method: LaunchMethod, seconds: float, *, threads: int | None = None) -> None:
+        """One training, with so many threads a rank; none if there is no time, or a signal told us to leave."""
+        seconds -= END_SECONDS
+        if seconds <= 0 or self._signals.told is not None:
+            return
+        starts = self.starts if threads is None else self.controls
+        out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
+        found = commands(method, self._tools, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
+        if found is None:
+            why = f"there is no torchrun beside {self._tools.python} or on PATH; reinstall torch"
+            starts.append(Start(method=method, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=why))
+            return
+        own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        environ = environment(with_home(os.environ), own, python=self._tools.python, folder=self._folder)
+        turn = Turn(method=method, commands=found, environ=environ, out=out, ranks=self.asked.ranks, seconds=seconds)
+        done = start(turn, self._signals)
+        if self._signals.told is None:  # else we ended it ourselves, and know nothing of it
+            starts.append(done)
