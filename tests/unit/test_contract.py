@@ -15,9 +15,9 @@ from ddpdiag.cli.app import app
 from ddpdiag.compare.reports import Comparison
 from ddpdiag.comparison.benchmarks import _File as Baseline
 from ddpdiag.errors import ExitCode
-from ddpdiag.lint.rule import LintReport
+from ddpdiag.lint.command import LintReport
 from ddpdiag.model.report import Report
-from ddpdiag.strategies.launchers.model import LaunchersReport
+from ddpdiag.strategies.launchers.methods import LaunchersReport
 from ddpdiag.watch.model import Stall
 
 CONTRACT = Path(__file__).parents[1] / "data" / "contract.txt"
