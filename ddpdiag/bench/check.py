@@ -31,7 +31,7 @@ from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.text import rate_text, size_text
 
 FINDINGS = {

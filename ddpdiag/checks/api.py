@@ -31,10 +31,9 @@ from ddpdiag.model import (
     Trial,
 )
 from ddpdiag.model.bench import BenchReport
-from ddpdiag.model.context import Context
-from ddpdiag.model.setting import Setting
+from ddpdiag.model.report import Setting
 from ddpdiag.model.train import TrainReport
-from ddpdiag.model.trial import NOTHING
+from ddpdiag.model.trial import NOTHING, Context
 
 D = TypeVar("D")
 E = TypeVar("E")

@@ -14,8 +14,8 @@ from ddpdiag.checks.training.ddp_step import check as ddp_step
 from ddpdiag.checks.world import World
 from ddpdiag.comparison.peers import kept
 from ddpdiag.model.bench import BaselineSeries
-from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
-from ddpdiag.model.steps import Steps
+from ddpdiag.model.measurements import Steps
+from ddpdiag.model.options import KEPT_RANKS, Figure, Sampling, Snapshot
 from ddpdiag.model.train import TrainReport
 from ddpdiag.stats import Samples
 

@@ -15,14 +15,36 @@ from ddpdiag.errors import ExitCode, Explained
 from ddpdiag.foreign import printable
 from ddpdiag.render.terminal.streams import columns
 
+NAGIOS = "--nagios"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _LEAST_FILES = 256  # a run of two ranks needs 40
 _LEAST_COLUMNS = 20  # below this, a word stands on each line
 
 
-def guarded(call: Callable[[], int | None]) -> int:
-    """The exit code of `call`; never an exception."""
+def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
+    """The exit code of `call`; never an exception.
+
+    With `nagios` the code that `call` returns is a plug-in's, and any failure is UNKNOWN, and says so in one line: a
+    plug-in's 2 is CRITICAL, so neither a mistyped option nor a full disk may end with it.
+    """
+    if not nagios:
+        return _exit_code(call)
+    codes: list[int] = []
+    sentences = ["it failed; standard error says why"]
+
+    def noted() -> None:
+        try:
+            codes.append(int(call() or 0))
+        except Explained as error:
+            sentences.append(str(error))
+            raise
+
+    _exit_code(noted)
+    return codes[0] if codes else unknown(sentences[-1])
+
+
+def _exit_code(call: Callable[[], int | None]) -> int:
     try:
         code = call()
         _flush()
@@ -102,3 +124,17 @@ def _reader_left() -> int:
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def unparsed(code: int) -> int:
+    """The exit code of a process whose arguments could not be read: a command that could begin leaves by itself."""
+    return unknown("wrong usage; standard error says what was expected") if code == ExitCode.USAGE else code
+
+
+def unknown(sentence: str) -> int:
+    """Print the plug-in's line; its exit code."""
+    from ddpdiag.cli.outputs import show
+    from ddpdiag.render.nagios import State, line
+
+    _exit_code(lambda: show(line(State.UNKNOWN, sentence), sys.stdout))
+    return State.UNKNOWN

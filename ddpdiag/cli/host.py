@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
+from ddpdiag.cli.edge import guarded
 from ddpdiag.cli.options import HostOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish
-from ddpdiag.cli.plugin import guarded
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge

@@ -10,8 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdiag.cli.command import option, spelled
-from ddpdiag.cli.options import OUT, Color
+from ddpdiag.cli.options import OUT, Color, option, spelled
 from ddpdiag.errors import Unwritten, UsageError
 
 if TYPE_CHECKING:

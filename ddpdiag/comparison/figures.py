@@ -9,7 +9,7 @@ from msgspec import Struct
 from ddpdiag.bandwidth.baseline import find, slower, worse
 from ddpdiag.comparison.noise import LEAST_BUSY_ACROSS, LEAST_BUSY_WITHIN, Shift, Standing, moved, shift
 from ddpdiag.comparison.peers import Field, fields, ranks_of
-from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.model.options import Figure, Sampling, Snapshot
 from ddpdiag.text import rate_text, share_text, size_text, time_text
 
 ABSENT = "none"

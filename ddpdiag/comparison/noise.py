@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ddpdiag.model.snapshot import Figure, Sampling
+from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.stats import quantile
 
 # As TRN003's straggler: 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). Of 210 pairs of healthy runs of

@@ -5,7 +5,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from ddpdiag.comparison.noise import Standing, standings
-from ddpdiag.model.snapshot import Figure, Snapshot, Standings
+from ddpdiag.model.options import Figure, Snapshot, Standings
 
 # Of 10 % that count: a hundredth of a per cent is no difference.
 _DIGITS = 4

@@ -31,7 +31,7 @@ from ddpdiag.model import (
     WorldLine,
 )
 from ddpdiag.model.bench import BenchReport
-from ddpdiag.model.snapshot import Snapshot
+from ddpdiag.model.options import Snapshot
 from ddpdiag.model.train import TrainReport
 
 AnyCheck = Check[Any]

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from ddpdiag.checks.api import Check, Section
 from ddpdiag.checks.findings import Effect
 from ddpdiag.model import Finding, Matrix, Scalar, Skip
-from ddpdiag.model.setting import Setting
+from ddpdiag.model.report import Setting
 
 
 class Judged(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.judgement.trial_seconds import Late, Told, known, latest, told
 from ddpdiag.model import Arrival, EventKind, Outcome, Recording, Trial
-from ddpdiag.model.timings import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait
+from ddpdiag.model.report import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait
 
 _MOST_WAITS = 10
 

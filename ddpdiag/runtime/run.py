@@ -25,7 +25,6 @@ from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.probes.process.elastic import write_error_file
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
 from ddpdiag.runtime.control.hello import own_arrival
-from ddpdiag.runtime.control.liveness import crowded_silence_seconds
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
@@ -33,7 +32,7 @@ from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_p
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.progress import Listener
-from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
 from ddpdiag.runtime.launchers.environment import worker_variables
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_of

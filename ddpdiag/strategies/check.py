@@ -35,8 +35,8 @@ from ddpdiag.checks.api import Check, Scope, Section, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
-from ddpdiag.model.context import Context
 from ddpdiag.model.train import Strategy, TrainReport
+from ddpdiag.model.trial import Context
 from ddpdiag.strategies.data import Data, asked_of
 from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.runs import TOLERANCES, Job, hidden_of, jobs, trial_of

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.errors import AbsentBackend
-from ddpdiag.model.alone import Group, Product
-from ddpdiag.model.context import Context
+from ddpdiag.model.measurements import Group, Product
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads.devices import choose_device, describe
 from ddpdiag.workloads.group import close_group, group_timeout, unknown_backend
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from msgspec import structs
 
-from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothWays, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ddpdiag.model.copies import GpuCopies
+from ddpdiag.model.measurements import GpuCopies
 from ddpdiag.workloads.copies import Buffer, Way
 from ddpdiag.workloads.devices import describe
 

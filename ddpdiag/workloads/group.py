@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.errors import AbsentBackend, UnknownBackend
-from ddpdiag.model.context import Context
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
 from ddpdiag.probes.net.tcp_connect import allowed_ports
 from ddpdiag.workloads.devices import choose_device
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.group import close_group, group_timeout

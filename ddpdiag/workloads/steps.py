@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpdiag.model.context import Context
-from ddpdiag.model.steps import Steps, Window
+from ddpdiag.model.measurements import Steps, Window
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import batch, seeded
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ddpdiag.bench.baseline import dumps, read_baseline
 from ddpdiag.cli import judge
+from ddpdiag.cli.check import read_topology
 from ddpdiag.cli.outputs import Outputs
-from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.explain import command as explain

@@ -17,7 +17,7 @@ from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
 from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
-from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothWays, Copies, GpuCopies, PairCopies
 from ddpdiag.probes.gpu.health import Look
 
 GB = 1e9

@@ -5,8 +5,7 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.checks.world import World
-from ddpdiag.cli.check import _topology
-from ddpdiag.cli.topology import read_topology
+from ddpdiag.cli.check import _topology, read_topology
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place

@@ -33,7 +33,7 @@ from ddpdiag.checks.gpu.present import check as present
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look, look
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
 from ddpdiag.probes.host.sysfs import sys_root

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from ddpdiag.model.setting import Setting, Value
+from ddpdiag.model.report import Setting, Value
 
 # Values of one setting, and ranks of one value: more are counted only.
 MOST_VALUES, MOST_RANKS = 8, 16

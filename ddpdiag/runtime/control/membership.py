@@ -16,7 +16,6 @@ from ddpdiag.foreign import printable
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.hello import absent, fitted, mismatch, objection, settle
-from ddpdiag.runtime.control.liveness import BEAT_PER_RANK, frozen_seconds
 from ddpdiag.runtime.control.messages import (
     AnyHello,
     Downward,
@@ -29,6 +28,7 @@ from ddpdiag.runtime.control.messages import (
     Start,
     Upward,
 )
+from ddpdiag.runtime.deadlines import BEAT_PER_RANK, frozen_seconds
 
 
 @dataclass(frozen=True)

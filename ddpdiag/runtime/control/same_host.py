@@ -11,7 +11,7 @@ import struct
 import threading
 
 from ddpdiag.errors import UsageError
-from ddpdiag.runtime.launchers.values import digest
+from ddpdiag.runtime.launchers.launch import digest
 
 _NAMES = 8
 _SECONDS = 0.5

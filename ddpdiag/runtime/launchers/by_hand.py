@@ -1,20 +1,30 @@
 """Launches that the command line alone describes: one process per rank, one per host, or this host alone."""
 
 from ddpdiag.errors import UsageError
-from ddpdiag.runtime.launchers import slurm, values
+from ddpdiag.runtime.launchers import slurm
 from ddpdiag.runtime.launchers.launch import (
+    TORCH_PORT,
     Asked,
+    Environ,
+    Given,
     Here,
     Launch,
+    agreed,
     block_place,
+    check_below,
+    check_positive,
     check_world,
+    master_addr,
+    master_port,
+    needed,
+    number,
+    option,
     place,
     ranks_here,
     refuse_block,
     refuse_single,
     run_id,
 )
-from ddpdiag.runtime.launchers.values import Environ, Given, agreed, check_below, check_positive, needed, number, option
 
 
 def by_rank(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
@@ -69,7 +79,7 @@ def alone(env: Environ, asked: Asked, here: Here) -> Launch:
     return Launch(
         place=block_place(here, "standalone", ranks, Given("--nproc-per-node", count), 0),
         coordinator="127.0.0.1",
-        port=values.port({}, asked.master_port),
+        port=master_port({}, asked.master_port),
         run_id=run_id(asked, here.fresh),
         ranks=ranks,
         note=" ".join(filter(None, (slurm.batch_note(env, here.host), _core_note(here, count)))),
@@ -84,10 +94,10 @@ def default_count(here: Here, *, alone: bool) -> int:
 
 def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[str, int]:
     """--master-addr is needed as soon as there are others; --master-port has torch's default."""
-    address = values.address(env, asked.master_addr)
+    address = master_addr(env, asked.master_addr)
     if address is None and others:
         raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere.")
-    return address or "127.0.0.1", values.port(env, asked.master_port) or values.TORCH_PORT
+    return address or "127.0.0.1", master_port(env, asked.master_port) or TORCH_PORT
 
 
 def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:

@@ -12,35 +12,38 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
-from ddpdiag.runtime.launchers import by_hand, slurm, values
+from ddpdiag.runtime.launchers import by_hand, slurm
 from ddpdiag.runtime.launchers.launch import (
     LAUNCHERS,
     OPEN_MPI,
     PMI,
     PMIX,
+    TORCH_PORT,
     TORCHRUN,
     Asked,
+    Environ,
+    Given,
     Here,
     Launch,
     Names,
+    agreed,
     block_place,
+    check_below,
     check_world,
+    confirmed,
+    derived_port,
+    digest,
+    master_addr,
+    master_port,
+    needed,
+    number,
+    option,
     place,
+    plain_name,
     ranks_here,
     refuse_block,
     refuse_single,
     run_id,
-)
-from ddpdiag.runtime.launchers.values import (
-    TORCH_PORT,
-    Environ,
-    Given,
-    agreed,
-    check_below,
-    confirmed,
-    needed,
-    number,
-    option,
 )
 
 __all__ = ["Asked", "Launch", "places", "read_launch", "worker_variables"]
@@ -66,7 +69,7 @@ def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int,
     env = {name: value for name, value in env.items() if value.strip()}
     foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
     here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
-    if asked.run_id is not None and values.plain_name(asked.run_id) != asked.run_id:
+    if asked.run_id is not None and plain_name(asked.run_id) != asked.run_id:
         raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
     for names in LAUNCHERS:
         rank = number(env, names.rank)
@@ -184,7 +187,7 @@ def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
 
 def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT, without which torch's env:// fails as well."""
-    address, port = values.address(env, asked.master_addr), values.port(env, asked.master_port)
+    address, port = master_addr(env, asked.master_addr), master_port(env, asked.master_port)
     if needed and address is None:
         raise UsageError(f"{who}, but MASTER_ADDR is not set: export MASTER_ADDR=<host of rank 0> in every process.")
     if needed and port is None:
@@ -196,7 +199,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
     """An MPI launcher started one process per rank. It names no host for rank 0: on several hosts, the user must."""
     world, ours = _one_rank(env, asked, here, names, rank)
     _check_same_world(env, world)
-    address = values.address(env, asked.master_addr)
+    address = master_addr(env, asked.master_addr)
     if address is None and ours.local_world_size != world.value > 1:
         line = f"mpirun -np {world.value} -x MASTER_ADDR=$(hostname) ddpdiag check"
         if names is not OPEN_MPI:
@@ -206,8 +209,8 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
             f"{world}, {local} of them on this host, but MASTER_ADDR is not set; from the host of rank 0: {line}"
         )
     coordinator, own = address or "127.0.0.1", env.get("PMIX_NAMESPACE")
-    usual = values.derived_port(int(values.digest(own), 16)) if own else TORCH_PORT
-    port = values.port(env, asked.master_port) or usual
+    usual = derived_port(int(digest(own), 16)) if own else TORCH_PORT
+    port = master_port(env, asked.master_port) or usual
     return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
 
 
@@ -239,14 +242,14 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     check_world(world)
     node = step.node_rank.value if step.node_rank else None
-    address = values.address(env, asked.master_addr)
+    address = master_addr(env, asked.master_addr)
     if address is not None:
         slurm.check_master(env, address, step)
     return Launch(
         place=ours or block_place(here, "slurm", ranks, world, node),
         coordinator=address or step.first_node,
         # jobs and steps that share a host have different ids
-        port=values.port(env, asked.master_port) or values.derived_port(step.job_id * 101 + step.step_id),
+        port=master_port(env, asked.master_port) or derived_port(step.job_id * 101 + step.step_id),
         run_id=run_id(asked, f"{step.job_id}.{step.step_id}"),
         ranks=ranks,
         note=slurm.terminal_note(env, step),

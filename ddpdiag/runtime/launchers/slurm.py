@@ -15,7 +15,7 @@ from msgspec import Struct
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.variables import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.launchers.values import Environ, Given, check_below, needed, number, one_host
+from ddpdiag.runtime.launchers.launch import Environ, Given, check_below, needed, number, one_host
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 

@@ -15,8 +15,7 @@ from ddpdiag.foreign import printable
 from ddpdiag.model import Event, EventKind, Kind, Options, Place, ProcessState, Trial
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
-from ddpdiag.runtime.control.liveness import crowded_silence_seconds, frozen_seconds, silence_seconds
-from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.launchers.environment import refused_override
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess

@@ -16,8 +16,7 @@ import msgspec
 from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
-from ddpdiag.model.context import Opening
-from ddpdiag.model.trial import BARRIER_STEP, is_first_use
+from ddpdiag.model.trial import BARRIER_STEP, Opening, is_first_use
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
@@ -35,7 +34,7 @@ _MAX_DETAIL = 8_000
 
 
 class WorkerContext:
-    """What a measurement sees of the world; see `ddpdiag.model.context.Context`."""
+    """What a measurement sees of the world; see `ddpdiag.model.trial.Context`."""
 
     def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place

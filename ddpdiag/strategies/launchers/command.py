@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from tempfile import TemporaryDirectory
 
 from ddpdiag.cli.check import launched
-from ddpdiag.cli.command import spelled
-from ddpdiag.cli.options import LaunchOptions
+from ddpdiag.cli.options import LaunchOptions, spelled
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError

@@ -33,7 +33,7 @@ from ddpdiag.checks.gpu.present.data import Data, View, views_of
 from ddpdiag.checks.gpu.present.hidden import hidden
 from ddpdiag.checks.gpu.present.isolated import isolated
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import promised_gpus, visible_gpus
 from ddpdiag.probes.host.procfs import nvidia_gpus, proc_root, withheld_gpus

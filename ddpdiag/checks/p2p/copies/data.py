@@ -10,7 +10,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Way
-from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothWays, Copies, GpuCopies, PairCopies
 
 D = TypeVar("D")
 

@@ -16,7 +16,7 @@ from ddpdiag.checks.p2p.copies.data import View
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import path_views
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.copies import PairCopies
+from ddpdiag.model.measurements import PairCopies
 from ddpdiag.text import rate_text, share_text
 
 D = TypeVar("D")

@@ -14,7 +14,7 @@ from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.copies.data import View
 from ddpdiag.checks.p2p.copies.judge import Limits
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
-from ddpdiag.model.copies import Copies
+from ddpdiag.model.measurements import Copies
 
 D = TypeVar("D")
 

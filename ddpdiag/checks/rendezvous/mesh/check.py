@@ -39,8 +39,8 @@ from ddpdiag.checks.rendezvous.mesh.rates import Limits, Rates, lossy, slow
 from ddpdiag.checks.rendezvous.mesh.reach import Surroundings, black_holes, dropped_everywhere, failures, transients
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Scalar, Trial
-from ddpdiag.model.context import Context, Opening
 from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.model.trial import Context, Opening
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import (
     Interface,

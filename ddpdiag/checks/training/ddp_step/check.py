@@ -33,8 +33,8 @@ from ddpdiag.checks.training.ddp_step.judge import step_findings
 from ddpdiag.checks.training.ddp_step.stragglers import Limits, usual_step
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
-from ddpdiag.model.context import Context
-from ddpdiag.model.steps import Proof, Steps
+from ddpdiag.model.measurements import Proof, Steps
+from ddpdiag.model.trial import Context
 
 FINDINGS = {
     "weights": Explained.warning(

@@ -8,7 +8,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.training.ddp_step.stragglers import Limits, Straggler, Why, slow_ways, stragglers
 from ddpdiag.model import Finding
-from ddpdiag.model.steps import Steps
+from ddpdiag.model.measurements import Steps
 from ddpdiag.text import share_text
 
 D = TypeVar("D")

@@ -11,7 +11,7 @@ from enum import StrEnum
 from statistics import median
 from typing import NamedTuple
 
-from ddpdiag.model.steps import Steps, Window
+from ddpdiag.model.measurements import Steps, Window
 
 # Chosen by us: a cable at a twentieth of the others' rate was found in 20 of 20 runs (tests/benchmarks/stragglers.py).
 # An exchange with a neighbour that takes so many times as long as those of others, and so much longer, is slow. Inside
