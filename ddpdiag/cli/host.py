@@ -23,9 +23,8 @@ from ddpdiag.model.options import ALONE
 from ddpdiag.render.terminal.live import Silent
 from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
-from ddpdiag.runtime.single_rank import run_alone
+from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.runtime.supervisor.timed_call import Announce, call_with_deadline
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
 WITHOUT_TORCH = (

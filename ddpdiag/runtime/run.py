@@ -37,9 +37,8 @@ from ddpdiag.runtime.launchers.environment import worker_variables
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_of
 from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, Successor
-from ddpdiag.runtime.record.missing_ranks import NoteReader, NoteWriter
-from ddpdiag.runtime.record.record import Record, folder_name, run_folder
-from ddpdiag.runtime.record.shared_folder import RecordCopy, shared_folder
+from ddpdiag.runtime.record.record import Record, RecordCopy, folder_name, run_folder
+from ddpdiag.runtime.record.shared_folder import NoteReader, NoteWriter, shared_folder
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ from ddpdiag.codec import assemble, disassemble, read_lines
 from ddpdiag.errors import RunLost
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Outcome, Recording, Report, Status
 from ddpdiag.model.recording import Line
+from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
-from ddpdiag.runtime.record.missing_ranks import NoteReader, with_host_answers, with_notes
-from ddpdiag.runtime.record.shared_folder import RUN, SharedFolder, SharedRunLog
+from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, with_notes
 
 
 class Published(NamedTuple):
@@ -232,3 +233,48 @@ def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
                 told = rank in leaving
                 status, error = (Status.SKIPPED, "") if told else (Status.UNHEARD, "it was lost")
                 yield Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, error=error, told=told)
+
+
+# Hosts of lost ranks -------------------------------------------------------------------------------------------------
+
+# A kernel answers for closed ports, too; behind a firewall that lets only some ports through, ssh's is the likeliest.
+_SSH_PORT = 22
+_MOST_HOSTS = 64  # where more are lost at once, these say enough
+
+
+def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) -> list[Line]:
+    """The lines, in which lost ranks on other hosts than that of rank `me` say whether their host answers.
+
+    Rank 0's host is looked for under the name `coordinator`. Takes a second or two when somebody was lost.
+    """
+    arrivals = {line.place.rank: line for line in lines if isinstance(line, Arrival)}
+    lost = {line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST}
+    hosts = {arrivals[rank].host: rank for rank in lost if rank in arrivals}
+    if me in arrivals:
+        hosts.pop(arrivals[me].host, None)
+    if not hosts:
+        return list(lines)
+    some = dict(islice(hosts.items(), _MOST_HOSTS))
+    with ThreadPoolExecutor(len(some)) as pool:
+        said = pool.map(lambda rank: _answers(arrivals, rank, coordinator, port), some.values())
+        heard = dict(zip(some, said, strict=True))
+    return [_with_host_answer(line, arrivals, heard) for line in lines]
+
+
+def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
+    """None where no address of it is known: a name that cannot be resolved says nothing of the host."""
+    own = arrivals[rank]
+    addresses: tuple[str, ...] = (own.address,)
+    if 0 in arrivals and own.host == arrivals[0].host:  # rank 0 reached itself over loopback
+        addresses = resolve(coordinator, port, DEADLINES.host_answer) or ()
+    asked = [address for address in addresses[:2] if address and not is_loopback(address)]
+    return any(answers(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in asked) if asked else None
+
+
+def _with_host_answer(
+    line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]
+) -> Line:
+    if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
+        return line
+    own = arrivals.get(line.rank)
+    return structs.replace(line, answers=heard.get(own.host)) if own is not None else line
