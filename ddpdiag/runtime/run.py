@@ -24,7 +24,6 @@ from ddpdiag.probes.host.variables import job_and_step
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.probes.process.elastic import write_error_file
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
-from ddpdiag.runtime.control.hello import own_arrival
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
@@ -34,7 +33,7 @@ from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.progress import Listener
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
 from ddpdiag.runtime.launchers.environment import worker_variables
-from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.launchers.launch import Launch, own_arrival
 from ddpdiag.runtime.launchers.slurm import leaf_of
 from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, Successor
 from ddpdiag.runtime.record.record import Record, RecordCopy, folder_name, run_folder

@@ -5,13 +5,18 @@ are rows of `LAUNCHERS`; Slurm needs more (slurm.py).
 """
 
 import hashlib
+import os
 import re
+import secrets
 from collections.abc import Mapping
 
 from msgspec import Struct, field
 
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Place
+from ddpdiag.model import Arrival, Place
+from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
+from ddpdiag.probes.host.procfs import boot_id, proc_root
+from ddpdiag.probes.host.sysfs import sys_root
 
 TORCH_PORT = 29500  # the default of torchrun and of torch.distributed.launch
 
@@ -224,6 +229,20 @@ class Launch(Struct, frozen=True, kw_only=True):
     def is_local(self) -> bool:
         """Are all ranks known to be on this host?"""
         return self.on_loopback or self.place.local_world_size == self.place.world_size
+
+
+def own_arrival(place: Place) -> Arrival:
+    """This process's arrival, as far as it knows itself; whoever leads the run adds when it came, and from where."""
+    return Arrival(
+        place=place,
+        host_id=boot_id(),
+        pid=os.getpid(),
+        address="",
+        gpus=visible_gpus(os.environ, proc_root(os.environ)),
+        pci_gpus=pci_gpus(sys_root(os.environ)),
+        nonce=secrets.token_hex(4),
+        cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
+    )
 
 
 class Here(Struct, frozen=True, kw_only=True):
