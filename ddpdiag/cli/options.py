@@ -182,7 +182,7 @@ class CheckOptions:
         "The run ends within this time (default: 60 on one host, 120 on several, more with GPUs).",
         metavar="SECONDS",
         panel=WHAT,
-        min=5.0,  # 3 s are kept for judgement and farewell; below this nothing could be measured
+        min=5.0,  # 3 s are kept for judgement and shutdown; below this nothing could be measured
     )
     data_dir: str | None = option(
         None, "MNIST files of your own (IDX, plain or .gz) instead of those shipped.", metavar="DIR", panel=WHAT

@@ -108,7 +108,7 @@ class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wrong_through_host: int = 0
 
 
-class BothWays(Struct, frozen=True, kw_only=True):
+class BothDirections(Struct, frozen=True, kw_only=True):
     """Two GPUs that copy to each other at the same time: bytes per second of both directions together."""
 
     one: int
@@ -124,7 +124,7 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     gpus: tuple[GpuCopies, ...] = ()
     pairs: tuple[PairCopies, ...] = ()
-    both: tuple[BothWays, ...] = ()
+    both: tuple[BothDirections, ...] = ()
     ring_bytes_per_s: float | None = None
     done: int = 0
     jobs: int = 0

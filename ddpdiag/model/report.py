@@ -52,7 +52,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
-    """A measurement or property of every pair: `cells[i][j]` is that of the way from `rows[i]` to `columns[j]`.
+    """A measurement or property of every pair: `cells[i][j]` is that of the link from `rows[i]` to `columns[j]`.
 
     `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty for words; a cell is
     None where nothing is known.
@@ -211,7 +211,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
 # `import`: of torch, as far as a trial waited for it; `context`: the device, and CUDA's context on it; `group`: opening
 # the process group, and its first connection; `measure`: the rest of what a check does itself; `wait`: for ranks that
 # came or ended later than the one in the middle; `failed`: in trials that did not end well; `own`: our own orders,
-# plans, gates and judgement; `unknown`: what the recording does not tell.
+# plans, barriers and judgement; `unknown`: what the recording does not tell.
 KINDS = ("start", "import", "context", "group", "measure", "wait", "failed", "own", "unknown")
 
 # Rows before the first stage, after the last one, and for what belongs to no stage.
@@ -248,7 +248,7 @@ class Wait(Struct, frozen=True, kw_only=True):
 class Timings(Struct, frozen=True, kw_only=True):
     """A run from the start of rank 0's process to its verdict: `stages` add up to `seconds`.
 
-    `waits` has the longest first, and few of them. What comes after the judgement (the files, the farewell) is not in
+    `waits` has the longest first, and few of them. What comes after the judgement (the files, the shutdown) is not in
     it, because it is not over when this is written.
     """
 

@@ -41,7 +41,7 @@ class Deadlines:
 
     # A rank alone has joined already.
     own_hello: float = 1.0
-    # Kept back from trials for judgement, report and farewell.
+    # Kept back from trials for judgement, report and shutdown.
     reserve: float = 3.0
     # A large world is judged and written within a few seconds.
     publish: float = 30.0
@@ -49,7 +49,7 @@ class Deadlines:
     own_supervisor: float = 3.0
     # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
     straggler: float = 3.0
-    # Beyond budget and board wait: time to judge, to report and to leave.
+    # Beyond the budget and the wait for ranks (--board-wait): time to judge, to report and to leave.
     beyond_budget: float = 30.0
     # A rank that was told to leave by a signal waits for rank 0's end of the run.
     leave: float = 2.0

@@ -97,8 +97,8 @@ def prepare(
     options: Options,
     checks: Sequence[Check[Any]],
     *,
-    board_wait: float,
-    board_port: int | None,
+    join_wait: float,
+    control_port: int | None,
     require_auth: bool,
     publish: Callable[[Sequence[Line], Signalled], Published],
     listener: Callable[[Place], Listener],
@@ -107,27 +107,27 @@ def prepare(
     if launch.whole:
         # Several, because somebody may take one before rank 0 binds it.
         ports: tuple[int, ...] = (
-            (board_port,) if board_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
+            (control_port,) if control_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
         )
     else:
-        ports = control_ports(launch.run_id, launch.port, board_port)
+        ports = control_ports(launch.run_id, launch.port, control_port)
     host = LOOPBACK if launch.whole else launch.coordinator
     if launch.whole:
-        board_wait += crowded_silence_seconds(launch.place.local_world_size)
+        join_wait += crowded_silence_seconds(launch.place.local_world_size)
     # Some firewalls let the job's own port through and no other one; under torchrun its agent holds that.
-    shut = launch.whole or launch.agent_store or board_port is not None
+    shut = launch.whole or launch.agent_store or control_port is not None
     return Run(
         launch=launch,
         options=options,
         checks=checks,
-        endpoint=Endpoint(host, ports, board_wait, job_port=None if shut else launch.port),
+        endpoint=Endpoint(host, ports, join_wait, job_port=None if shut else launch.port),
         secrets=Secrets(
             launch.run_id,
             os.environ,
             whole=launch.whole,
             local=launch.is_local,
             host=host,
-            munge_ports=munge_ports(launch.run_id, launch.port, board_port),
+            munge_ports=munge_ports(launch.run_id, launch.port, control_port),
             required=require_auth,
         ),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),

@@ -93,7 +93,7 @@ class OwnRank(TrialRunner):
         taken, self._messages = self._messages, []
         yield from ((_IDENTITY, message) for message in taken)
 
-    def close_door(self) -> None:
+    def close_job_port(self) -> None:
         """No other rank can join."""
 
     def close(self) -> None:
@@ -101,15 +101,15 @@ class OwnRank(TrialRunner):
         self.kill_workers()
 
     def _wait(self, seconds: float) -> None:
-        running = self.running
-        if running is None:
+        running_trial = self.running_trial
+        if running_trial is None:
             select.select([], [], [], seconds)
             return
-        left = max(0.0, running.deadline - time.monotonic())
-        if select.select([running.worker.channel], [], [], min(seconds, left))[0]:
-            self.read(running)
+        left = max(0.0, running_trial.deadline - time.monotonic())
+        if select.select([running_trial.worker.channel], [], [], min(seconds, left))[0]:
+            self.read(running_trial)
         else:
-            self.watch(running)
+            self.watch(running_trial)
 
     # Trials ----------------------------------------------------------------------------------------------------------
 

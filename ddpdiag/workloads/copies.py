@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from msgspec import structs
 
-from ddpdiag.model.measurements import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
@@ -239,9 +239,9 @@ class _Bench:
         best = min(one, last, *seconds)
         return _Way(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
 
-    def _both(self, one: int, other: int) -> BothWays:
+    def _both(self, one: int, other: int) -> BothDirections:
         self._told.step(f"copy GPU {one} <-> GPU {other}")
-        return BothWays(one=one, other=other, bytes_per_s=2 * self._at_once([(one, other), (other, one)]))
+        return BothDirections(one=one, other=other, bytes_per_s=2 * self._at_once([(one, other), (other, one)]))
 
     def _ring(self) -> float:
         self._told.step("copy between all GPUs at once")

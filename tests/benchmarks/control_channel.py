@@ -111,10 +111,10 @@ class Peers:
 
         As runtime.control.client's `join`: a plain connect first, then hello; it does not wait for the answer here.
         """
-        for socket, (rank, link) in self._links.items():
+        for socket, (rank, client) in self._links.items():
             reach("127.0.0.1", self._port, 2.0)
             socket.connect(f"tcp://127.0.0.1:{self._port}")
-            link.send(Hello(arrival_of(rank, self._size)))
+            client.send(Hello(arrival_of(rank, self._size)))
             if rank % 50 == 0:  # who came early must not fall silent meanwhile
                 self.serve(0)
         while self._leaving < len(self._links):
@@ -127,10 +127,10 @@ class Peers:
     def serve(self, milliseconds: int) -> None:
         """Answer what has come."""
         for socket, _event in self._poller.poll(milliseconds):
-            rank, link = self._links[socket]
-            for message in link.receive():
+            rank, client = self._links[socket]
+            for message in client.receive():
                 for answer in self._answers(rank, message):
-                    link.send(answer)
+                    client.send(answer)
 
     def _answers(self, rank: int, message: Downward) -> Iterator[Upward]:
         now = time.monotonic()
@@ -266,30 +266,30 @@ def measure(size: int, helpers: int, secret: bytes) -> str:
     share = -(-size // helpers)
     links = []
     for first in range(0, size, share):
-        link, end = fresh.Pipe()
+        client, end = fresh.Pipe()
         ranks = range(first, min(size, first + share))
         fresh.Process(target=serve_peers, args=(ranks, size, port, secret, end), daemon=True).start()
-        links.append(link)
-    for link in links:
-        link.recv()
+        links.append(client)
+    for client in links:
+        client.recv()
     begin = time.monotonic()
-    for link in (ours, *links):
-        link.send("go")
+    for client in (ours, *links):
+        client.send("go")
     seen = answer_of(ours, rank_0)
     if seen["fault"]:
         return f"{size} peers: {seen['fault']}"
-    times = [link.recv() for link in links]
+    times = [client.recv() for client in links]
     return row(
         size, bool(secret), begin, {name: max(one[name] for one in times) for name in Times.__annotations__}, seen
     )
 
 
-def answer_of(link: Connection, process: multiprocessing.process.BaseProcess) -> dict[str, float | str]:
+def answer_of(client: Connection, process: multiprocessing.process.BaseProcess) -> dict[str, float | str]:
     """What rank 0 says at its end."""
-    while not link.poll(1.0):
+    while not client.poll(1.0):
         if process.exitcode is not None:
             return {"fault": f"rank 0 ended with {process.exitcode}"}
-    answer: dict[str, float | str] = link.recv()
+    answer: dict[str, float | str] = client.recv()
     return answer
 
 

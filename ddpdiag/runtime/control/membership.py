@@ -37,8 +37,8 @@ class Patience:
     beat: float = 1.0
     lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
     grace: float = 1.5  # peers of a failed rank may fail by themselves, which says more than being stopped
-    wind_down: float = 2.0  # launchers kill the witnesses; this long they may still speak
-    farewell: float = 1.0  # for the last words of those who leave
+    wind_down: float = 2.0  # launchers kill the ranks that can still answer; this long they may
+    shutdown: float = 1.0  # for the last words of those who leave
 
 
 PATIENCE = Patience()
@@ -59,7 +59,7 @@ class Channel(Protocol):
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
         """What has come, and comes within so many seconds."""
 
-    def close_door(self) -> None:
+    def close_job_port(self) -> None:
         """Nobody else is expected."""
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Membership:
                 waiting(max(0.0, wait_seconds - self.now()))
         finally:
             self._closed = True
-            self._server.close_door()
+            self._server.close_job_port()
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
@@ -191,17 +191,17 @@ class Membership:
             if awake - self._heard.setdefault(rank, awake) > patience:
                 self._lose(rank, f"nothing was heard of it for {patience:g} s")
 
-    def farewell(self, exit_code: int, sentence: str) -> Shutdown:
+    def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
-        farewell = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
+        shutdown = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
         for rank in self._identities:
-            self.send(rank, farewell)
+            self.send(rank, shutdown)
         waiting = set(self._identities) - self.gone
-        end = time.monotonic() + self._patience.farewell
+        end = time.monotonic() + self._patience.shutdown
         while waiting and time.monotonic() < end:
             waiting -= {rank for rank, _message in self._receive(0.05)}
         self._server.close()
-        return farewell
+        return shutdown
 
     def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
         """Messages of ranks; hellos are dealt with here."""
@@ -275,9 +275,9 @@ class Membership:
         self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, node=node))
 
     def _wind_down(self) -> list[tuple[int, Upward]]:
-        """Who is to blame when launchers end the run: they kill the witnesses within 0.1 s of a death.
+        """Who is to blame when launchers end the run: they kill the ranks that live within 0.1 s of a death.
 
-        Who says leaving, or answers, is a witness; who is silent is the dead one. What they say is returned.
+        A rank that says leaving, or answers, lives; a silent one is the dead one. What they send is returned.
         """
         heard: list[tuple[int, Upward]] = []
         silent = {rank for rank in self._identities if rank not in self.gone}

@@ -26,7 +26,7 @@ class AnyHello(Struct, frozen=True, tag="hello"):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """My worker stands at the gate of this trial; `offer` counts if I am the first of my group, or it `shares`."""
+    """My worker reached the barrier of this trial; `offer` counts if I am the first of my group, or it `shares`."""
 
     trial: int
     offer: str
@@ -48,7 +48,7 @@ class Partial(Struct, frozen=True, tag="partial"):
 
 
 class Leaving(Struct, frozen=True, tag="leaving"):
-    """I was told to leave by this signal: I am a bystander."""
+    """I was told to leave by this signal, so I am not at fault."""
 
     signal: int
 
@@ -96,7 +96,7 @@ class RunTrial(Struct, frozen=True, tag="order"):
 
     @classmethod
     def to(cls, group: tuple[int, ...], trial: Trial) -> "RunTrial":
-        """The order for each rank of a group."""
+        """The message for each rank of a group."""
         runs: list[tuple[int, int]] = []
         for rank in group:
             if runs and runs[-1][1] == rank - 1:
@@ -112,7 +112,7 @@ class RunTrial(Struct, frozen=True, tag="order"):
 
 
 class BarrierOpen(Struct, frozen=True, tag="open"):
-    """The gate of this trial opens; the first rank of your group is at `host` and offers `offer`.
+    """The barrier of this trial opens; the first rank of your group is at `host` and offers `offer`.
 
     `peers` holds host and offer of every rank of the group, where the check asked for them.
     """

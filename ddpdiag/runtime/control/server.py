@@ -53,7 +53,7 @@ class ControlServer:
     """Rank 0's end. Identities are ZeroMQ's; a rank is bound to one by the coordinator.
 
     `arrival` is this process's own: where a control server of this run listens already, that one refuses it, and
-    RunLost is raised. `job_port` is a second door, if it is free.
+    RunLost is raised. `job_port` is a second port, if it is free.
     """
 
     def __init__(
@@ -114,23 +114,23 @@ class ControlServer:
             if message is not None:
                 yield frames[0], message
 
-    def close_door(self) -> None:
+    def close_job_port(self) -> None:
         """Give back the job's port, if we have it; who came in through it stays."""
         if self._relay is not None:
-            self._relay.close_door()
+            self._relay.close_job_port()
             self._relay = None
 
     def close(self) -> None:
         """Close, after a moment for last words."""
-        self.close_door()
+        self.close_job_port()
         self._socket.close(linger=LAST_WORDS_MS)
 
 
 def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
     """If this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
-    link = greet(("127.0.0.1", port), wire, arrival, 1.0)
-    if link is not None:
-        link.close()
+    client = greet(("127.0.0.1", port), wire, arrival, 1.0)
+    if client is not None:
+        client.close()
         raise RunLost(
             f"another process of this run is rank 0 already ({holder_of(port) or 'gone by now'}); each process needs "
             "its own rank, and each job on a host its own --master-port (or --run-id)",
@@ -153,17 +153,17 @@ class Relay:
 
     def __init__(self, port: int, target: int) -> None:
         self._target = target
-        self._door = _listen(port)
+        self._listener = _listen(port)
         self._closed = threading.Event()
         self._peers: dict[socket.socket, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._bell, ringing = socket.socketpair()
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(ringing, selectors.EVENT_READ)
         self._ringing = ringing
         threading.Thread(target=self._serve, name="relay", daemon=True).start()
 
-    def close_door(self) -> None:
+    def close_job_port(self) -> None:
         """Free the port; connections stay."""
         with contextlib.suppress(OSError):
             self._bell.send(b"x")
@@ -176,21 +176,21 @@ class Relay:
                 match key.fileobj:
                     case self._ringing:
                         self._shut()
-                    case self._door:
+                    case self._listener:
                         self._accept()
                     case socket.socket() as source if source in self._peers:
                         self._pass_on(source)
         self._selector.close()
 
     def _shut(self) -> None:
-        for end in (self._ringing, self._door):
+        for end in (self._ringing, self._listener):
             self._selector.unregister(end)
             end.close()
         self._closed.set()
 
     def _accept(self) -> None:
         try:
-            outside, _address = self._door.accept()
+            outside, _address = self._listener.accept()
         except OSError:  # gone again, or too many open files
             time.sleep(0.01)
             return

@@ -34,7 +34,7 @@ def _parts(checks: Sequence[AnyCheck], kind: Kind | None = None) -> list[tuple[S
 
 
 class Coordinator:
-    """One run, from the first hello to the farewell.
+    """One run, from the first hello to the shutdown.
 
     `told_to_leave` gives the signal that this process got, or None.
     """
@@ -84,7 +84,7 @@ class Coordinator:
 
     def _note(self, line: Line) -> None:
         self._lines.append(line)
-        self._progress.noted(line)
+        self._progress.saw_line(line)
 
     def recording(self) -> Recording:
         """The run so far."""
@@ -107,7 +107,7 @@ class Coordinator:
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
-        return self._membership.farewell(exit_code, sentence)
+        return self._membership.shut_down(exit_code, sentence)
 
     @property
     def _unable(self) -> set[int]:
@@ -138,7 +138,7 @@ class Coordinator:
             for check in checks:
                 self._run_check(check, is_last=is_last)
         except BudgetSpent:
-            spent = True  # noted where it was raised
+            spent = True  # recorded where it was raised
         self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
         return spent
 
@@ -233,7 +233,7 @@ class Coordinator:
         slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
         dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
-            self._membership.send(rank, dispatched.order(rank))
+            self._membership.send(rank, dispatched.run_trial(rank))
         self._progress.trial_began(trial, importing=importing)
         try:
             while dispatched.pending:
@@ -302,12 +302,12 @@ class Coordinator:
                 self._membership.send(rank, stop)
 
     def _repeat(self, dispatched: DispatchedTrial) -> None:
-        """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
+        """Say again, now and then, what may have been lost: a message is obeyed once, however often it comes."""
         if not dispatched.repeat_is_due():
             return
         for rank in dispatched.pending - self._membership.gone:
             if not dispatched.is_at_barrier(rank):
-                self._membership.send(rank, dispatched.order(rank))
+                self._membership.send(rank, dispatched.run_trial(rank))
             elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))
 

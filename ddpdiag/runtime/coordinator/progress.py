@@ -69,7 +69,7 @@ class ProgressReporter:
         hosts = {arrival.host for arrival in arrivals.values()}
         self._tell(news.Gathered(ranks=len(arrivals), hosts=len(hosts), missing=_missing(arrivals, world_size)))
 
-    def noted(self, line: Line) -> None:
+    def saw_line(self, line: Line) -> None:
         """The first of each kind of what changes the run's course: a job's end takes all ranks with it."""
         if isinstance(line, Event) and line.kind not in self._happened and (text := _happened(line)):
             self._happened.add(line.kind)

@@ -54,7 +54,7 @@ class Handover:
             raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
         explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
-        self._readers = tuple(cut_off(explained))
+        self._readers = tuple(unreachable_ranks(explained))
         return explained
 
     def close(self, shutdown: Shutdown) -> None:
@@ -63,7 +63,7 @@ class Handover:
             self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
 
 
-def cut_off(lines: Sequence[Line]) -> list[int]:
+def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
     """Lost ranks that may live: their hosts do not answer, so perhaps the way to them is cut."""
     hosts = {line.place.rank: line.host for line in lines if isinstance(line, Arrival)}
     lost = [line for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST and not line.answers]
@@ -224,7 +224,7 @@ def _event(known: Recording, rank: int, seconds: float) -> Event:
 
 
 def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
-    """Their part in the trial that was running; who said that it was told to leave is a bystander."""
+    """Their part in the trial that was running; one that said that it was told to leave is not at fault."""
     heard = {(outcome.trial, outcome.rank) for outcome in known.outcomes}
     leaving = _ranks(known, EventKind.LEAVING) - _ranks(known, EventKind.LOST)
     for trial in known.trials:

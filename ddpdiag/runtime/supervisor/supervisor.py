@@ -73,12 +73,12 @@ class Supervisor(TrialRunner):
             self._wait()
             frozen = frozen_seconds(before, time.monotonic())
             client.heard += frozen
-            if self.running is not None:
-                self.running.deadline += frozen
+            if self.running_trial is not None:
+                self.running_trial.deadline += frozen
             for message in client.receive():
                 self._handle(message)
-            if self.running is not None:
-                self.watch(self.running)
+            if self.running_trial is not None:
+                self.watch(self.running_trial)
             self._watch_rank_0()
         self._survivors = self.end_children()  # told once more by whoever called us
         client.send(messages.Pong())
@@ -111,8 +111,8 @@ class Supervisor(TrialRunner):
             poller.register(self._fork_server.channel, zmq.POLLIN)
         if self._signals is not None:
             poller.register(self._signals.woken, zmq.POLLIN)
-        if self.running is not None:
-            poller.register(self.running.worker.channel, zmq.POLLIN)
+        if self.running_trial is not None:
+            poller.register(self.running_trial.worker.channel, zmq.POLLIN)
         ready = dict(poller.poll(self._patience_ms()))
         if not self._fork_server.closed and self._fork_server.channel.fileno() in ready:
             self._read_fork_server()
@@ -120,20 +120,20 @@ class Supervisor(TrialRunner):
             self._signals.drain()
             if self._signals.told is not None:
                 self._leave(self._signals.told)
-        if self.running is not None and self.running.worker.channel.fileno() in ready:
-            self.read(self.running)
+        if self.running_trial is not None and self.running_trial.worker.channel.fileno() in ready:
+            self.read(self.running_trial)
 
     def _read_fork_server(self) -> None:
-        importing, running = self._fork_server.import_seconds is None, self.running
+        importing, running_trial = self._fork_server.import_seconds is None, self.running_trial
         self._fork_server.receive()
         imported = importing and self._fork_server.import_seconds is not None
-        if imported and running is not None and isinstance(running.worker, ForkedWorker):
-            running.torch_imported(time.monotonic())
+        if imported and running_trial is not None and isinstance(running_trial.worker, ForkedWorker):
+            running_trial.torch_imported(time.monotonic())
 
     def _patience_ms(self) -> int:
-        if self.running is None:
+        if self.running_trial is None:
             return 500
-        return round(1000 * min(0.5, max(0.0, self.running.deadline - time.monotonic()) + 0.001))
+        return round(1000 * min(0.5, max(0.0, self.running_trial.deadline - time.monotonic()) + 0.001))
 
     def _handle(self, message: messages.Downward) -> None:
         match message:
@@ -158,8 +158,8 @@ class Supervisor(TrialRunner):
 
     def _pong(self) -> messages.Pong | messages.Ready | messages.Result:
         """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
-        if self.running is not None and self.running.ready is not None and not self.running.opened:
-            return self.running.ready
+        if self.running_trial is not None and self.running_trial.ready is not None and not self.running_trial.opened:
+            return self.running_trial.ready
         return self._unacknowledged or messages.Pong()
 
     # Trials ----------------------------------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ class Supervisor(TrialRunner):
     def _lose_rank_0(self, silent_seconds: float) -> None:
         """Into our own record: that rank 0 is gone, and how far our trial had come."""
         self._record.mark("candidate")  # at once: ending a hung trial takes seconds
-        if self.running is not None:
-            self.expire(self.running, told=True)
+        if self.running_trial is not None:
+            self.expire(self.running_trial, told=True)
         detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"
         self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
 

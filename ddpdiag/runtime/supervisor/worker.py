@@ -92,7 +92,7 @@ class WorkerContext:
         return Opening(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
-        """The same gate, but everybody learns everybody's offer."""
+        """The same barrier, but all ranks learn all offers."""
         return tuple(
             Opening(host, own) for host, own in self._wait_at_barrier(BarrierReached(offer, shares=True)).peers
         )

@@ -10,7 +10,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Way
-from ddpdiag.model.measurements import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 
 D = TypeVar("D")
 
@@ -26,7 +26,7 @@ class View(Struct, frozen=True, kw_only=True):
     alone: bool
     gpus: Mapping[int, GpuCopies]
     pairs: Mapping[Way, PairCopies]
-    both: tuple[BothWays, ...]
+    both: tuple[BothDirections, ...]
     ring_bytes_per_s: float | None
     done: int
     jobs: int
