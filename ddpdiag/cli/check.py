@@ -25,13 +25,14 @@ from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.news import Listener
 from ddpdiag.model.options import Snapshot
 from ddpdiag.model.recording import Line
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.variables import expanded
-from ddpdiag.render.terminal.live import Listener, Silent, listener
+from ddpdiag.render.terminal.live import Silent, listener
 from ddpdiag.render.terminal.streams import Display, display_of
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked, Launch

@@ -6,7 +6,7 @@ then `StageEnded`. `Happened` may come at any time. Another rank tells `Seeking`
 `Waiting`, `Pending` and `Seeking` are told once a second, so that who has no clock of its own gets one.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -124,3 +124,13 @@ News: TypeAlias = (
     | Seeking
     | Joined
 )
+
+
+class Listener(Protocol):
+    """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
+
+    def tell(self, news: News) -> None:
+        """Something new."""
+
+    def close(self) -> None:
+        """Nothing more will come; what was drawn is taken away."""

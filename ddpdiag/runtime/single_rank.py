@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 from ddpdiag.checks.api import Check
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind
+from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
-from ddpdiag.runtime.coordinator.progress import Listener
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.ipc import StepPage
