@@ -150,8 +150,9 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         raise UsageError(f"--depth {asked.depth}: expected one of {', '.join(depths)}")
     gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
     budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
+    leads = launch.place.rank == 0
     # Rank 0 has the say over the budget, and thousands of ranks need not ask.
-    left = job_left_seconds(os.environ) if launch.place.rank == 0 else None
+    left = job_left_seconds(os.environ) if leads else None
     return Options(
         depth=Depth(asked.depth),
         stages=split(asked.stage),
@@ -168,8 +169,9 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         strict=outputs.strict,
         port_range=_port_range(port_range),
         uses_workarounds=outputs.env_file is not None,
-        topology=_topology(asked.topology, launch),
-        baseline=_baseline(asked.baseline, launch),
+        # Rank 0 plans and judges: these files need not be on other hosts.
+        topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
+        baseline=_read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
         need_nodes=outputs.need_nodes,
         settings=thresholds(asked.set_),
     )
@@ -227,15 +229,7 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     return absolute
 
 
-def _topology(path: str | None, launch: Launch) -> dict[str, str]:
-    """Rank 0 plans and judges: the file need not be on other hosts."""
-    return {} if path is None or launch.place.rank != 0 else read_topology(path)
-
-
-def _baseline(path: str | None, launch: Launch) -> Snapshot | None:
-    """Rank 0 judges: the file need not be on other hosts."""
-    if path is None or launch.place.rank != 0:
-        return None
+def _read_baseline(path: str) -> Snapshot:
     from ddpdiag.judgement.saved_report import read_baseline
 
     return read_baseline(path)

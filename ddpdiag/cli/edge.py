@@ -52,7 +52,7 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         complain(str(error))
         return error.exit_code
     except SystemExit as leaving:
-        return _code(leaving)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -113,10 +113,6 @@ def _flush() -> None:
         raise
     except (OSError, ValueError):
         return
-
-
-def _code(leaving: SystemExit) -> int:
-    return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
 
 
 def _reader_left() -> int:

@@ -49,11 +49,9 @@ def run(asked: HostOptions, outputs: Outputs) -> int:
 
 def codes(*, torch: bool) -> tuple[str, ...]:
     """The checks that run, in the order of the list of checks."""
-    return tuple(sorted((*WITHOUT_TORCH, *(WITH_TORCH if torch else ())), key=_stage_first))
-
-
-def _stage_first(code: str) -> tuple[int, str]:
-    return list(Stage).index(by_code(code).stage), code
+    stages = list(Stage)
+    wanted = (*WITHOUT_TORCH, *(WITH_TORCH if torch else ()))
+    return tuple(sorted(wanted, key=lambda code: (stages.index(by_code(code).stage), code)))
 
 
 def _options(asked: HostOptions, outputs: Outputs) -> Options:

@@ -34,7 +34,7 @@ from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
 from ddpdiag.runtime.launchers.environment import worker_variables
 from ddpdiag.runtime.launchers.launch import Launch, own_arrival
 from ddpdiag.runtime.launchers.slurm import leaf_of
-from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, Successor
+from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, verdict_without_rank_0
 from ddpdiag.runtime.record.record import Record, RecordCopy, folder_name, run_folder
 from ddpdiag.runtime.record.shared_folder import NoteReader, NoteWriter, shared_folder
 from ddpdiag.runtime.supervisor.processes import Signals
@@ -173,7 +173,7 @@ def _verdict_without_rank_0(run: Run, header: Header, record: Record, begin: flo
     if shared is None:
         raise lost
     record.mark("ready")
-    obtained = Successor(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).obtain()
+    obtained = verdict_without_rank_0(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None))
     if obtained is None:
         raise lost
     shutdown, sentence = obtained

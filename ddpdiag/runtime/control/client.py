@@ -179,23 +179,19 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
     ports: dict[str, list[str]] = {}
     for port, said in met.items():
         ports.setdefault(said, []).append(str(port))
-    unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
     if ports:
-        why = "; ".join(said.format(ports=_ports_text(own)) for said, own in ports.items())
+        texts = {said: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for said, own in ports.items()}
+        why = "; ".join(said.format(ports=text) for said, text in texts.items())
         if _SENTENCES[Reach.DROPPED] in ports:
             why += "; open one of these ports, or name an open one with --board-port"
         if not ports.keys().isdisjoint({*_UNTRUSTED.values(), _NO_SECRET_YET}):
             why += f"; {SHARE_A_SECRET}"
     else:
-        why = _SENTENCES[unresolved]
+        why = _SENTENCES[Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME]
     return (
         f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {endpoint.host} "
         f"within {endpoint.wait_seconds:g} s: {why}"
     )
-
-
-def _ports_text(ports: Sequence[str]) -> str:
-    return f"TCP {'port' if len(ports) == 1 else 'ports'} {', '.join(ports)}"
 
 
 def mechanism(where: tuple[str, int]) -> str:

@@ -216,8 +216,10 @@ class Membership:
             if rank is None:
                 continue
             self._heard[rank] = self.clock()
-            if isinstance(message, Leaving):
-                self._note_leaving(rank, message.signal)
+            if isinstance(message, Leaving) and rank not in self.leaving:
+                self.leaving.add(rank)
+                self._first_signal = message.signal if self._first_signal is None else self._first_signal
+                self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(message.signal)))
             yield rank, message
 
     def _greet(self, identity: bytes, arrival: Arrival) -> None:
@@ -239,11 +241,10 @@ class Membership:
                 self._note(event)
             self._server.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
-            late = f"rank {rank} came {self.now():.1f} s after the start, when the run "
             told = self.signal
-            late += "had begun without it" if told is None else "had been told to end"
-            code = ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)
-            self._server.send(identity, Refused(late, code))
+            state = "had begun without it" if told is None else "had been told to end"
+            late = f"rank {rank} came {self.now():.1f} s after the start, when the run {state}"
+            self._server.send(identity, Refused(late, ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)))
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
                 self._note(other)
@@ -262,12 +263,6 @@ class Membership:
         self._note(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
         sentence = f"rank {int(rank)} runs ddpdiag {other}, rank 0 {own}; install one version on all hosts"
         self._server.send(identity, Refused(sentence, ExitCode.UNKNOWN))
-
-    def _note_leaving(self, rank: int, signum: int) -> None:
-        if rank not in self.leaving:
-            self.leaving.add(rank)
-            self._first_signal = signum if self._first_signal is None else self._first_signal
-            self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(signum)))
 
     def _lose(self, rank: int, why: str) -> None:
         self.lost.add(rank)

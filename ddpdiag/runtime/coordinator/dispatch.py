@@ -116,13 +116,9 @@ class DispatchedTrial:
 
     def awaited(self) -> set[int]:
         """Ranks that keep others waiting at the barrier; if no rank is at one, all without an outcome."""
-        late = {rank for rank in self.pending if rank not in self._offers and self._group_reached_barrier(rank)}
+        begun = {index for index, group in enumerate(self.trial.groups) if self._missing[index] < len(group)}
+        late = {rank for rank in self.pending if rank not in self._offers and self._index[rank] in begun}
         return late or set(self.pending)
-
-    def _group_reached_barrier(self, rank: int) -> bool:
-        """Has any rank of this rank's group reached the barrier?"""
-        index = self._index[rank]
-        return self._missing[index] < len(self.trial.groups[index])
 
     def index_of(self, rank: int) -> int:
         """Which of the trial's groups it is in."""

@@ -70,45 +70,39 @@ def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
     return [e.rank for e in lost if e.rank is not None and hosts.get(e.rank) not in (None, hosts.get(0))]
 
 
-class Successor:
-    """Another rank's side, when rank 0 is lost. `begin` is when this process started, on the monotonic clock."""
+def verdict_without_rank_0(
+    shared: SharedFolder,
+    header: Header,
+    begin: float,
+    at: Rank0Address,
+    publish: Callable[[Sequence[Line]], Published],
+) -> tuple[Shutdown, str] | None:
+    """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself.
 
-    def __init__(
-        self,
-        shared: SharedFolder,
-        header: Header,
-        begin: float,
-        at: Rank0Address,
-        publish: Callable[[Sequence[Line]], Published],
-    ) -> None:
-        self._shared = shared
-        self._header = header
-        self._begin = begin
-        self._at = at
-        self._publish = publish
-        self._made: Published | None = None
+    `begin` is when this process started, on the monotonic clock.
+    """
+    made: list[Published] = []
 
-    def obtain(self) -> tuple[Shutdown, str] | None:
-        """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself."""
-        shutdown = Election(self._shared, self._header.writer, self._take_over).run()
-        if shutdown is None:
-            return None
-        if self._made is None:
-            return shutdown, f"the verdict came through {self._shared.folder.parent}: {shutdown.sentence}"
-        if not self._made.complete:
-            return shutdown, f"the records of the run stay in {self._shared.folder}"
-        with contextlib.suppress(TimeoutError):
-            ThreadPoolExecutor(1).submit(self._shared.remove).result(DEADLINES.remove_shared)
-        return shutdown, "the report is made here"
-
-    def _take_over(self, candidates: tuple[int, ...]) -> Shutdown:
+    def take_over(candidates: tuple[int, ...]) -> Shutdown:
         # Rank 0's own lines first, which count: it settled places and times.
-        lines = read_lines([self._shared.folder / RUN, *sorted(self._shared.folder.glob("rank-*.jsonl"))])
-        known = list(without_rank_0(lines, self._header, candidates, time.monotonic() - self._begin))
-        self._made = self._publish(with_host_answers(known, self._header.writer, self._at.host, self._at.port))
+        lines = read_lines([shared.folder / RUN, *sorted(shared.folder.glob("rank-*.jsonl"))])
+        known = list(without_rank_0(lines, header, candidates, time.monotonic() - begin))
+        published = publish(with_host_answers(known, header.writer, at.host, at.port))
+        made.append(published)
         nonces = {line.place.rank: line.nonce for line in known if isinstance(line, Arrival)}
         gone = {rank: nonce for rank, nonce in nonces.items() if rank not in candidates}
-        return Shutdown(self._made.report.exit_code, self._made.report.sentence, gone)
+        return Shutdown(published.report.exit_code, published.report.sentence, gone)
+
+    shutdown = Election(shared, header.writer, take_over).run()
+    if shutdown is None:
+        return None
+    if not made:
+        return shutdown, f"the verdict came through {shared.folder.parent}: {shutdown.sentence}"
+    if not made[0].complete:
+        return shutdown, f"the records of the run stay in {shared.folder}"
+    with contextlib.suppress(TimeoutError):
+        ThreadPoolExecutor(1).submit(shared.remove).result(DEADLINES.remove_shared)
+    return shutdown, "the report is made here"
 
 
 # The election --------------------------------------------------------------------------------------------------------
@@ -165,7 +159,8 @@ class Election:
 
     def _wait_for_verdict(self, seconds: float) -> Shutdown | None:
         end = time.monotonic() + seconds
-        pause = self._pause()
+        candidates = len(self._shared.ranks("candidate", self._rank))
+        pause = max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
         while True:
             self._shared.refresh(self._rank)  # or NFS would go on saying that there is no such file
             if (verdict := self._shared.verdict()) is not None:
@@ -176,17 +171,12 @@ class Election:
                 return None
             time.sleep(pause)
 
-    def _pause(self) -> float:
-        candidates = len(self._shared.ranks("candidate", self._rank))
-        return max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
-
     def _lead(self, turn: int, candidates: tuple[int, ...]) -> Shutdown | None:
         end = time.monotonic() + self._turns.ready
         while not set(candidates) <= set(self._shared.ranks("ready", self._rank)) and time.monotonic() < end:
             time.sleep(self._turns.look)
-        if (
-            max(self._shared.ranks("leader", self._rank), default=-1) != turn
-        ):  # we stood still, and the next one went on
+        if max(self._shared.ranks("leader", self._rank), default=-1) != turn:
+            # This process stood still, and the next one went on.
             return self._wait_for_verdict(self._turns.turn)
         shutdown = self._take_over(candidates)
         self._shared.write_verdict(shutdown)
@@ -200,27 +190,23 @@ def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...
     recording = structs.replace(
         known,
         header=structs.replace(known.header, writer=header.writer),
-        events=(*known.events, *(_event(known, rank, seconds) for rank in _lost(known, candidates))),
+        events=(*known.events, *_lost(known, candidates, seconds)),
         outcomes=(*known.outcomes, *_unheard(known, {0, *known.arrivals} - {*candidates})),
         end=End(seconds=seconds),
     )
     return disassemble(recording)
 
 
-def _lost(known: Recording, candidates: tuple[int, ...]) -> list[int]:
+def _lost(known: Recording, candidates: tuple[int, ...], seconds: float) -> Iterator[Event]:
     told = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
-    return [rank for rank in known.arrivals if rank not in candidates and rank not in told]
+    for rank, arrival in known.arrivals.items():
+        if rank not in candidates and rank not in told:
+            why, node = "it left no sign after rank 0 was lost", arrival.place.node
+            yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail=why)
 
 
 def _ranks(known: Recording, kind: EventKind) -> set[int | None]:
     return {event.rank for event in known.events if event.kind is kind}
-
-
-def _event(known: Recording, rank: int, seconds: float) -> Event:
-    node = known.arrivals[rank].place.node
-    return Event(
-        kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail="it left no sign after rank 0 was lost"
-    )
 
 
 def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:

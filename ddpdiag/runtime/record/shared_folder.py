@@ -76,11 +76,9 @@ class SharedFolder:
     def claim(self, turn: int, rank: int) -> bool:
         """Take rank 0's place; only one rank can in each turn."""
         try:
-            descriptor = os.open(self.folder / f"leader-{turn}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            append(self.folder / f"leader-{turn}", b"%d" % rank, os.O_EXCL)
         except FileExistsError:
             return False
-        os.write(descriptor, b"%d" % rank)
-        os.close(descriptor)
         return True
 
     def heartbeat(self) -> bytes:
@@ -89,10 +87,6 @@ class SharedFolder:
             return (self.folder / _HEARTBEAT).read_bytes()
         except FileNotFoundError:
             return b""
-
-    def write_heartbeat(self) -> None:
-        """Rank 0 lives."""
-        (self.folder / _HEARTBEAT).write_text(str(time.monotonic()))
 
     def verdict(self) -> Shutdown | None:
         """The verdict, once there is one."""
@@ -165,7 +159,7 @@ class SharedRunLog:
     def _catch_up(self, folder: Path) -> None:
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat_due = time.monotonic() + _HEARTBEAT_SECONDS
-            self._shared.write_heartbeat()
+            (folder / _HEARTBEAT).write_text(str(time.monotonic()))
         lines = self._lines()
         if len(lines) > self._written:
             append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
@@ -185,9 +179,9 @@ def _within(seconds: float, ask: Callable[[], bool]) -> bool | None:
         return None
 
 
-def append(path: Path, data: bytes) -> None:
-    """Add to a file of ours, and close it, so that others see it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def append(path: Path, data: bytes, flags: int = 0) -> None:
+    """Add to a file of this user, and close it, so that others see it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
     try:
         os.write(descriptor, data)
     finally:
@@ -239,13 +233,8 @@ class NoteWriter:
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the note is lost, not the run
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            if not _is_ours(self._folder):
-                return
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            try:
-                os.write(descriptor, data)
-            finally:
-                os.close(descriptor)
+            if _is_ours(self._folder):
+                append(self._path, data, os.O_EXCL)
 
     def remove(self) -> None:
         """Remove it."""

@@ -128,7 +128,7 @@ class Supervisor(TrialRunner):
         self._fork_server.receive()
         imported = importing and self._fork_server.import_seconds is not None
         if imported and running_trial is not None and isinstance(running_trial.worker, ForkedWorker):
-            running_trial.torch_imported(time.monotonic())
+            running_trial.note_time("import")
 
     def _patience_ms(self) -> int:
         if self.running_trial is None:

@@ -42,13 +42,9 @@ class RunningTrial:
             self._first_use_left -= more
             self.deadline += more
 
-    def reached_barrier(self, now: float) -> None:
-        """The worker waits for its group."""
-        self._times["arrive"] = now - self.begin
-
-    def torch_imported(self, now: float) -> None:
-        """torch is imported, for which the trial had to wait so long."""
-        self._times["import"] = now - self.begin
+    def note_time(self, kind: str) -> None:
+        """Note how long it took until now: "import", until torch was imported; "arrive", until it waits for peers."""
+        self._times[kind] = time.monotonic() - self.begin
 
     def ended(self, answer: TrialEnded, now: float) -> Outcome:
         """The worker ended the trial by itself."""
@@ -155,7 +151,7 @@ class TrialRunner(ABC):
         """Take in what the worker has sent."""
         match running_trial.worker.receive():
             case BarrierReached(offer, shares):
-                running_trial.reached_barrier(time.monotonic())
+                running_trial.note_time("arrive")
                 running_trial.ready = Ready(running_trial.trial.number, offer, shares)
                 self.report(running_trial.ready)
             case Incomplete():
