@@ -21,7 +21,7 @@ from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.terminal.live import Silent
-from ddpdiag.runtime.launchers.launch import own_arrival
+from ddpdiag.runtime.launchers.environment import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals

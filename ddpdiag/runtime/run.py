@@ -31,8 +31,8 @@ from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_p
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
-from ddpdiag.runtime.launchers.environment import worker_variables
-from ddpdiag.runtime.launchers.launch import Launch, own_arrival
+from ddpdiag.runtime.launchers.environment import own_arrival
+from ddpdiag.runtime.launchers.launch import Launch, worker_variables
 from ddpdiag.runtime.launchers.slurm import leaf_of
 from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, verdict_without_rank_0
 from ddpdiag.runtime.record.record import Record, RecordCopy, folder_name, run_folder

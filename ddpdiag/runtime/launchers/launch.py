@@ -5,18 +5,13 @@ are rows of `LAUNCHERS`; Slurm needs more (slurm.py).
 """
 
 import hashlib
-import os
 import re
-import secrets
 from collections.abc import Mapping
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Arrival, Place
-from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
-from ddpdiag.probes.host.procfs import boot_id, proc_root
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.model import Place
 
 TORCH_PORT = 29500  # the default of torchrun and of torch.distributed.launch
 
@@ -60,12 +55,6 @@ def agreed(variable: Given | None, given: Given | None) -> Given | None:
     if variable and given and variable.value != given.value:
         raise UsageError(f"{given} contradicts {variable}: expected the same, or only one of them.")
     return variable or given
-
-
-def confirmed(variable: Given, given: Given | None) -> Given:
-    """A value that is there, and that the command line does not contradict."""
-    agreed(variable, given)
-    return variable
 
 
 def needed(found: Given | None, name: str, because: object, expected: str) -> Given:
@@ -178,6 +167,18 @@ PMI = Names(
 LAUNCHERS = (TORCHRUN, OPEN_MPI, PMIX, PMI)
 
 
+# What torchrun says beyond `Place`; workers see it unchanged.
+TORCHRUN_EXTRAS = (
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+)
+
+
 class Asked(Struct, frozen=True, kw_only=True):
     """What the command line says; `None` means not given."""
 
@@ -231,18 +232,36 @@ class Launch(Struct, frozen=True, kw_only=True):
         return self.on_loopback or self.place.local_world_size == self.place.world_size
 
 
-def own_arrival(place: Place) -> Arrival:
-    """This process's arrival, as far as it knows itself; whoever leads the run adds when it came, and from where."""
-    return Arrival(
-        place=place,
-        host_id=boot_id(),
-        pid=os.getpid(),
-        address="",
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
-        pci_gpus=pci_gpus(sys_root(os.environ)),
-        nonce=secrets.token_hex(4),
-        cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
-    )
+def places(launch: Launch) -> tuple[Place, ...]:
+    """The places of all ranks that this process stands for."""
+    first = launch.place
+    if not launch.ranks:
+        return (first,)
+    return tuple(structs.replace(first, rank=rank, local_rank=index) for index, rank in enumerate(launch.ranks))
+
+
+def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str, str]:
+    """torchrun's variables for a worker, whatever launched it; what nobody knows is left out, not guessed."""
+    local_size, nodes = place.local_world_size, launch.nodes
+    if nodes is None and local_size and place.world_size % local_size == 0:
+        nodes = place.world_size // local_size
+    known: dict[str, int | str | None] = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.world_size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_RANK": place.rank,
+        "ROLE_WORLD_SIZE": place.world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": launch.coordinator,
+        "MASTER_PORT": master_port,
+        "TORCHELASTIC_RUN_ID": launch.run_id,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None} | launch.given
 
 
 class Here(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ It never imports torch, and waits only on local descriptors with a time-out.
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ from ddpdiag.model import Event, EventKind, Kind, Options, Place, ProcessState, 
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
-from ddpdiag.runtime.launchers.environment import refused_override
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
 from ddpdiag.runtime.supervisor.processes import Signals
@@ -24,6 +24,27 @@ from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
 EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
+
+
+# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
+# whoever leads a run must not be able to run code in its ranks.
+_OVERRIDES = re.compile(
+    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
+    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
+    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
+    re.ASCII,
+)
+
+
+def refused_override(overrides: Mapping[str, str | None]) -> str | None:
+    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
+    for name, value in overrides.items():
+        if value is None and name.startswith("NCCL_"):
+            continue
+        setting = f"{name}={'' if value is None else value}"
+        if value is None or _OVERRIDES.fullmatch(setting) is None:
+            return setting
+    return None
 
 
 class Rank0Lost(RunLost):
