@@ -113,7 +113,7 @@ class OwnRank(TrialRunner):
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
-    def report(self, message: messages.Ready | messages.Partial | messages.Result) -> None:
+    def report(self, message: messages.BarrierReached | messages.Partial | messages.Result) -> None:
         """To the coordinator, in this process."""
         self._messages.append(message)
 

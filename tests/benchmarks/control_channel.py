@@ -32,11 +32,11 @@ from ddpdiag.runtime.control.client import ControlClient, new_socket
 from ddpdiag.runtime.control.messages import (
     Ack,
     BarrierOpen,
+    BarrierReached,
     Downward,
     Hello,
     Ping,
     Pong,
-    Ready,
     Result,
     RunTrial,
     Shutdown,
@@ -143,7 +143,7 @@ class Peers:
                 self._last["order"] = now
                 yield self._result(rank, 1)
             case RunTrial(trial):
-                yield Ready(trial.number, f"{40_000 + rank % 20_000}")
+                yield BarrierReached(trial.number, f"{40_000 + rank % 20_000}")
             case BarrierOpen(number):
                 self._last["gate"] = now
                 yield self._result(rank, number)

@@ -26,13 +26,13 @@ from ddpdiag.model.news import (
 from ddpdiag.runtime.control.membership import Patience
 from ddpdiag.runtime.control.messages import (
     BarrierOpen,
+    BarrierReached,
     Downward,
     Hello,
     Leaving,
     Partial,
     Ping,
     Pong,
-    Ready,
     Refused,
     Result,
     RunTrial,
@@ -92,7 +92,7 @@ def raises(rank: int, message: Downward) -> list[Upward]:
 def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]:
     match message:
         case RunTrial(trial):
-            return [Ready(trial.number, f"port of {rank}", shares)]
+            return [BarrierReached(trial.number, f"port of {rank}", shares)]
         case BarrierOpen():
             return [Result(Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE))]
         case _:

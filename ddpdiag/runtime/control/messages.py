@@ -5,6 +5,7 @@ from msgspec import Struct, field, structs
 
 from ddpdiag import __version__
 from ddpdiag.model import Arrival, Options, Outcome, Place, Trial
+from ddpdiag.model.trial import Opening
 
 # The largest honest message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
@@ -25,7 +26,7 @@ class AnyHello(Struct, frozen=True, tag="hello"):
     version: str = ""
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class BarrierReached(Struct, frozen=True, tag="ready"):
     """My worker reached the barrier of this trial; `offer` counts if I am the first of my group, or it `shares`."""
 
     trial: int
@@ -120,7 +121,7 @@ class BarrierOpen(Struct, frozen=True, tag="open"):
     trial: int
     host: str
     offer: str
-    peers: tuple[tuple[str, str], ...] = ()
+    peers: tuple[Opening, ...] = ()
 
 
 class Ack(Struct, frozen=True, tag="noted"):
@@ -150,5 +151,5 @@ class Shutdown(Struct, frozen=True, tag="farewell"):
     lost: dict[int, str] = field(default_factory=dict)
 
 
-Upward = Hello | Ready | Partial | Result | Leaving | Pong
+Upward = Hello | BarrierReached | Partial | Result | Leaving | Pong
 Downward = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown

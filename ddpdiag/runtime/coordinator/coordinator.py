@@ -13,7 +13,7 @@ from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outc
 from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
-from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
+from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Result, Shutdown, Stop, Upward
 from ddpdiag.runtime.coordinator.dispatch import BudgetSpent, DispatchedTrial, kept_seconds, too_late, with_number
 from ddpdiag.runtime.coordinator.progress import ProgressReporter
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -236,7 +236,7 @@ class Coordinator:
 
     def _handle(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
         match message:
-            case Ready(number, offer, shares) if number == dispatched.trial.number:
+            case BarrierReached(number, offer, shares) if number == dispatched.trial.number:
                 self._open_barrier(dispatched, dispatched.reached_barrier(rank, offer, shares=shares))
             case Partial(number, data, text) if number == dispatched.trial.number:
                 dispatched.partial[rank] = data

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Raw, structs
 
 from ddpdiag.model import Arrival, Outcome, Status, Trial
-from ddpdiag.model.trial import NOTHING
+from ddpdiag.model.trial import NOTHING, Opening
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 from ddpdiag.runtime.deadlines import DEADLINES
 
@@ -73,7 +73,7 @@ class DispatchedTrial:
             group = self.trial.groups[index]
             reached_at = addresses(group, arrivals)
             first = group[0]
-            peers = tuple((reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
+            peers = tuple(Opening(reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
             self._barriers[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
         return self._barriers[index]
 

@@ -17,7 +17,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
-from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, with_notes
+from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, with_notes, within
 
 
 class Published(NamedTuple):
@@ -100,8 +100,7 @@ def verdict_without_rank_0(
         return shutdown, f"the verdict came through {shared.folder.parent}: {shutdown.sentence}"
     if not made[0].complete:
         return shutdown, f"the records of the run stay in {shared.folder}"
-    with contextlib.suppress(TimeoutError):
-        ThreadPoolExecutor(1).submit(shared.remove).result(DEADLINES.remove_shared)
+    within(DEADLINES.remove_shared, shared.remove)
     return shutdown, "the report is made here"
 
 
@@ -136,11 +135,7 @@ class Election:
 
     def run(self) -> Shutdown | None:
         """The verdict, or None if nobody made one; it takes no longer than its turns, whatever a file server does."""
-        attempt = ThreadPoolExecutor(1).submit(self._run)
-        try:
-            return attempt.result(self._turns.total)
-        except (OSError, TimeoutError):
-            return None
+        return within(self._turns.total, self._run)
 
     def _run(self) -> Shutdown | None:
         heartbeat = self._shared.heartbeat()

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -35,6 +36,8 @@ from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES
+
+T = TypeVar("T")
 
 RUN = "run.jsonl"
 _HEARTBEAT, _VERDICT = "heartbeat", "verdict"
@@ -135,7 +138,7 @@ class SharedRunLog:
 
     def was_replaced(self, seconds: float) -> bool:
         """Did another rank take our place, while this process stood still? It wrote the report, and may be gone."""
-        return not self._over.is_set() and bool(_within(seconds, self._is_replaced))
+        return not self._over.is_set() and bool(within(seconds, self._is_replaced))
 
     def _is_replaced(self) -> bool:
         return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("leader", 0)))
@@ -150,7 +153,7 @@ class SharedRunLog:
         attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
         while not self._over.wait(_FOLLOW_SECONDS):
             attempt(self._catch_up, self._shared.folder)
-        if _within(DEADLINES.tidy, self._is_replaced):
+        if within(DEADLINES.tidy, self._is_replaced):
             return  # who took our place still reads all this, and removes it
         if self._readers:
             attempt(self._tell, self._shared.folder)
@@ -171,10 +174,10 @@ class SharedRunLog:
             self._shared.wait_for_readers(self._readers, 0, self._patience)
 
 
-def _within(seconds: float, ask: Callable[[], bool]) -> bool | None:
-    """The answer, or None if the file server gives none in time."""
+def within(seconds: float, act: Callable[[], T]) -> T | None:
+    """What `act` gives, or None if the file server does not answer in time."""
     try:
-        return ThreadPoolExecutor(1).submit(ask).result(seconds)
+        return ThreadPoolExecutor(1).submit(act).result(seconds)
     except (TimeoutError, OSError):
         return None
 

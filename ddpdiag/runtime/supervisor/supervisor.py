@@ -177,10 +177,10 @@ class Supervisor(TrialRunner):
             case messages.RunTrial() | messages.BarrierOpen() | messages.Stop():
                 self.obey(message)
 
-    def _pong(self) -> messages.Pong | messages.Ready | messages.Result:
+    def _pong(self) -> messages.Pong | messages.BarrierReached | messages.Result:
         """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
-        if self.running_trial is not None and self.running_trial.ready is not None and not self.running_trial.opened:
-            return self.running_trial.ready
+        if self.running_trial is not None and self.running_trial.reached is not None and not self.running_trial.opened:
+            return self.running_trial.reached
         return self._unacknowledged or messages.Pong()
 
     # Trials ----------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Supervisor(TrialRunner):
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
         return worker
 
-    def report(self, message: messages.Ready | messages.Partial | messages.Result) -> None:
+    def report(self, message: messages.BarrierReached | messages.Partial | messages.Result) -> None:
         """An outcome goes to our own file first, then to the control server, until that acknowledges it."""
         if isinstance(message, messages.Result):
             self._record.write(message.outcome)

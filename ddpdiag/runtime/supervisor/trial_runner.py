@@ -8,11 +8,11 @@ from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
-from ddpdiag.runtime.control.messages import BarrierOpen, Partial, Ready, Result, RunTrial, Stop
+from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, Result, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
-from ddpdiag.runtime.supervisor.ipc import BarrierReached, Incomplete, Task, TrialEnded, WorkerPartial
+from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
 from ddpdiag.runtime.supervisor.processes import how_it_ended, is_busy
 
 
@@ -28,7 +28,7 @@ class RunningTrial:
         self._first_use_left = trial.first_use_seconds
         self.log_start = worker.log.size()
         self.opened = False
-        self.ready: Ready | None = None
+        self.reached: BarrierReached | None = None
         self.partial = NOTHING
         worker.page.write(0, "")  # the worker is idle: what the page holds is of the trial before
         self._rank = rank
@@ -107,7 +107,7 @@ class TrialRunner(ABC):
         """A new worker that has these variables set or unset."""
 
     @abstractmethod
-    def report(self, message: Ready | Partial | Result) -> None:
+    def report(self, message: BarrierReached | Partial | Result) -> None:
         """Tell rank 0 how the trial goes on, or ends."""
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
@@ -150,15 +150,15 @@ class TrialRunner(ABC):
     def read(self, running_trial: RunningTrial) -> None:
         """Take in what the worker has sent."""
         match running_trial.worker.receive():
-            case BarrierReached(offer, shares):
+            case BarrierReached() as message:
                 running_trial.note_time("arrive")
-                running_trial.ready = Ready(running_trial.trial.number, offer, shares)
-                self.report(running_trial.ready)
+                running_trial.reached = message
+                self.report(message)
             case Incomplete():
                 pass
-            case WorkerPartial(data, text):
-                running_trial.partial = data
-                self.report(Partial(running_trial.trial.number, data, text))
+            case Partial() as message:
+                running_trial.partial = message.data
+                self.report(message)
             case TrialEnded() as answer:
                 self._finish(running_trial, running_trial.ended(answer, time.monotonic()))
             case None:

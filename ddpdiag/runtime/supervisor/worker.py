@@ -24,10 +24,9 @@ from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, Opening, is_first_use
 from ddpdiag.probes.host.procfs import core_seconds
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
-    BarrierReached,
     Exited,
     Forked,
     ForkServerMessage,
@@ -35,7 +34,6 @@ from ddpdiag.runtime.supervisor.ipc import (
     StepPage,
     Task,
     TrialEnded,
-    WorkerPartial,
     decode_worker_command,
     send_framed,
 )
@@ -80,7 +78,8 @@ class WorkerContext:
 
     def report(self, data: msgspec.Struct, text: str) -> None:
         """Hand over what is known so far."""
-        send_framed(self._channel, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
+        partial = Partial(self.trial.number, msgspec.Raw(codec.encode(data)), text)
+        send_framed(self._channel, msgspec.json.encode(partial))
 
     def timed(self, name: str, seconds: float) -> None:
         """Add to one of the trial's timings."""
@@ -88,19 +87,17 @@ class WorkerContext:
 
     def barrier(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group."""
-        barrier = self._wait_at_barrier(BarrierReached(offer))
+        barrier = self._wait_at_barrier(offer)
         return Opening(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
         """The same barrier, but all ranks learn all offers."""
-        return tuple(
-            Opening(host, own) for host, own in self._wait_at_barrier(BarrierReached(offer, shares=True)).peers
-        )
+        return self._wait_at_barrier(offer, shares=True).peers
 
-    def _wait_at_barrier(self, message: BarrierReached) -> BarrierOpen:
+    def _wait_at_barrier(self, offer: str, *, shares: bool = False) -> BarrierOpen:
         self.step(BARRIER_STEP)
         begin = time.monotonic()
-        send_framed(self._channel, msgspec.json.encode(message))
+        send_framed(self._channel, msgspec.json.encode(BarrierReached(self.trial.number, offer, shares)))
         barrier = _receive(self._channel)
         if not isinstance(barrier, BarrierOpen):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
