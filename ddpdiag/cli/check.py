@@ -21,12 +21,12 @@ from ddpdiag.codec import assemble, read_bytes, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
+from ddpdiag.judgement.saved_report import read_baseline
 from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.news import Listener
-from ddpdiag.model.options import Snapshot
 from ddpdiag.model.recording import Line
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
@@ -171,7 +171,7 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         uses_workarounds=outputs.env_file is not None,
         # Rank 0 plans and judges: these files need not be on other hosts.
         topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
-        baseline=_read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
+        baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
         need_nodes=outputs.need_nodes,
         settings=thresholds(asked.set_),
     )
@@ -227,12 +227,6 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     if launch.whole and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
-
-
-def _read_baseline(path: str) -> Snapshot:
-    from ddpdiag.judgement.saved_report import read_baseline
-
-    return read_baseline(path)
 
 
 def _port_range(text: str | None) -> str | None:

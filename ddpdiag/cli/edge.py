@@ -55,8 +55,10 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        return _reader_left()
+    except BrokenPipeError:  # `ddpdiag ... | head`: as a program that SIGPIPE ended
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001 - the other edge: no traceback but this one reaches a user
         if isinstance(error, OSError) and error.errno in _FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
@@ -113,13 +115,6 @@ def _flush() -> None:
         raise
     except (OSError, ValueError):
         return
-
-
-def _reader_left() -> int:
-    """`ddpdiag ... | head`: as a program that SIGPIPE ended."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
 
 
 def unparsed(code: int) -> int:

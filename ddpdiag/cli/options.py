@@ -66,7 +66,9 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     def called(context: typer.Context, **values: object) -> R:
         for name, value in values.items():
             if name != _FREE and "" in (value if isinstance(value, list) else (value,)):
-                subject = _metavar(arguments[name]) if name in arguments else spelled(name)
+                # An argument goes by the name under which users know it: "FILE".
+                metavar = get_args(arguments[name])[1].metavar.removesuffix("...") if name in arguments else None
+                subject = metavar or spelled(name)
                 raise UsageError(f"{subject}: it is empty; is a variable not set?")
         values |= {name: group.made(values, context.obj or {}) for name, group in groups.items()}
         if "context" in arguments:
@@ -92,12 +94,6 @@ class _Group:
 
 def _plain(hint: object) -> Any:  # noqa: ANN401 - a dataclass, or the type of an argument
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def _metavar(hint: object) -> str:
-    """An argument as users know it: "FILE"."""
-    metavar: str = get_args(hint)[1].metavar
-    return metavar.removesuffix("...")
 
 
 def _keyword(name: str, hint: object, default: object = Parameter.empty) -> Parameter:

@@ -248,7 +248,11 @@ def _lead(
     patience = replace(PATIENCE, lost=PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size))
     listener, header = run.listener(arrival.place), run.header(0)
     coordinator = Coordinator(server, header, run.checks, listener, lambda: signals.told, patience)
-    handover = _handover(run, arrival.nonce, coordinator.lines)
+    shared_dir, size, seconds = run.options.shared_dir, run.launch.place.world_size, run.endpoint.wait_seconds
+    handover = Handover(None, None, coordinator.lines)
+    if shared_dir is not None:
+        notes = NoteReader(shared_dir, run.name, world_size=size, wait_seconds=seconds)
+        handover = Handover(shared_folder(shared_dir, run.name, arrival.nonce), notes, coordinator.lines)
     exit_code, sentence = int(ExitCode.BUG), "rank 0 met a bug of ddpdiag; its own output says more"
     try:
         coordinator.run(run.endpoint.wait_seconds)
@@ -266,14 +270,6 @@ def _lead(
         raise error
     threads.shutdown(wait=False)
     return shutdown
-
-
-def _handover(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Handover:
-    shared_dir, wait_seconds = run.options.shared_dir, run.endpoint.wait_seconds
-    if shared_dir is None:
-        return Handover(None, None, lines)
-    notes = NoteReader(shared_dir, run.name, world_size=run.launch.place.world_size, wait_seconds=wait_seconds)
-    return Handover(shared_folder(shared_dir, run.name, nonce), notes, lines)
 
 
 def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, handover: Handover) -> Report:

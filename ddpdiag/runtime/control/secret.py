@@ -114,22 +114,18 @@ class Secrets:
             if may_appear and not self._found:
                 return None
             self._turns_to_munge()
-        if self.origin is Origin.MUNGE:
-            return self._handed_by_munge()
-        return Found(self._settled())
+        if self.origin is not Origin.MUNGE:
+            return Found(self._settled())
+        for address in resolve(self._host, self._munge_ports[0], _RESOLVE_SECONDS) or ():
+            if (there := ask_by_munge(self._run_id, address, self._munge_ports)) is not None:
+                return Found(Wire(self._run_id, there[0]), there[1])
+        return None
 
     def _turns_to_munge(self) -> bool:
         """Whether the hosts share no key file but, as hosts of Slurm, munged's key: this host's makes credentials."""
         if not self._found and self._munge_ports and _credential(b""):
             self.origin = Origin.MUNGE
         return self.origin is Origin.MUNGE
-
-    def _handed_by_munge(self) -> Found | None:
-        for address in resolve(self._host, self._munge_ports[0], _RESOLVE_SECONDS) or ():
-            there = ask_by_munge(self._run_id, address, self._munge_ports)
-            if there is not None:
-                return Found(Wire(self._run_id, there[0]), there[1])
-        return None
 
     def _take_key_file(self, *, create: bool) -> bool:
         """Whether there may still be a key: another host has made it just now, or the home did not answer in time."""

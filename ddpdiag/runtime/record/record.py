@@ -81,16 +81,15 @@ class RecordCopy:
         return self._do(lambda folder: SharedFolder(folder).mark(mark, self._rank))
 
     def remove(self) -> None:
-        """Remove the copy; rank 0, or who took its place, removes the folder."""
-        done = self._do(self._remove)
-        if done is not None:
+        """Remove the copy; rank 0, or the rank in its place, removes the folder."""
+
+        def act(folder: Path) -> None:
+            (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
+            folder.rmdir()  # empty only if rank 0 removed it while this rank was still writing
+
+        if (done := self._do(act)) is not None:
             with contextlib.suppress(TimeoutError):
                 done.result(DEADLINES.tidy)
-
-    def _remove(self, folder: Path) -> None:
-        (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # empty only if rank 0 removed it while we were still writing
-            folder.rmdir()
 
     def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
         return None if self.shared is None else self._executor.submit(attempt, act, self.shared.folder)
